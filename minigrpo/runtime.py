@@ -1,0 +1,98 @@
+"""What a notebook needs before its first idea: seed, threads, device, figure style, quiet."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def data_folder() -> Path:
+    """The folder of the shipped data: `data/` of the checkout, or the copy inside a wheel."""
+    checkout = _PACKAGE.parent / "data"
+    return checkout if (checkout / "README.md").is_file() else _PACKAGE / "data"
+
+
+def setup(seed: int = 0) -> torch.device:
+    """Prepare a notebook: the first cell of each one calls this.
+
+    Seeds torch, chooses the number of threads, sets the house style of the figures, and turns off
+    the progress bars and advice of the libraries (they write times into the output).
+
+    Environment:
+        MINIGRPO_THREADS: number of torch threads (default: OMP_NUM_THREADS if set, else one per
+            core up to two; these models are too small to use more).
+        MINIGRPO_DEVICE: where models go, such as "cuda" (default "cpu"; nothing else is ever
+            chosen by itself).
+
+    Returns:
+        The device for `model.to(device)`.
+
+    Raises:
+        ValueError: a variable that is not a number of threads or not a device.
+    """
+    torch.manual_seed(seed)
+    torch.set_num_threads(_num_threads())
+    _quiet_libraries()
+    from minigrpo import plots  # matplotlib is slow to import, and scripts do without
+
+    plots.use_house_style()
+    return _device()
+
+
+def _num_threads() -> int:
+    for name in ("MINIGRPO_THREADS", "OMP_NUM_THREADS"):
+        value = os.environ.get(name, "").strip()
+        if not value:
+            continue
+        if not value.isdecimal() or int(value) < 1:
+            raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
+        return int(value)
+    return max(1, min(2, os.cpu_count() or 1))
+
+
+def _device() -> torch.device:
+    name = os.environ.get("MINIGRPO_DEVICE", "").strip() or "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"MINIGRPO_DEVICE: expected a device of this machine, such as cpu or cuda, got {name!r}"
+        ) from error
+    return device
+
+
+def _quiet_libraries() -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Write a file so that it exists only when it is whole.
+
+    Yields a temporary path in the same folder. When the block ends, that file takes the name
+    `path` in one step (`os.replace`); when the block raises, it is removed and whatever stood at
+    `path` before still stands there.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    unfinished = Path(name)
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
