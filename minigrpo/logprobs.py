@@ -7,6 +7,7 @@ logarithms does not. All numbers are in nats.
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,11 @@ def _renormalise(log_probs: Tensor, keep: Tensor) -> Tensor:
     return torch.log_softmax(log_probs.masked_fill(~keep, -math.inf), dim=-1)
 
 
+def is_whole_number(value: object) -> bool:
+    """Whether this counts something: an int of Python or numpy; 2.0 and True do not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_sampling_settings(
     temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> None:
@@ -70,7 +76,7 @@ def check_sampling_settings(
             f"temperature: expected a finite number above 0, got {temperature} "
             "(for the likeliest token every time, use top_k=1)"
         )
-    if top_k is not None and (isinstance(top_k, bool) or int(top_k) != top_k or top_k < 1):
+    if top_k is not None and not (is_whole_number(top_k) and top_k >= 1):
         raise ValueError(f"top_k: expected a whole number of 1 or more, or None, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p: expected a number in (0, 1], or None, got {top_p}")

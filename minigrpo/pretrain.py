@@ -298,9 +298,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Train the char GPT on the real corpus and write it where `--out` says."""
     parser = argparse.ArgumentParser(prog="python -m minigrpo.pretrain", description=main.__doc__)
     parser.add_argument("--out", required=True, help="the checkpoint to write (.safetensors)")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--length", type=int, default=192)
+    parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--state", help="a file from which a killed run can go on")
     options = parser.parse_args(arguments)

@@ -13,6 +13,7 @@ from minigrpo.logprobs import (
     check_distribution,
     check_mask,
     check_sampling_settings,
+    is_whole_number,
     next_token_log_probs,
 )
 
@@ -124,7 +125,7 @@ def sample(
             no distribution.
     """
     check_sampling_settings(temperature, top_k, top_p)
-    if isinstance(max_new_tokens, bool) or int(max_new_tokens) != max_new_tokens:
+    if not is_whole_number(max_new_tokens):
         raise ValueError(f"max_new_tokens: expected a whole number, got {max_new_tokens!r}")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: expected 1 or more, got {max_new_tokens}")

@@ -1,0 +1,73 @@
+# Thin targets: the work is in tools/ and in minigrpo/. Needs python3, make and a package index.
+
+PYTHON ?= python3
+VENV := .venv
+ACTIVE := $(VENV)/bin/python
+PIP := $(ACTIVE) -m pip --disable-pip-version-check
+REQUIREMENTS := requirements.txt pyproject.toml
+
+# make course ONLY=02 and make execute ONLY=02 take that notebook alone.
+ONLY ?=
+# A package index for torch alone, such as the one of its CPU builds; everything else comes from
+# the usual one.
+TORCH_INDEX ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help course lab test execute bench checkpoint clean
+
+help:
+	@echo 'make course        execute every notebook and write readable pages to build/course/'
+	@echo 'make lab           open the notebooks in JupyterLab'
+	@echo 'make test          lint, unit tests, and every notebook compared with its stored output'
+	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
+	@echo 'make bench         measure the speed of the package'
+	@echo 'make checkpoint    train data/char_gpt.safetensors again'
+	@echo 'make clean         remove the environment and everything built or cached'
+	@echo ''
+	@echo 'ONLY=02            course, execute: this notebook alone'
+	@echo 'PYTHON=python3.12  the Python (3.10 to 3.13) that the environment .venv is made with'
+	@echo 'TORCH_INDEX=URL    install torch from this package index, such as one of CPU builds'
+
+course: $(VENV)/.installed
+	@$(ACTIVE) tools/course.py run $(if $(ONLY),--only '$(ONLY)')
+
+execute: $(VENV)/.installed
+	@$(ACTIVE) tools/course.py execute $(if $(ONLY),--only '$(ONLY)')
+
+lab: $(VENV)/.installed
+	$(ACTIVE) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_char_gpt.ipynb
+
+test: $(VENV)/.installed-dev
+	@$(ACTIVE) tools/check.py
+
+bench: $(VENV)/.installed
+	$(ACTIVE) tests/benchmarks/speed.py
+
+checkpoint: $(VENV)/.installed
+	$(ACTIVE) -m minigrpo.pretrain --out data/char_gpt.safetensors
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .pytest_cache .ruff_cache
+	find minigrpo notebooks tests tools -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+
+# Each stamp is written last, by a recipe that has gone well: what failed or was interrupted is
+# done again, and what is done is not.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) \
+	    else "minigrpo needs Python 3.10 to 3.13, but $(PYTHON) is %d.%d. Name another one: " \
+	    "make PYTHON=python3.12 ..." % v)'
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The pinned torch is resolved together with the rest: torch alone would come in another version.
+$(VENV)/.installed: $(VENV)/.created $(REQUIREMENTS)
+	$(if $(TORCH_INDEX),$(PIP) install --no-deps --index-url $(TORCH_INDEX) \
+	    "$$(sed -n 's/^\(torch==[^ ;#]*\).*/\1/p' requirements.txt)")
+	$(PIP) install -r requirements.txt
+	@touch $@
+
+# requirements.txt once more, so that the extra cannot move a pin.
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install -r requirements.txt -e '.[dev]'
+	@touch $@

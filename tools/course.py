@@ -1,0 +1,425 @@
+"""Execute the notebooks of the course without a browser.
+
+    python tools/course.py run [--only 02]        pages to read in build/course/
+    python tools/course.py execute [--only 02]    the notebooks in place, as they are committed
+
+Both execute every notebook of notebooks/ in order, each in a fresh kernel, and stop at the first
+failure with exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+from urllib.parse import unquote
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbconvert import HTMLExporter
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parent.parent
+TRACEBACK_LINES = 12  # of a failure, the last ones: they name the line and the error
+
+ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+OVERWRITTEN = re.compile(r"^.*\r(?=[^\n])", re.MULTILINE)  # what nbval drops too
+LINK = re.compile(r"""(?P<head>\b(?:href|src)=")(?P<path>[^"#?:]+)(?P<anchor>#[^"]*)?(?=")""")
+
+Progress = Callable[[int, int], None]  # called with (number of the code cell, how many there are)
+
+
+class CourseError(Exception):
+    """What went wrong, as the reader is told it."""
+
+
+# ---------------------------------------------------------------------------------------------
+# choosing and executing
+
+
+def choose(folder: Path, only: str | None = None) -> list[Path]:
+    """The notebooks of `folder` in order, or the one whose number is `only` ("02" or "2")."""
+    every = sorted(folder.glob("*.ipynb"))
+    if not every:
+        raise CourseError(f"there is no notebook in {folder}")
+    if only is None:
+        return every
+    chosen = [path for path in every if _number(path.stem) == _number(only)]
+    if not chosen:
+        names = ", ".join(path.stem for path in every)
+        raise CourseError(f"there is no notebook {only!r}; there are: {names}")
+    return chosen
+
+
+def _number(name: str) -> str:
+    """ "02_sequence_probability", "02" and "2" -> "2"."""
+    return name.split("_")[0].lstrip("0")
+
+
+def read(path: Path) -> NotebookNode:
+    """Read a notebook whose cells have ids: nbformat would make up others at each reading."""
+    try:
+        nb = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    except Exception as error:  # JSON, encoding, schema: nbformat raises them all as they come
+        raise CourseError(f"{path.name} cannot be read: {error}") from error
+    if (nb.nbformat, nb.nbformat_minor) < (4, 5):
+        raise CourseError(f"{path.name} is older than notebook format 4.5, which has cell ids")
+    return nb
+
+
+def kernel_environment() -> dict[str, str]:
+    """The environment of a kernel: imports minigrpo from any folder, draws figures inline."""
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    }
+
+
+def execute(
+    path: Path, timeout: float, progress: Progress = lambda cell, cells: None
+) -> NotebookNode:
+    """Execute the notebook at `path` in a fresh kernel, in its own folder.
+
+    Args:
+        path: the notebook; the file is left as it is.
+        timeout: seconds that one cell may take.
+        progress: called before each code cell.
+
+    Returns:
+        The executed notebook, in the form it is committed in.
+
+    Raises:
+        CourseError: names the notebook, the cell and the error.
+    """
+    nb = read(path)
+    numbers = {
+        index: number
+        for number, index in enumerate(
+            (i for i, cell in enumerate(nb.cells) if cell.cell_type == "code"), start=1
+        )
+    }
+    at: tuple[int, NotebookNode] | None = None
+
+    def starting(cell: NotebookNode, cell_index: int) -> None:
+        nonlocal at
+        if cell_index in numbers:
+            at = numbers[cell_index], cell
+            progress(numbers[cell_index], len(numbers))
+
+    client = NotebookClient(
+        nb,
+        kernel_name="python3",
+        timeout=timeout,
+        resources={"metadata": {"path": str(path.parent)}},
+        on_cell_start=starting,
+    )
+    # The log of the kernel process: its advice would break the lines of progress.
+    log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+    try:
+        client.execute(env=kernel_environment(), stderr=log)
+    except CellExecutionError as error:
+        # nbclient puts the cell's source and output first, and a line of dashes after them.
+        traceback = ANSI.sub("", error.traceback).rstrip().rpartition("-" * 18 + "\n")[2]
+        lines = traceback.splitlines()[-TRACEBACK_LINES:]
+        what = "\n".join([ANSI.sub("", f"{error.ename}: {error.evalue}"), *lines])
+        raise _failure(path, at, what) from error
+    except CellTimeoutError as error:
+        raise _failure(path, at, f"TimeoutError: no end after {timeout:g} seconds") from error
+    except DeadKernelError as error:
+        what = "DeadKernelError: the kernel died (out of memory, or interrupted?)"
+        raise _failure(path, at, "\n".join([what, *_last_lines(log)])) from error
+    except AssertionError as error:
+        # After Ctrl-C nbclient shuts the kernel down twice, and stumbles the second time.
+        raise KeyboardInterrupt from error
+    except (RuntimeError, OSError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise _failure(path, at, "\n".join([what, *_last_lines(log)])) from error
+    finally:
+        log.close()
+    return committed_form(nb)
+
+
+def _last_lines(log: TextIO) -> list[str]:
+    log.seek(0)
+    return log.read().splitlines()[-TRACEBACK_LINES:]
+
+
+def _failure(path: Path, at: tuple[int, NotebookNode] | None, what: str) -> CourseError:
+    where = f"code cell {at[0]} (id {at[1].id})" if at else "before its first code cell"
+    return CourseError(f"{path.name}, {where}: {what}")
+
+
+# ---------------------------------------------------------------------------------------------
+# the committed form
+
+
+def committed_form(nb: NotebookNode) -> NotebookNode:
+    """Reduce an executed notebook, in place, to what does not change from run to run."""
+    nb.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {
+                "display_name": "Python 3 (ipykernel)",
+                "language": "python",
+                "name": "python3",
+            },
+            "language_info": {"name": "python"},
+        }
+    )
+    for cell in nb.cells:
+        kept = {key: cell.metadata[key] for key in ("jupyter", "tags") if key in cell.metadata}
+        cell.metadata = nbformat.from_dict(kept)
+        if cell.cell_type == "code":
+            cell.outputs = merge_streams(cell.outputs)
+    return nb
+
+
+def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Join neighbouring pieces of one stream, and keep what a carriage return left visible.
+
+    Where the kernel cuts a stream depends on timing. nbval joins the pieces before it compares,
+    too, so that the stored output and a new one agree.
+    """
+    merged: list[NotebookNode] = []
+    for output in outputs:
+        last = merged[-1] if merged else None
+        if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+            last.text += output.text
+        else:
+            merged.append(output)
+    for output in merged:
+        if output.output_type == "stream":
+            output.text = OVERWRITTEN.sub("", output.text)
+    return merged
+
+
+def uncommittable(nb: NotebookNode) -> list[str]:
+    """What forbids committing an executed notebook: one sentence per finding."""
+    findings = []
+    code = [cell for cell in nb.cells if cell.cell_type == "code"]
+    for number, cell in enumerate(code, start=1):
+        where = f"code cell {number} (id {cell.id})"
+        if cell.execution_count != number:
+            findings.append(f"{where} was not executed (is it empty, or tagged to be skipped?)")
+        for output in cell.outputs:
+            if output.output_type == "stream" and output.name == "stderr":
+                findings.append(f"{where} wrote to stderr: {output.text.strip()[:300]}")
+            if output.output_type == "error" and "raises-exception" not in cell.metadata.get(
+                "tags", []
+            ):
+                findings.append(f"{where} raised {output.ename}: {output.evalue}")
+            if any("widget" in kind for kind in output.get("data", {})):
+                findings.append(f"{where} shows a widget, which a stored notebook cannot")
+    return findings
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def as_json(nb: NotebookNode) -> str:
+    """The text of a notebook file: sorted keys, indent 1, one line break at the end."""
+    return nbformat.writes(nb).rstrip("\n") + "\n"
+
+
+# ---------------------------------------------------------------------------------------------
+# pages
+
+
+def title_of(nb: NotebookNode, default: str) -> str:
+    """The first heading of a notebook."""
+    for cell in nb.cells:
+        heading = re.search(r"^# +(.+)$", cell.source, re.MULTILINE)
+        if cell.cell_type == "markdown" and heading:
+            return re.sub(r"[`*]", "", heading[1]).strip()
+    return default
+
+
+def page(nb: NotebookNode, path: Path, out: Path) -> str:
+    """The HTML page of an executed notebook, to be written to the folder `out`.
+
+    Links to the other notebooks lead to their pages, links to other files still to those files.
+    """
+    name = title_of(nb, path.stem)
+    text, _ = HTMLExporter(template_name="lab").from_notebook_node(
+        nb, resources={"metadata": {"name": name}}
+    )
+
+    def moved(link: re.Match[str]) -> str:
+        target = path.parent / unquote(html.unescape(link["path"]))
+        if not target.exists():
+            return link[0]
+        if target.parent.resolve() == path.parent.resolve() and target.suffix == ".ipynb":
+            new = f"{target.stem}.html"
+        else:
+            new = Path(os.path.relpath(target, out)).as_posix()
+        return f"{link['head']}{new}{link['anchor'] or ''}"
+
+    return LINK.sub(moved, text)
+
+
+def write_page(nb: NotebookNode, path: Path, out: Path, seconds: float) -> None:
+    """Write the executed notebook and its page to the folder `out`."""
+    nb.metadata["minigrpo"] = {"seconds": round(seconds, 1)}
+    write(out / path.name, as_json(nb))
+    write(out / f"{path.stem}.html", page(nb, path, out))
+
+
+def remove_page(path: Path, out: Path) -> None:
+    """Remove the page of a notebook and its executed copy."""
+    for suffix in (".html", ".ipynb"):
+        (out / f"{path.stem}{suffix}").unlink(missing_ok=True)
+
+
+def remove_stale(folder: Path, out: Path) -> None:
+    """Remove the pages of notebooks that have changed since, or are gone."""
+    for built in sorted({file.stem for file in out.glob("*.*")} - {"index"}):
+        source, executed = folder / f"{built}.ipynb", out / f"{built}.ipynb"
+        complete = source.exists() and executed.exists() and (out / f"{built}.html").exists()
+        if not complete or _sources(source) != _sources(executed):
+            remove_page(source, out)
+
+
+def _sources(path: Path) -> list[str]:
+    return [cell.source for cell in read(path).cells]
+
+
+def write_index(folder: Path, out: Path) -> None:
+    """Write index.html: the notebooks in order, with a link to each page there is."""
+    items = []
+    for path in choose(folder):
+        executed = out / path.name
+        if executed.exists():
+            nb = read(executed)
+            link = f'<a href="{path.stem}.html">{html.escape(title_of(nb, path.stem))}</a>'
+            items.append(f"<li>{link} ({nb.metadata.minigrpo.seconds:.0f} s)</li>")
+        else:
+            name = html.escape(title_of(read(path), path.stem))
+            items.append(f"<li>{name} (not executed yet)</li>")
+    write(
+        out / "index.html",
+        "<!DOCTYPE html>\n"
+        '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<title>minigrpo</title>\n"
+        "<style>body { font: 1.1em/1.6 sans-serif; margin: 3em auto; max-width: 40em; }</style>\n"
+        "</head>\n<body>\n<h1>minigrpo</h1>\n<ul>\n" + "\n".join(items) + "\n</ul>\n"
+        "</body>\n</html>\n",
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# the two commands
+
+
+class Line:
+    """One line per notebook: on a terminal updated in place, elsewhere only its last state."""
+
+    def __init__(self, head: str) -> None:
+        self.head = head
+        self.start = time.perf_counter()
+        self.live = sys.stdout.isatty()
+
+    def update(self, cell: int, cells: int) -> None:
+        """Say how far the notebook is."""
+        if self.live:
+            print(f"\r\x1b[K{self.head} ... cell {cell}/{cells}", end="", flush=True)
+
+    def end(self, state: str) -> None:
+        """Say what became of the notebook."""
+        if self.live:
+            print("\r\x1b[K", end="")
+        print(f"{self.head}: {state}", flush=True)
+
+    @property
+    def seconds(self) -> float:
+        """The time since the line began."""
+        return time.perf_counter() - self.start
+
+
+def each(
+    paths: list[Path], timeout: float, done: Callable[[NotebookNode, Path, float], None]
+) -> None:
+    """Execute notebooks one after the other and hand each to `done`; stop at the first failure."""
+    for number, path in enumerate(paths, start=1):
+        line = Line(f"[{number}/{len(paths)}] {path.stem}")
+        try:
+            nb = execute(path, timeout, line.update)
+            done(nb, path, line.seconds)
+        except BaseException:
+            line.end(f"stopped after {line.seconds:.1f} s")
+            raise
+        cells = sum(cell.cell_type == "code" for cell in nb.cells)
+        line.end(f"{cells} cells in {line.seconds:.1f} s")
+
+
+def run(paths: list[Path], out: Path, timeout: float) -> None:
+    """Execute notebooks and write their pages; afterwards there is no page that is out of date."""
+    folder = paths[0].parent
+    out.mkdir(parents=True, exist_ok=True)
+    remove_stale(folder, out)
+    for path in paths:
+        remove_page(path, out)
+    write_index(folder, out)
+
+    def done(nb: NotebookNode, path: Path, seconds: float) -> None:
+        write_page(nb, path, out, seconds)
+        write_index(folder, out)
+
+    each(paths, timeout, done)
+    print(f"read on: {out / 'index.html'}")
+
+
+def execute_in_place(paths: list[Path], timeout: float) -> None:
+    """Execute notebooks and store their outputs; a notebook not fit for that is left untouched."""
+
+    def done(nb: NotebookNode, path: Path, seconds: float) -> None:
+        findings = uncommittable(nb)
+        if findings:
+            raise CourseError(f"{path.name} is left as it was: " + "\n  ".join(findings))
+        write(path, as_json(nb))
+
+    each(paths, timeout, done)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("command", choices=["run", "execute"])
+    parser.add_argument("--only", metavar="NUMBER", help="one notebook, such as 02")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds per cell (600)")
+    parser.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="their folder")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "course", help="for the pages")
+    options = parser.parse_args(arguments)
+    try:
+        paths = choose(options.notebooks.resolve(), options.only)
+        if options.command == "run":
+            run(paths, options.out.resolve(), options.timeout)
+        else:
+            execute_in_place(paths, options.timeout)
+    except CourseError as error:
+        print(f"FAILED: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
