@@ -1,0 +1,269 @@
+"""tools/course.py on tiny notebooks: what it writes, what it says, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+from tools import course
+
+FIGURE = """import matplotlib.pyplot as plt
+
+plt.plot([0, 1])
+plt.show()"""
+
+
+def notebook(*sources: str, title: str = "A title", tags: tuple[str, ...] = ()) -> NotebookNode:
+    """A notebook with these code cells; `tags` are those of the last one."""
+    v4 = nbformat.v4
+    cells = [v4.new_code_cell(source, id=f"cell-{i}") for i, source in enumerate(sources, start=1)]
+    cells[-1].metadata["tags"] = list(tags)
+    links = "[two](02_two.ipynb#here) [readme](../README.md) [away](https://example.org/x.ipynb)"
+    nb = v4.new_notebook(cells=[v4.new_markdown_cell(f"# {title}\n\n{links}", id="top"), *cells])
+    nb.nbformat_minor = 5
+    return nb
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A course of two notebooks, in a checkout that has a README."""
+    (tmp_path / "README.md").touch()
+    (tmp_path / "notebooks").mkdir()
+    nbformat.write(notebook("x = 1", "x"), tmp_path / "notebooks" / "01_one.ipynb")
+    nbformat.write(notebook("2", title="Second"), tmp_path / "notebooks" / "02_two.ipynb")
+    return tmp_path / "notebooks"
+
+
+def call(command: str, folder: Path, *options: str) -> int:
+    """The exit status of the command line, on the notebooks of `folder`."""
+    out = folder.parent / "build"
+    return course.main([command, "--notebooks", str(folder), "--out", str(out), *options])
+
+
+def files(out: Path) -> list[str]:
+    """The names in a folder, none if it is not there."""
+    return sorted(path.name for path in out.glob("*")) if out.exists() else []
+
+
+# ---------------------------------------------------------------------------------------------
+# without a kernel
+
+
+def test_choose_takes_all_in_order_or_one(folder):
+    names = [path.stem for path in course.choose(folder)]
+    assert names == ["01_one", "02_two"]
+    assert [p.stem for p in course.choose(folder, "02")] == ["02_two"]
+    assert [p.stem for p in course.choose(folder, "2")] == ["02_two"]
+
+
+@pytest.mark.parametrize("command", ["run", "execute"])
+def test_unknown_number_lists_what_there_is(folder, capsys, command):
+    assert call(command, folder, "--only", "07") == 1
+    assert "no notebook '07'; there are: 01_one, 02_two" in capsys.readouterr().err
+
+
+def test_no_notebook_is_an_error(tmp_path, capsys):
+    assert call("run", tmp_path) == 1
+    assert "there is no notebook in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"nbformat": 4, "nbformat_minor": 4, "metadata": {}, "cells": []}']
+)
+def test_unreadable_notebook_is_named(folder, capsys, text):
+    (folder / "01_one.ipynb").write_text(text)
+    assert call("execute", folder) == 1
+    assert "01_one.ipynb" in capsys.readouterr().err
+
+
+def test_streams_are_merged_as_nbval_merges_them():
+    nbval = pytest.importorskip("nbval.plugin")
+    cut = ["a\n1%", "\r20%", "\r100%\nb\r\n"]
+    pieces = [*(("stdout", text) for text in cut), ("stderr", "w")]
+
+    def outputs() -> list[NotebookNode]:
+        return [nbformat.v4.new_output("stream", name=n, text=text) for n, text in pieces]
+
+    merged = course.merge_streams(outputs())
+    assert [(o.name, o.text) for o in merged] == [("stdout", "a\n100%\nb\r\n"), ("stderr", "w")]
+    assert merged == nbval.coalesce_streams(outputs())
+    assert course.merge_streams(merged) == merged
+
+
+def test_text_around_a_figure_keeps_its_place():
+    v4 = nbformat.v4
+    outputs = [
+        v4.new_output("stream", text="before\n"),
+        v4.new_output("display_data", data={"text/plain": "figure"}),
+        v4.new_output("stream", text="after\n"),
+    ]
+    assert course.merge_streams(outputs) == outputs
+
+
+def test_committed_form_drops_times_versions_and_editors():
+    nb = notebook("1", tags=("verdict",))
+    nb.metadata.update(language_info={"name": "python", "version": "3.11.7"}, widgets={}, toc={})
+    nb.cells[1].metadata.update(execution={"t": "2026"}, vscode={}, jupyter={"source_hidden": True})
+    course.committed_form(nb)
+    assert nb.metadata.language_info == {"name": "python"}
+    assert nb.metadata.kernelspec.display_name == "Python 3 (ipykernel)"
+    assert set(nb.metadata) == {"kernelspec", "language_info"}
+    assert nb.cells[1].metadata == {"jupyter": {"source_hidden": True}, "tags": ["verdict"]}
+
+
+def test_failed_write_leaves_the_file(tmp_path):
+    path = tmp_path / "page.html"
+    course.write(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        course.write(path, "new\ud800")
+    assert path.read_text() == "old"
+    assert files(tmp_path) == ["page.html"]
+
+
+class Terminal:
+    """Where a line goes, collected."""
+
+    def __init__(self, live: bool) -> None:
+        self.live, self.text = live, ""
+
+    def isatty(self) -> bool:
+        """Whether this is a terminal."""
+        return self.live
+
+    def write(self, text: str) -> None:
+        """Collect."""
+        self.text += text
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_line_is_updated_on_a_terminal_only(monkeypatch, live):
+    terminal = Terminal(live)
+    monkeypatch.setattr("sys.stdout", terminal)
+    line = course.Line("[1/2] 01_one")
+    line.update(12, 48)
+    line.end("48 cells in 3.0 s")
+    assert ("\r\x1b[K[1/2] 01_one ... cell 12/48" in terminal.text) == live
+    assert terminal.text.endswith("[1/2] 01_one: 48 cells in 3.0 s\n")
+    assert terminal.text.count("\n") == 1
+
+
+# ---------------------------------------------------------------------------------------------
+# with kernels
+
+
+@pytest.mark.kernel
+def test_run_writes_pages_and_an_index(folder, capsys, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "Agg")  # would leave the notebook without its figure
+    nbformat.write(
+        notebook("import minigrpo\n\nfile = open('../README.md')", FIGURE, title="A & B"),
+        folder / "01_one.ipynb",
+    )
+    before = (folder / "01_one.ipynb").read_bytes()
+    out = folder.parent / "build"
+    out.mkdir()
+    (out / "09_gone.html").touch()
+
+    assert call("run", folder) == 0
+
+    said = capsys.readouterr().out
+    assert re.search(r"^\[1/2\] 01_one: 2 cells in \d+\.\d s$", said, re.MULTILINE)
+    assert re.search(r"^\[2/2\] 02_two: 1 cells in \d+\.\d s$", said, re.MULTILINE)
+    names = ["01_one.html", "01_one.ipynb", "02_two.html", "02_two.ipynb", "index.html"]
+    assert files(out) == names
+    html = (out / "01_one.html").read_text(encoding="utf-8")
+    assert 'href="02_two.html#here"' in html
+    assert 'href="../README.md"' in html
+    assert 'href="https://example.org/x.ipynb"' in html
+    executed = nbformat.read(out / "01_one.ipynb", as_version=nbformat.NO_CONVERT)
+    assert executed.cells[2].outputs[0].data["image/png"] in html
+    index = (out / "index.html").read_text(encoding="utf-8")
+    assert re.search(r'<a href="01_one.html">A &amp; B</a> \(\d+ s\)', index)
+    assert re.search(r'<a href="02_two.html">Second</a> \(\d+ s\)', index)
+    assert (folder / "01_one.ipynb").read_bytes() == before
+
+    # A notebook that has changed since loses its page when another one is run.
+    nbformat.write(notebook("3", title="Changed"), folder / "02_two.ipynb")
+    assert call("run", folder, "--only", "01") == 0
+    assert files(out) == ["01_one.html", "01_one.ipynb", "index.html"]
+    assert "<li>Changed (not executed yet)</li>" in (out / "index.html").read_text()
+
+    # So does one that fails, although it has not changed; what comes after it is not run.
+    (folder.parent / "README.md").unlink()
+    assert call("run", folder) == 1
+    assert files(out) == ["index.html"]
+    assert "href" not in (out / "index.html").read_text()
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("source", "options", "error"),
+    [
+        ("def f():\n    return {}['key']\n\nf()", (), "KeyError: 'key'"),
+        ("import os\n\nos._exit(1)", (), "DeadKernelError"),
+        ("import time\n\ntime.sleep(60)", ("--timeout", "1"), "TimeoutError: no end after 1 s"),
+    ],
+)
+def test_failure_names_notebook_cell_and_error(folder, capsys, source, options, error):
+    nbformat.write(notebook("x = 1", source), folder / "01_one.ipynb")
+    before = (folder / "01_one.ipynb").read_bytes()
+    assert call("execute", folder, *options) == 1
+    printed = capsys.readouterr()
+    assert f"FAILED: 01_one.ipynb, code cell 2 (id cell-2): {error}" in printed.err
+    assert "\x1b" not in printed.err
+    assert "02_two" not in printed.out
+    assert (folder / "01_one.ipynb").read_bytes() == before
+    assert {"KeyError: 'key'": "return {}['key']"}.get(error, "") in printed.err
+
+
+@pytest.mark.kernel
+def test_execute_is_stable_byte_for_byte(folder):
+    flushes = "for i in range(3):\n    print(i, flush=True)"
+    nb = notebook("'ä'", flushes, FIGURE, "1 / 0", tags=("raises-exception",))
+    nb.cells[2].metadata["execution"] = {"iopub.status.busy": "2026-01-01T00:00:00"}
+    path = folder / "01_one.ipynb"
+    nbformat.write(nb, path)
+
+    assert call("execute", folder, "--only", "1") == 0
+    first = path.read_bytes()
+    assert call("execute", folder, "--only", "1") == 0
+    assert path.read_bytes() == first
+
+    text = first.decode("utf-8")
+    assert "'ä'" in text and text.startswith('{\n "cells"') and text.endswith("}\n")
+    stored = nbformat.reads(text, as_version=nbformat.NO_CONVERT)
+    assert [cell.id for cell in stored.cells] == ["top", "cell-1", "cell-2", "cell-3", "cell-4"]
+    assert [cell.execution_count for cell in stored.cells[1:]] == [1, 2, 3, 4]
+    assert [cell.metadata for cell in stored.cells[1:4]] == [{}, {}, {}]
+    assert [output.text for output in stored.cells[2].outputs] == ["0\n1\n2\n"]
+    assert "image/png" in stored.cells[3].outputs[0].data
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("source", "tags", "finding"),
+    [
+        ("import sys\n\nprint('careful', file=sys.stderr)", (), "wrote to stderr: careful"),
+        ("1", ("skip-execution",), "was not executed"),
+    ],
+)
+def test_execute_leaves_alone_what_is_not_fit(folder, capsys, source, tags, finding):
+    nbformat.write(notebook(source, tags=tags), folder / "01_one.ipynb")
+    before = (folder / "01_one.ipynb").read_bytes()
+    assert call("execute", folder) == 1
+    printed = capsys.readouterr()
+    assert "01_one.ipynb is left as it was: code cell 1 (id cell-1) " + finding in printed.err
+    assert (folder / "01_one.ipynb").read_bytes() == before
+
+
+def test_kernel_imports_the_package_from_anywhere(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    paths = course.kernel_environment()["PYTHONPATH"].split(os.pathsep)
+    assert paths == [str(course.ROOT), "elsewhere"]

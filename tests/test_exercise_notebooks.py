@@ -1,0 +1,103 @@
+"""The notebooks with the exercises solved: strictly, from the first cell to the last."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+
+from minigrpo.exercises import engine
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
+CHECK = re.compile(r"^\w+ = check\(\"(?P<key>[\d.]+)\", (?P<name>\w+)\)$", re.MULTILINE)
+
+
+def exercise_cells(nb: NotebookNode) -> dict[str, tuple[int, int]]:
+    """For each exercise, where its stub and its check stand. Every check must have its stub."""
+    found = {}
+    for at, cell in enumerate(nb.cells):
+        for match in CHECK.finditer(cell.source) if cell.cell_type == "code" else ():
+            head = f"def {match['name']}("
+            stubs = [
+                i
+                for i, c in enumerate(nb.cells[:at])
+                if head in c.source and "raise NotImplementedError" in c.source
+            ]
+            assert stubs, f"check({match['key']!r}) has no stub before it"
+            found[match["key"]] = (stubs[-1], at)
+    return found
+
+
+def execute(nb: NotebookNode, monkeypatch, folder: Path = NOTEBOOKS) -> None:
+    """Run in place, strict; raises CellExecutionError."""
+    monkeypatch.setenv("MINIGRPO_STRICT", "1")
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", str(NOTEBOOKS.parent)))
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(nb, timeout=600, kernel_name="python3", resources=resources).execute()
+
+
+def solve(nb: NotebookNode) -> list[str]:
+    """Put every solution in the place of its stub; returns the keys."""
+    cells = exercise_cells(nb)
+    for key, (stub, _) in cells.items():
+        nb.cells[stub].source = engine.solution_source(key)
+    return list(cells)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
+def test_every_exercise_on_record_stands_in_its_notebook(path):
+    number = int(path.stem.split("_")[0])
+    keys = list(exercise_cells(nbformat.read(path, as_version=4)))
+    assert keys == list(engine.records(number))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
+def test_notebook_passes_with_all_solutions_pasted_in(path, monkeypatch):
+    nb = nbformat.read(path, as_version=4)
+    keys = solve(nb)
+    execute(nb, monkeypatch)
+    printed = "".join(
+        output.text for cell in nb.cells for output in cell.get("outputs", []) if "text" in output
+    )
+    for key in keys:
+        assert f"{key} ({engine.find(key).title}): passed" in printed
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
+def test_notebook_fails_with_one_wrong_answer_pasted_in(path, monkeypatch):
+    nb = nbformat.read(path, as_version=4)
+    key = solve(nb)[0]
+    stub, at = exercise_cells(nbformat.read(path, as_version=4))[key]
+    name = engine.find(key).reference.__name__
+    # Right up to the last digits, which makes it wrong in a way that only the check can see.
+    nb.cells[stub].source += f"\n\n_right = {name}\n\n\ndef {name}(*a):\n    return _right(*a) + 1"
+    nb.cells = nb.cells[: at + 1]
+    with pytest.raises(CellExecutionError, match="AssertionError"):
+        execute(nb, monkeypatch)
+    assert "not right yet" in str(nb.cells[-1].outputs)
+
+
+@pytest.mark.kernel
+def test_an_unattempted_notebook_fails_when_strict(tmp_path, monkeypatch):
+    stub = "def causal_mask(length):\n    raise NotImplementedError"
+    source = 'from minigrpo.exercises import check\n\ncausal_mask = check("1.2", causal_mask)'
+    nb = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(stub), nbformat.v4.new_code_cell(source)]
+    )
+    with pytest.raises(CellExecutionError, match="not attempted"):
+        execute(nb, monkeypatch, tmp_path)
+
+
+def test_a_check_without_its_stub_is_found():
+    cell = nbformat.v4.new_code_cell('causal_mask = check("1.2", causal_mask)')
+    with pytest.raises(AssertionError, match="has no stub"):
+        exercise_cells(nbformat.v4.new_notebook(cells=[cell]))

@@ -1,0 +1,268 @@
+"""The proof of the exercises: right answers pass, wrong ones are told what they are.
+
+The proof is a list of holes, found by asking a judge about every answer on record. It must be
+empty for the real judge, and must not be for one that is broken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from minigrpo.exercises import check, engine, hint, solution
+from minigrpo.exercises.engine import Checked, Exercise, judge
+
+EXERCISES = engine.every_exercise()
+by_key = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.key)
+
+
+def stub(*arguments):
+    raise NotImplementedError
+
+
+def right_answers(exercise: Exercise):
+    yield "reference", exercise.reference
+    yield "the package", exercise.package
+    yield from ((other.name, other.function) for other in exercise.others)
+
+
+def generic_wrongs(exercise: Exercise):
+    """Functions that compute the reference and then spoil it, each with what must be said."""
+    reference = exercise.reference
+    outcome = reference(*engine._arguments(exercise.cases[-1]))
+    right = torch.as_tensor(outcome)
+
+    yield "None", lambda *a: None, "returned None"
+    yield "text", lambda *a: "42", "expected a tensor, got str"
+    if not exercise.number:
+        yield "a Python number", lambda *a: 1.5, "expected a tensor, got float"
+    yield "one dimension more", lambda *a: torch.as_tensor(reference(*a))[None], "expected shape"
+    yield "raises", lambda *a: 1 / 0, "raised ZeroDivisionError"
+    if right.dtype == torch.bool:
+        yield "whole numbers", lambda *a: reference(*a).long(), "expected true or false"
+    else:
+        yield "whole numbers", lambda *a: torch.as_tensor(reference(*a)).long(), "expected floating"
+        yield "NaN", lambda *a: torch.as_tensor(reference(*a)) * math.nan, "NaN where there is none"
+        yield "a little off", lambda *a: reference(*a) + 1e-3, "expected"
+    if exercise.gradient:
+        yield "detached", lambda *a: reference(*a).detach(), "gradient"
+        # The value is the reference's, the gradient three times as large.
+        yield (
+            "wrong gradient",
+            lambda *a: 3 * reference(*a) - 2 * reference(*a).detach(),
+            "its gradient is not",
+        )
+    if isinstance(exercise.cases[0].arguments[0], torch.Tensor):
+
+        def in_place(first, *rest):
+            value = reference(first.clone(), *rest)
+            with torch.no_grad():
+                first.zero_()
+            return value
+
+        yield "changes its argument", in_place, "argument number 1 in place"
+
+    # As in a notebook: the function and the data live in one namespace.
+    notebook = {"reference": reference, "leftover": torch.ones(1)}
+    exec("def reads_global(*a):\n    leftover\n    return reference(*a)", notebook)
+    yield "reads a global", notebook["reads_global"], "'leftover' from the notebook"
+
+
+def holes(exercise: Exercise, judge=judge) -> list[str]:
+    """Everything that is judged otherwise than it should be."""
+    found = []
+    for name, function in right_answers(exercise):
+        if judge(exercise, function)[0] != "passed":
+            found.append(f"right answer refused: {name}")
+    if judge(exercise, stub)[0] != "not attempted":
+        found.append("the stub counts as an attempt")
+    for wrong in exercise.wrong:
+        status, message = judge(exercise, wrong.function)
+        others = [w.name for w in exercise.wrong if w is not wrong and w.sentence in message]
+        if status != "wrong" or wrong.sentence not in message or others:
+            found.append(f"wrong answer: {wrong.name}")
+    for name, function, words in generic_wrongs(exercise):
+        status, message = judge(exercise, function)
+        if status != "wrong" or words not in message:
+            found.append(f"generic wrong: {name}: {message}")
+    for i, lapse in enumerate(exercise.lapses):
+        if judge(exercise, lapse)[0] != "wrong":
+            found.append(f"lapse {i}")
+    return found
+
+
+@by_key
+def test_every_answer_is_judged_rightly(exercise):
+    assert holes(exercise) == []
+
+
+@by_key
+def test_a_judge_that_always_says_yes_is_found_out(exercise):
+    found = holes(exercise, judge=lambda exercise, function: ("passed", "passed"))
+    assert "the stub counts as an attempt" in found
+    assert sum(hole.startswith("wrong answer") for hole in found) == len(exercise.wrong)
+    assert sum(hole.startswith("generic") for hole in found) >= 5
+
+
+@pytest.mark.parametrize(
+    "exercise", [exercise for exercise in EXERCISES if exercise.gradient], ids=lambda e: e.key
+)
+def test_a_judge_that_compares_no_gradients_is_found_out(exercise):
+    blind = dataclasses.replace(exercise, gradient=())
+    found = holes(exercise, judge=lambda _, function: judge(blind, function))
+    assert any("wrong gradient" in hole for hole in found)
+
+
+@by_key
+def test_a_judge_that_always_says_no_is_found_out(exercise):
+    found = holes(exercise, judge=lambda exercise, function: ("wrong", "no"))
+    assert "right answer refused: reference" in found
+
+
+@by_key
+def test_every_case_is_needed(exercise):
+    functions = [wrong.function for wrong in exercise.wrong] + list(exercise.lapses)
+    for i, case in enumerate(exercise.cases):
+        fewer = dataclasses.replace(exercise, cases=exercise.cases[:i] + exercise.cases[i + 1 :])
+        passing = [f for f in functions if judge(fewer, f)[0] == "passed"]
+        assert passing, f"without the case {case.name!r} nothing wrong gets through"
+
+
+@by_key
+def test_record_is_complete(exercise):
+    assert len(exercise.wrong) >= 3 and len(exercise.others) >= 1 and len(exercise.hints) >= 3
+    sentences = [wrong.sentence for wrong in exercise.wrong]
+    assert len(set(sentences)) == len(sentences)
+    assert not any(a in b for a in sentences for b in sentences if a is not b)
+
+
+@pytest.mark.parametrize("notebook", [1, 2])
+def test_each_notebook_has_at_least_four_exercises(notebook):
+    assert len(engine.records(notebook)) >= 4
+
+
+def test_keys_are_unique_and_in_order():
+    keys = [tuple(map(int, exercise.key.split("."))) for exercise in EXERCISES]
+    assert keys == sorted(set(keys))
+
+
+# what the reader gets --------------------------------------------------------------------------
+
+
+def test_a_passed_answer_is_the_one_in_use(capsys):
+    def mine(length):
+        return torch.ones(length, length).tril().bool()
+
+    checked = check("1.2", mine)
+    assert (checked.passed, checked.status, checked.use) == (True, "passed", mine)
+    assert checked(2).tolist() == [[True, False], [True, True]]
+    assert capsys.readouterr().out == "1.2 (causal mask): passed, all 2 cases.\n"
+
+
+def test_an_unattempted_answer_is_replaced_by_the_reference(capsys):
+    checked = check("1.2", stub)
+    assert not checked.passed and checked.status == "not attempted"
+    assert checked.use is engine.find("1.2").reference
+    assert "not attempted" in capsys.readouterr().out
+
+
+def test_a_wrong_answer_is_replaced_by_the_reference(capsys):
+    wrong = engine.find("1.2").wrong[0]
+    checked = check("1.2", wrong.function)
+    assert checked.status == "wrong" and checked.use is engine.find("1.2").reference
+    assert wrong.sentence in capsys.readouterr().out
+
+
+def test_what_check_returns_can_be_checked_again(capsys):
+    assert check("1.2", check("1.2", engine.find("1.2").reference)).passed
+
+
+def test_not_a_function(capsys):
+    assert check("1.2", 3).status == "wrong"
+    assert "expected your function, got int" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("answer", [stub, lambda length: None])
+def test_strict_mode_raises(monkeypatch, answer):
+    monkeypatch.setenv("MINIGRPO_STRICT", "1")
+    with pytest.raises(AssertionError, match="1.2"):
+        check("1.2", answer)
+
+
+def test_strict_mode_lets_right_answers_pass(monkeypatch, capsys):
+    monkeypatch.setenv("MINIGRPO_STRICT", "1")
+    assert check("1.2", engine.find("1.2").reference).passed
+
+
+@pytest.mark.parametrize("key", ["1.99", "12.1", "x", "", 2])
+def test_an_unknown_key_is_told_which_there_are(key):
+    with pytest.raises(KeyError, match="expected the key of an exercise .*1"):
+        check(key, stub)
+
+
+@by_key
+def test_messages_are_the_same_every_time_and_name_no_address(exercise):
+    answers = [wrong.function for wrong in exercise.wrong]
+    answers += [function for _, function, _ in generic_wrongs(exercise)]
+    threads = torch.get_num_threads()
+    for answer in answers:
+        first = judge(exercise, answer)[1]
+        torch.set_num_threads(2)
+        second = judge(exercise, answer)[1]
+        torch.set_num_threads(threads)
+        assert first == second
+        assert "0x" not in first and "<function" not in first
+
+
+def test_the_readers_random_numbers_are_left_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    judge(engine.find("1.5"), lambda logits, t: torch.rand_like(logits))
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_helper_of_the_readers_own_is_allowed_but_looked_into():
+    notebook = {"torch": torch, "size": 3}
+    exec("def helper(n): return torch.ones(n, n).tril().bool()", notebook)
+    exec("def good(length): return helper(length)", notebook)
+    exec("def sly(n): size; return helper(n)\ndef bad(length): return sly(length)", notebook)
+    assert judge(engine.find("1.2"), notebook["good"])[0] == "passed"
+    status, message = judge(engine.find("1.2"), notebook["bad"])
+    assert status == "wrong" and "'size'" in message
+
+
+def test_an_exercise_already_solved_may_be_used_in_the_next(capsys):
+    notebook = {"torch": torch, "mask_of": Checked("1.2", engine.find("1.2").reference, "passed")}
+    exec("def good(length): return mask_of(length)", notebook)
+    assert judge(engine.find("1.2"), notebook["good"])[0] == "passed"
+
+
+@by_key
+def test_hints_lead_on_one_by_one(exercise, capsys, monkeypatch):
+    monkeypatch.setattr(engine, "_hints_given", {})
+    for _ in range(len(exercise.hints) + 1):
+        hint(exercise.key)
+    out = capsys.readouterr().out
+    assert all(f"Hint {i + 1} of {len(exercise.hints)}" in out for i in range(len(exercise.hints)))
+    assert all(text in out for text in exercise.hints)
+    hint(exercise.key, 2)
+    assert exercise.hints[1] in capsys.readouterr().out
+
+
+def test_a_hint_that_is_not_there():
+    with pytest.raises(ValueError, match="number: expected 1 to 3, got 9"):
+        hint("1.2", 9)
+
+
+@by_key
+def test_the_printed_solution_passes_when_pasted(exercise, capsys):
+    solution(exercise.key)
+    printed = capsys.readouterr().out
+    assert engine.solution_source(exercise.key) in printed
+    namespace: dict = {"__name__": "__main__"}
+    exec(printed, namespace)
+    assert judge(exercise, namespace[exercise.reference.__name__])[0] == "passed"

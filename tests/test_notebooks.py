@@ -1,0 +1,493 @@
+"""The contract of the notebooks, as far as it can be seen without running them.
+
+Strict nbval passes a notebook that was never executed, whatever it would print. Hence these rules:
+each is a function (notebook, path) -> findings, and each is shown a notebook that breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import re
+import statistics
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+LONGEST_CELL = 30  # lines
+MEDIAN_CELL = 10  # lines
+EXERCISES = 3
+FIGURE_WIDTH = 7.0  # inches
+# Tight bounding boxes add a tenth of an inch on either side.
+FIGURE_PADDING = 0.2
+
+RANDOM_ID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4,12})*")
+ADDRESS = re.compile(r"0x[0-9a-f]{6,}", re.IGNORECASE)
+# An absolute path of two parts or more, or a Windows drive; not a URL, a tag or a fraction.
+MACHINE_PATH = re.compile(r"(?<![\w./:<>)\]}~-])/[A-Za-z_][\w.-]*/[\w.-]+|\b[A-Za-z]:\\\w")
+MARKER = re.compile(r"^\s*#+\s*(NBVAL|PYTEST_VALIDATE)_", re.MULTILINE)
+MARKDOWN_LINK = re.compile(r"\]\(<?([^)\s>]+)|\b(?:href|src)=[\"']([^\"']+)")
+
+
+def load(path: Path) -> NotebookNode:
+    """Read a notebook as it is: `nbformat.read` would repair what these rules look for."""
+    return nbformat.reader.reads(path.read_text(encoding="utf-8"))
+
+
+def code_cells(nb: NotebookNode) -> list[NotebookNode]:
+    """The code cells of a notebook."""
+    return [cell for cell in nb.cells if cell.cell_type == "code"]
+
+
+def outputs(nb: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode]]:
+    """Every (code cell, output) of a notebook."""
+    for cell in code_cells(nb):
+        for output in cell.outputs:
+            yield cell, output
+
+
+def tags(cell: NotebookNode) -> list[str]:
+    """The tags of a cell."""
+    return cell.metadata.get("tags", [])
+
+
+def name(cell: NotebookNode) -> str:
+    """How a finding calls a cell."""
+    return f"cell {cell.get('id', '(without id)')}"
+
+
+def texts(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
+    """Every (cell, text) a reader sees: sources, and outputs that are text."""
+    for cell in nb.cells:
+        yield cell, cell.source
+    for cell, output in outputs(nb):
+        yield cell, output.get("text", "")
+        yield cell, "\n".join([output.get("evalue", ""), *output.get("traceback", [])])
+        for kind, value in output.get("data", {}).items():
+            if isinstance(value, str) and not kind.startswith(("image/png", "image/jpeg")):
+                yield cell, value
+
+
+# ---------------------------------------------------------------------------------------------
+# the rules
+
+
+def valid_format(nb: NotebookNode, path: Path) -> list[str]:
+    """Format 4.5, the one that has cell ids."""
+    if (nb.nbformat, nb.nbformat_minor) != (4, 5):
+        return [f"format {nb.nbformat}.{nb.nbformat_minor} instead of 4.5"]
+    errors = nbformat.validator.iter_validate(nb)
+    return [f"not valid: {error.message}" for error in errors]
+
+
+def readable_ids(nb: NotebookNode, path: Path) -> list[str]:
+    """Ids are there, differ, and were given by a person."""
+    ids = [cell.get("id", "") for cell in nb.cells]
+    findings = [f"id {i!r} occurs twice" for i in sorted(set(ids)) if ids.count(i) > 1]
+    return findings + [f"id {i!r} says nothing" for i in ids if RANDOM_ID.fullmatch(i) or not i]
+
+
+def executed_in_order(nb: NotebookNode, path: Path) -> list[str]:
+    """The stored outputs come from one run from top to bottom."""
+    counts = [cell.execution_count for cell in code_cells(nb)]
+    wanted = list(range(1, len(counts) + 1))
+    return [] if counts and counts == wanted else [f"execution counts {counts}, not {wanted}"]
+
+
+def no_empty_code(nb: NotebookNode, path: Path) -> list[str]:
+    """No code cell without code."""
+    return [f"{name(cell)} is empty" for cell in code_cells(nb) if not cell.source.strip()]
+
+
+def no_stored_error(nb: NotebookNode, path: Path) -> list[str]:
+    """An error is shown on purpose or not at all."""
+    return [
+        f"{name(cell)} stores {output.ename}"
+        for cell, output in outputs(nb)
+        if output.output_type == "error" and "raises-exception" not in tags(cell)
+    ]
+
+
+def no_stderr(nb: NotebookNode, path: Path) -> list[str]:
+    """Warnings and progress bars are not for readers."""
+    return [
+        f"{name(cell)} stores stderr"
+        for cell, output in outputs(nb)
+        if output.output_type == "stream" and output.name == "stderr"
+    ]
+
+
+def no_widget(nb: NotebookNode, path: Path) -> list[str]:
+    """A stored widget is an empty box."""
+    return [
+        f"{name(cell)} stores a widget"
+        for cell, output in outputs(nb)
+        if any("widget" in kind for kind in output.get("data", {}))
+    ]
+
+
+def no_address(nb: NotebookNode, path: Path) -> list[str]:
+    """A memory address is another one in each run."""
+    return [
+        f"{name(cell)} shows {found[0]}"
+        for cell, text in texts(nb)
+        for found in [ADDRESS.search(text)]
+        if found
+    ]
+
+
+def no_machine_path(nb: NotebookNode, path: Path) -> list[str]:
+    """A path that begins at the root exists on one machine."""
+    return [
+        f"{name(cell)} shows {found[0]}"
+        for cell, text in texts(nb)
+        for found in [MACHINE_PATH.search(text)]
+        if found
+    ]
+
+
+def reduced_metadata(nb: NotebookNode, path: Path) -> list[str]:
+    """No timing, no versions, no widget state, nothing of an editor: what `make execute` writes."""
+    wanted = {
+        "kernelspec": {
+            "display_name": "Python 3 (ipykernel)",
+            "language": "python",
+            "name": "python3",
+        },
+        "language_info": {"name": "python"},
+    }
+    findings = (
+        [] if nb.metadata == wanted else ["notebook metadata not as `make execute` writes it"]
+    )
+    return findings + [
+        f"{name(cell)} has metadata {key!r}"
+        for cell in nb.cells
+        for key in cell.metadata
+        if key not in ("jupyter", "tags")
+    ]
+
+
+def known_markers(nb: NotebookNode, path: Path) -> list[str]:
+    """nbval is told by tags, which these rules see, and is never told to skip."""
+    cells, skipping = code_cells(nb), {"nbval-skip", "skip-execution"}
+    findings = [f"{name(c)} marks itself in a comment" for c in cells if MARKER.search(c.source)]
+    return findings + [f"{name(c)} is skipped" for c in cells if skipping & set(tags(c))]
+
+
+def no_long_cell(nb: NotebookNode, path: Path) -> list[str]:
+    """A cell fits a screen."""
+    lengths = [(cell, len(cell.source.splitlines())) for cell in code_cells(nb)]
+    return [f"{name(cell)} has {n} lines" for cell, n in lengths if n > LONGEST_CELL]
+
+
+def short_median(nb: NotebookNode, path: Path) -> list[str]:
+    """Most cells are a few lines."""
+    lengths = [len(cell.source.splitlines()) for cell in code_cells(nb)]
+    median = statistics.median(lengths) if lengths else 0
+    return [f"the median code cell has {median} lines"] if median > MEDIAN_CELL else []
+
+
+def verdict_follows(nb: NotebookNode, path: Path) -> list[str]:
+    """What a machine may change is judged by one of the next two code cells, which is compared."""
+    cells = code_cells(nb)
+
+    def is_verdict(cell: NotebookNode) -> bool:
+        judges = "verdict" in tags(cell) or re.search(r"^\s*assert\b", cell.source, re.MULTILINE)
+        return bool(judges) and "nbval-ignore-output" not in tags(cell)
+
+    return [
+        f"{name(cell)} ignores its output, but no verdict follows"
+        for i, cell in enumerate(cells)
+        if "nbval-ignore-output" in tags(cell) and not any(map(is_verdict, cells[i + 1 : i + 3]))
+    ]
+
+
+def begins_with_setup(nb: NotebookNode, path: Path) -> list[str]:
+    """The first code cell calls setup(seed=0)."""
+    first = code_cells(nb)[0].source if code_cells(nb) else ""
+    calls = [node for node in ast.walk(ast.parse(first)) if isinstance(node, ast.Call)]
+    called = any(ast.unparse(call) == "setup(seed=0)" for call in calls)
+    return [] if called else ["the first code cell does not call setup(seed=0)"]
+
+
+def has_exercises(nb: NotebookNode, path: Path) -> list[str]:
+    """At least three exercises, numbered by the notebook."""
+    number = path.stem.split("_")[0].lstrip("0")
+    source = "\n".join(cell.source for cell in code_cells(nb))
+    keys = set(re.findall(r"\bcheck\(\s*[\"'](\d+\.\d+)", source))
+    foreign = [key for key in sorted(keys) if key.split(".")[0] != number]
+    findings = [f"exercise {key} in notebook {number}" for key in foreign]
+    if len(keys) < EXERCISES:
+        findings.append(f"{len(keys)} exercises, fewer than {EXERCISES}")
+    return findings
+
+
+def described_figures(nb: NotebookNode, path: Path) -> list[str]:
+    """A markdown cell beside each figure says, after "Figure:", what it shows."""
+    findings = []
+    for i, cell in enumerate(nb.cells):
+        beside = nb.cells[max(i - 1, 0) : i] + nb.cells[i + 1 : i + 2]
+        described = any(c.cell_type == "markdown" and "Figure:" in c.source for c in beside)
+        if cell.cell_type == "code" and _figures(cell) and not described:
+            findings.append(f'{name(cell)} has a figure, but no "Figure:" beside it')
+    return findings
+
+
+def narrow_figures(nb: NotebookNode, path: Path) -> list[str]:
+    """Figures fit the column of text."""
+    return [
+        f"{name(cell)} has a figure {width:.1f} in wide"
+        for cell in code_cells(nb)
+        for width in map(_inches, _figures(cell))
+        if width > FIGURE_WIDTH + FIGURE_PADDING
+    ]
+
+
+def _figures(cell: NotebookNode) -> list[bytes]:
+    """The PNG files among the outputs of a cell."""
+    data = [output.get("data", {}) for output in cell.outputs]
+    return [base64.b64decode(d["image/png"]) for d in data if "image/png" in d]
+
+
+def _inches(png: bytes) -> float:
+    """The width of a PNG, from its pixels and its density: the chunks IHDR and pHYs."""
+    (pixels,) = struct.unpack(">I", png[16:20])
+    at = png.find(b"pHYs")
+    per_metre = struct.unpack(">I", png[at + 4 : at + 8])[0] if at >= 0 else 100 / 0.0254
+    return pixels / (per_metre * 0.0254)
+
+
+def working_links(nb: NotebookNode, path: Path) -> list[str]:
+    """Links to files lead to files."""
+    targets = [
+        (cell, (found[1] or found[2]).split("#")[0])
+        for cell in nb.cells
+        if cell.cell_type == "markdown"
+        for found in MARKDOWN_LINK.finditer(cell.source)
+    ]
+    return [
+        f"{name(cell)} links to {target}, which is not there"
+        for cell, target in targets
+        if target
+        and not re.match(r"[a-z][a-z0-9+.-]*:", target)
+        and not (path.parent / unquote(target)).exists()
+    ]
+
+
+def linked_neighbours(nb: NotebookNode, path: Path) -> list[str]:
+    """The notebooks before and after are one click away."""
+    every = sorted(path.parent.glob("*.ipynb"))
+    i = every.index(path)
+    markdown = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
+    neighbours = every[max(i - 1, 0) : i] + every[i + 1 : i + 2]
+    return [f"no link to {n.name}" for n in neighbours if f"]({n.name}" not in markdown]
+
+
+def begins_with_title(nb: NotebookNode, path: Path) -> list[str]:
+    """The first cell holds the title."""
+    first = nb.cells[0] if nb.cells else None
+    titled = first and first.cell_type == "markdown" and first.source.startswith("# ")
+    return [] if titled else ["the first cell is not a title"]
+
+
+def closes_with_summary(nb: NotebookNode, path: Path) -> list[str]:
+    """One of the last cells mirrors the opening."""
+    closing = [cell.source for cell in nb.cells[-6:] if cell.cell_type == "markdown"]
+    found = any("In this notebook you" in source for source in closing)
+    return [] if found else ['no closing "In this notebook you"']
+
+
+# ---------------------------------------------------------------------------------------------
+# a notebook that keeps every rule, and for each rule ways to break it
+
+
+def png(inches: float, dpi: int = 100) -> str:
+    """The start of a PNG file of a given width, as notebooks store it."""
+    header = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", round(inches * dpi), 10)
+    density = struct.pack(">I4sIIB", 9, b"pHYs", *[round(dpi / 0.0254)] * 2, 1)
+    return base64.b64encode(header + b"\x08\x06\0\0\0" + bytes(4) + density).decode()
+
+
+def good_notebook() -> NotebookNode:
+    """A notebook, number 02, that keeps every rule."""
+    v4 = nbformat.v4
+    figure = v4.new_output("display_data", data={"image/png": png(7.0), "text/plain": "<Figure>"})
+    printed = v4.new_output("stream", name="stdout", text="loss 3.32, a ratio of 1/2\n")
+    cells = [
+        v4.new_markdown_cell("# Two\n\n[one](01_one.ipynb), [up](../README.md#start)", id="title"),
+        v4.new_code_cell("from minigrpo import setup\n\ndevice = setup(seed=0)", id="setup"),
+        v4.new_code_cell("train()", id="train", outputs=[printed]),
+        v4.new_code_cell("assert loss < 2", id="verdict"),
+        v4.new_code_cell("plot()", id="plot", outputs=[figure]),
+        v4.new_markdown_cell("Figure: the loss falls. See https://example.org/a/b", id="alt"),
+        *[v4.new_code_cell(f'f = check("2.{k}", f)', id=f"check-{k}") for k in (1, 2, 3)],
+        v4.new_markdown_cell("In this notebook you trained `<think>/<answer>`.", id="closing"),
+    ]
+    nb = v4.new_notebook(cells=cells)
+    nb.metadata.update(
+        kernelspec={
+            "display_name": "Python 3 (ipykernel)",
+            "language": "python",
+            "name": "python3",
+        },
+        language_info={"name": "python"},
+    )
+    nb.nbformat_minor = 5
+    nb.cells[2].metadata["tags"] = ["nbval-ignore-output"]
+    for count, cell in enumerate(code_cells(nb), start=1):
+        cell.execution_count = count
+    return nbformat.from_dict(nb)
+
+
+def edit(index: int, **changes: object) -> Callable[[NotebookNode], None]:
+    """A way to break the good notebook: change fields of one cell."""
+    return lambda nb: nb.cells[index].update(nbformat.from_dict(changes))
+
+
+def store(kind: str, index: int = 2, **fields: object) -> Callable[[NotebookNode], None]:
+    """A way to break the good notebook: store an output in one cell."""
+    output = nbformat.v4.new_output(kind, **fields)
+    return lambda nb: nb.cells[index].outputs.append(output)
+
+
+ERROR = {"ename": "ValueError", "evalue": "no", "traceback": []}
+TIMING = {"execution": {"iopub.status.busy": "2026-01-01T00:00:00"}}
+WIDGET = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}}
+
+BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookNode], object]]] = {
+    valid_format: [
+        lambda nb: nb.update(nbformat_minor=4),
+        edit(1, source=3),
+        lambda nb: nb.cells[0].pop("metadata"),
+    ],
+    readable_ids: [
+        edit(1, id="title"),
+        edit(1, id="1f0c9a3b"),
+        edit(1, id="6ba7b810-9dad-11d1-80b4-00c04fd430c8"),
+        lambda nb: nb.cells[1].pop("id"),
+    ],
+    executed_in_order: [
+        edit(1, execution_count=None),
+        edit(1, execution_count=7),
+        lambda nb: nb.update(cells=nb.cells[:1]),
+    ],
+    no_empty_code: [edit(1, source=" \n")],
+    no_stored_error: [store("error", **ERROR)],
+    no_stderr: [store("stream", name="stderr", text="warning")],
+    no_widget: [store("display_data", data=WIDGET)],
+    no_address: [
+        store("stream", text="<object at 0x7f3a2c90>"),
+        store("execute_result", data={"text/plain": "<generator at 0x10ABCDEF0>"}),
+    ],
+    no_machine_path: [
+        edit(1, source='open("/home/someone/file")'),
+        edit(0, source="# see /opt/data/x"),
+        store("stream", text="saved in /Users/someone/x"),
+        store("execute_result", data={"text/html": "<b>C:\\Users\\someone</b>"}),
+        store("error", ename="E", evalue="", traceback=["File /usr/lib/python3/x.py"]),
+    ],
+    reduced_metadata: [
+        edit(1, metadata=TIMING),
+        lambda nb: nb.metadata.language_info.update(version="3.11.7"),
+        lambda nb: nb.metadata.update(widgets={}),
+    ],
+    known_markers: [
+        edit(1, source="# NBVAL_IGNORE_OUTPUT\nf()"),
+        edit(1, metadata={"tags": ["nbval-skip"]}),
+    ],
+    no_long_cell: [edit(1, source="\n".join(["x = 1"] * 31))],
+    short_median: [lambda nb: [cell.update(source="x\n" * 11) for cell in code_cells(nb)]],
+    verdict_follows: [
+        edit(3, source="'no assertion, only a word'"),
+        edit(3, metadata={"tags": ["nbval-ignore-output"]}),
+        edit(8, metadata={"tags": ["nbval-ignore-output"]}),
+    ],
+    begins_with_setup: [
+        edit(1, source="setup()"),
+        edit(1, source="setup(seed=1)"),
+        edit(1, source="# setup(seed=0)"),
+    ],
+    has_exercises: [
+        edit(6, source='f = check("3.1", f)'),
+        edit(6, source="pass"),
+        edit(6, source='f = check("2.2", f)'),
+    ],
+    described_figures: [edit(5, source="A figure."), edit(5, cell_type="raw")],
+    narrow_figures: [store("display_data", data={"image/png": png(7.5, dpi=200)})],
+    working_links: [
+        edit(0, source="# Two\n\n[there](10_gone.ipynb)"),
+        edit(0, source='# Two\n\n<a href="gone.md">there</a>'),
+    ],
+    linked_neighbours: [edit(0, source="# Two"), edit(0, source="# Two 01_one.ipynb")],
+    begins_with_title: [edit(0, source="Two"), edit(0, cell_type="code")],
+    closes_with_summary: [edit(9, source="The end.")],
+}
+RULES = list(BREAKS)
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    """The path of notebook 02 in a course of two notebooks."""
+    (tmp_path / "README.md").touch()
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "01_one.ipynb").touch()
+    (tmp_path / "notebooks" / "02_two.ipynb").touch()
+    return tmp_path / "notebooks" / "02_two.ipynb"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_accepts_a_good_notebook(rule, course):
+    assert rule(good_notebook(), course) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "breaking"),
+    [
+        pytest.param(rule, breaking, id=f"{rule.__name__}-{i}")
+        for rule, ways in BREAKS.items()
+        for i, breaking in enumerate(ways, start=1)
+    ],
+)
+def test_rule_catches_a_broken_notebook(rule, breaking, course):
+    nb = good_notebook()
+    breaking(nb)
+    assert nb != good_notebook()
+    assert rule(nb, course)
+
+
+def test_an_error_may_be_shown_on_purpose():
+    nb = good_notebook()
+    store("error", **ERROR)(nb)
+    nb.cells[2].metadata["tags"] = ["raises-exception"]
+    assert no_stored_error(nb, Path("02_two.ipynb")) == []
+
+
+def test_every_rule_is_in_the_list():
+    """A rule written above but left out of BREAKS would judge nothing."""
+    signature = ["NotebookNode", "Path", "list[str]"]
+    rules = [
+        value
+        for value in globals().values()
+        if callable(value) and list(getattr(value, "__annotations__", {}).values()) == signature
+    ]
+    assert rules == RULES
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS, "notebooks/ holds no notebook: the tests of this file would test nothing"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_keeps_the_contract(path, rule):
+    findings = rule(load(path), path)
+    assert not findings, f"{path.name}:\n  " + "\n  ".join(findings)

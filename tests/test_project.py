@@ -1,0 +1,109 @@
+"""The files around the package agree with one another."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def text(name: str) -> str:
+    """The text of a file of the repository."""
+    path = ROOT / name
+    assert path.is_file(), f"{name} is missing"
+    return path.read_text(encoding="utf-8")
+
+
+def project() -> dict:
+    """The tables of pyproject.toml."""
+    return tomllib.loads(text("pyproject.toml"))
+
+
+def pins() -> list[Requirement]:
+    """The pins of requirements.txt, without its comments and the package itself."""
+    lines = re.sub(r"(^|\s)#.*", "", text("requirements.txt"), flags=re.MULTILINE).splitlines()
+    return [Requirement(line) for line in lines if line and line != "-e ."]
+
+
+def targets() -> set[str]:
+    """The targets of the Makefile that a person calls."""
+    found = re.search(r"^\.PHONY: (.+)$", text("Makefile"), re.MULTILINE)
+    assert found, "the Makefile has no .PHONY line"
+    return set(found[1].split())
+
+
+@pytest.mark.parametrize("pin", pins(), ids=str)
+def test_pin_is_exact_and_within_its_range(pin):
+    ranges = {r.name: r.specifier for r in map(Requirement, project()["project"]["dependencies"])}
+    (exact,) = pin.specifier
+    assert exact.operator == "=="
+    assert pin.name in ranges
+    assert ranges[pin.name].contains(exact.version), f"{pin} is outside {ranges[pin.name]}"
+
+
+@pytest.mark.parametrize("minor", [10, 11, 12, 13])
+def test_every_python_gets_one_pin_of_each_package(minor):
+    python = {"python_version": f"3.{minor}"}
+    names = [pin.name for pin in pins() if not pin.marker or pin.marker.evaluate(python)]
+    wanted = ["jupyter", "matplotlib", "nbval", "requests", "torch", "transformers"]
+    assert sorted(names) == wanted
+    assert project()["project"]["requires-python"] == ">=3.10,<3.14"
+
+
+def test_requirements_install_the_package_itself():
+    assert "-e ." in text("requirements.txt").splitlines()
+
+
+def test_ranges_end_before_the_next_major_version():
+    extra = project()["project"]["optional-dependencies"]["dev"]
+    for requirement in map(Requirement, project()["project"]["dependencies"] + extra):
+        assert {"<", ">="} == {s.operator for s in requirement.specifier}, requirement
+
+
+def test_options_leave_the_comparison_of_notebooks_alone():
+    assert "nbval" not in str(project()["tool"]["pytest"]["ini_options"]["addopts"])
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    last = text(".ci/run").rstrip().splitlines()[-1]
+    assert last == "exec make test"
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert re.search(r"^make test$", text("README.md"), re.MULTILINE), "README.md: no `make test`"
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_documented_targets_exist(document):
+    named = set(re.findall(r"(?:^|`)make ([a-z]+)", text(document), re.MULTILINE))
+    assert named, f"{document} names no target"
+    assert named <= targets(), f"{document} names {sorted(named - targets())}, which do not exist"
+
+
+def test_readme_and_help_name_the_targets():
+    help_lines = set(re.findall(r"echo 'make ([a-z]+)", text("Makefile")))
+    assert help_lines == targets() - {"help"}
+    readme = text("README.md")
+    missing = [target for target in ("course", "lab", "test") if f"make {target}" not in readme]
+    assert not missing, f"README.md does not name: {missing}"
+
+
+def test_files_called_by_the_makefile_exist():
+    for script in re.findall(r"\$\(ACTIVE\) (\S+\.py)", text("Makefile")):
+        assert (ROOT / script).is_file(), f"the Makefile calls {script}"
+    for module in re.findall(r"\$\(ACTIVE\) -m (minigrpo\.\S+)", text("Makefile")):
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        assert path.is_file(), f"the Makefile calls {module}"
+
+
+def test_license_is_the_one_declared():
+    assert text("LICENSE").startswith(f"{project()['project']['license']} License")
