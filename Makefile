@@ -33,6 +33,7 @@ course: $(VENV)/.installed
 
 execute: $(VENV)/.installed
 	@$(ACTIVE) tools/course.py execute $(if $(ONLY),--only '$(ONLY)')
+	@$(ACTIVE) tools/readme.py
 
 lab: $(VENV)/.installed
 	$(ACTIVE) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_char_gpt.ipynb

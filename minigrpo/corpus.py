@@ -153,28 +153,29 @@ def _download(url: str) -> bytes:
                 pieces.append(piece)
                 bar.update(len(piece))
                 if bar.n > 4 * SIZE:
-                    break  # whatever this is, it is not the corpus
+                    return b"".join(pieces)  # whatever this is, it is not the corpus
         raw = b"".join(pieces)
-    # A server that hangs up early is not an error to requests; the length it announced tells.
+    # Not every version of urllib3 minds a server that hangs up early; the announced length tells.
     announced = response.headers.get("Content-Length")
     if announced and "Content-Encoding" not in response.headers and len(raw) < int(announced):
-        raise requests.ConnectionError(
-            f"the connection was cut after {len(raw):,} of {announced} bytes"
-        )
+        raise requests.exceptions.ChunkedEncodingError(f"{len(raw)} of {announced} bytes")
     return raw
 
 
 def _plain_reason(error: requests.RequestException) -> str:
     if isinstance(error, requests.HTTPError):
         return f"the server answered {error.response.status_code} {error.response.reason}"
-    if isinstance(error, requests.Timeout):
+    if isinstance(error, requests.Timeout) or "timed out" in str(error):
         return "no answer in time"
     if isinstance(error, requests.exceptions.ProxyError):
         return "the proxy refused the connection"
     if isinstance(error, requests.exceptions.SSLError):
         return "the server's certificate could not be checked"
-    text = str(error)
-    return text if text.startswith("the connection was cut") else "no connection (are you offline?)"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the connection was cut"
+    if isinstance(error, requests.ConnectionError):
+        return "no connection (are you offline?)"
+    return str(error)
 
 
 def _keep(raw: bytes, path: Path) -> list[str]:

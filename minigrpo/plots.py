@@ -56,7 +56,7 @@ def course_map(here: int) -> None:
     Raises:
         ValueError: there is no such notebook.
     """
-    if not 1 <= here <= 9:
+    if here not in range(1, 10):
         raise ValueError(f"here: expected the number of a notebook, 1 to 9, got {here}")
     figure, ax = plt.subplots(figsize=(7.0, 1.35))
     for part, (title, names) in enumerate(COURSE):

@@ -166,7 +166,8 @@ def pretrain(
 
     Raises:
         ValueError: the checkpoint belongs to another model or another config.
-        FloatingPointError: the loss is not finite; the model is left as it was before that step.
+        FloatingPointError: the loss or its gradient is not finite; the model is left as it was
+            before that step.
     """
     optimizers = make_optimizers(model, config)
     base_lrs = [[group["lr"] for group in opt.param_groups] for opt in optimizers]
@@ -213,6 +214,10 @@ def _step(
         opt.zero_grad(set_to_none=True)
     loss.backward()
     grad_norm = nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+    if not torch.isfinite(grad_norm):
+        raise FloatingPointError(
+            f"the gradient's norm is {grad_norm.item()} at step {step}: expected a finite number"
+        )
     for opt in optimizers:
         opt.step()
     return loss.item(), grad_norm.item()
@@ -247,7 +252,9 @@ def _load_state(
 ) -> int:
     try:
         state = torch.load(path, weights_only=True)
-        saved_config = state["config"]
+        done, saved_config, weights, moments, batches, noise = (
+            state[part] for part in ("step", "config", "model", "optimizers", "batches", "torch")
+        )
     except Exception as error:  # torch.load raises whatever the broken bytes lead it to
         raise ValueError(
             f"checkpoint: expected one written by pretrain, but {path} cannot be read ({error})"
@@ -258,14 +265,14 @@ def _load_state(
             "use the same config, or another file"
         )
     try:
-        model.load_state_dict(state["model"])
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(f"checkpoint: {path} belongs to another model ({error})") from error
-    for opt, saved in zip(optimizers, state["optimizers"], strict=True):
+    for opt, saved in zip(optimizers, moments, strict=True):
         opt.load_state_dict(saved)
-    generator.set_state(state["batches"])
-    torch.set_rng_state(state["torch"])
-    return state["step"]
+    generator.set_state(batches)
+    torch.set_rng_state(noise)
+    return done
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,8 +27,9 @@ def setup(seed: int = 0) -> torch.device:
     the progress bars and advice of the libraries (they write times into the output).
 
     Environment:
-        MINIGRPO_THREADS: number of torch threads (default: OMP_NUM_THREADS if set, else one per
-            core up to two; these models are too small to use more).
+        MINIGRPO_THREADS: number of torch threads. Default: OMP_NUM_THREADS if set; else one per
+            core up to two, as these models are too small for more, and a single one if torch was
+            imported before minigrpo, because its threads then spin (see `minigrpo/__init__.py`).
         MINIGRPO_DEVICE: where models go, such as "cuda" (default "cpu"; nothing else is ever
             chosen by itself).
 
@@ -55,7 +56,8 @@ def _num_threads() -> int:
         if not value.isdecimal() or int(value) < 1:
             raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
         return int(value)
-    return max(1, min(2, os.cpu_count() or 1))
+    threads_sleep = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+    return min(2, os.cpu_count() or 1) if threads_sleep else 1
 
 
 def _device() -> torch.device:
@@ -88,9 +90,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    unfinished = Path(name)
+    # Not tempfile.mkstemp: its files, and with them the result, are readable by their owner only.
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         yield unfinished
         os.replace(unfinished, path)

@@ -7,11 +7,14 @@ empty for the real judge, and must not be for one that is broken.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import warnings
 
 import pytest
 import torch
 
+from minigrpo import corpus
 from minigrpo.exercises import check, engine, hint, solution
 from minigrpo.exercises.engine import Checked, Exercise, judge
 
@@ -36,7 +39,8 @@ def generic_wrongs(exercise: Exercise):
     right = torch.as_tensor(outcome)
 
     yield "None", lambda *a: None, "returned None"
-    yield "text", lambda *a: "42", "expected a tensor, got str"
+    yield "text", lambda *a: "42", "got str"
+    yield "truth", lambda *a: True, "got bool"
     if not exercise.number:
         yield "a Python number", lambda *a: 1.5, "expected a tensor, got float"
     yield "one dimension more", lambda *a: torch.as_tensor(reference(*a))[None], "expected shape"
@@ -45,7 +49,11 @@ def generic_wrongs(exercise: Exercise):
         yield "whole numbers", lambda *a: reference(*a).long(), "expected true or false"
     else:
         yield "whole numbers", lambda *a: torch.as_tensor(reference(*a)).long(), "expected floating"
-        yield "NaN", lambda *a: torch.as_tensor(reference(*a)) * math.nan, "NaN where there is none"
+        yield (
+            "NaN",
+            lambda *a: torch.as_tensor(reference(*a)) * math.nan,
+            "NaN where a number belongs",
+        )
         yield "a little off", lambda *a: reference(*a) + 1e-3, "expected"
     if exercise.gradient:
         yield "detached", lambda *a: reference(*a).detach(), "gradient"
@@ -56,19 +64,19 @@ def generic_wrongs(exercise: Exercise):
             "its gradient is not",
         )
     if isinstance(exercise.cases[0].arguments[0], torch.Tensor):
+        name = next(iter(inspect.signature(reference).parameters))
 
         def in_place(first, *rest):
             value = reference(first.clone(), *rest)
-            with torch.no_grad():
-                first.zero_()
+            first.zero_()
             return value
 
-        yield "changes its argument", in_place, "argument number 1 in place"
+        yield "changes its argument", in_place, f"changes its argument {name!r} in place"
 
     # As in a notebook: the function and the data live in one namespace.
     notebook = {"reference": reference, "leftover": torch.ones(1)}
     exec("def reads_global(*a):\n    leftover\n    return reference(*a)", notebook)
-    yield "reads a global", notebook["reads_global"], "'leftover' from the notebook"
+    yield "reads a global", notebook["reads_global"], "reads 'leftover' from the notebook"
 
 
 def holes(exercise: Exercise, judge=judge) -> list[str]:
@@ -114,6 +122,23 @@ def test_a_judge_that_compares_no_gradients_is_found_out(exercise):
     blind = dataclasses.replace(exercise, gradient=())
     found = holes(exercise, judge=lambda _, function: judge(blind, function))
     assert any("wrong gradient" in hole for hole in found)
+
+
+@pytest.mark.parametrize(
+    ("part", "blind", "unnoticed"),
+    [
+        ("_fault", lambda *a: None, "a little off"),
+        ("_close", lambda *a: True, "a little off"),
+        ("_notebook_global", lambda *a: None, "reads a global"),
+        ("_untouched", lambda *a: True, "changes its argument"),
+        ("_is_stub", lambda *a: False, "the stub counts as an attempt"),
+        ("_alike", lambda *a: False, "wrong answer: mask not used"),
+        ("_alike", lambda *a: True, "wrong answer: times the mask"),
+    ],
+)
+def test_a_judge_with_one_part_broken_is_found_out(part, blind, unnoticed, monkeypatch):
+    monkeypatch.setattr(engine, part, blind)
+    assert any(unnoticed in hole for hole in holes(engine.find("2.3")))
 
 
 @by_key
@@ -180,6 +205,19 @@ def test_what_check_returns_can_be_checked_again(capsys):
     assert check("1.2", check("1.2", engine.find("1.2").reference)).passed
 
 
+@pytest.mark.parametrize("answer", [stub, lambda length: None])
+def test_a_check_cell_that_is_run_again_says_the_same(answer, capsys):
+    """`f = check(key, f)` has replaced f by what check returned, the reference inside it."""
+    first = check("1.2", answer)
+    again = check("1.2", check("1.2", first))
+    assert again.status == first.status != "passed"
+    assert len(set(capsys.readouterr().out.split("1.2 (causal mask)"))) == 2
+
+
+def test_what_check_returns_shows_no_address():
+    assert repr(check("1.2", stub)) == "<exercise 1.2: not attempted>"
+
+
 def test_not_a_function(capsys):
     assert check("1.2", 3).status == "wrong"
     assert "expected your function, got int" in capsys.readouterr().out
@@ -205,16 +243,93 @@ def test_an_unknown_key_is_told_which_there_are(key):
 
 @by_key
 def test_messages_are_the_same_every_time_and_name_no_address(exercise):
-    answers = [wrong.function for wrong in exercise.wrong]
-    answers += [function for _, function, _ in generic_wrongs(exercise)]
-    threads = torch.get_num_threads()
-    for answer in answers:
-        first = judge(exercise, answer)[1]
-        torch.set_num_threads(2)
-        second = judge(exercise, answer)[1]
-        torch.set_num_threads(threads)
-        assert first == second
-        assert "0x" not in first and "<function" not in first
+    named = [wrong.function for wrong in exercise.wrong]
+    first = [judge(exercise, answer)[1] for answer in named]
+    torch.set_num_threads(2)
+    assert [judge(exercise, answer)[1] for answer in named] == first
+    torch.set_num_threads(1)
+    first += [judge(exercise, answer)[1] for _, answer, _ in generic_wrongs(exercise)]
+    assert not any("0x" in message or "<function" in message for message in first)
+
+
+def test_an_exception_is_told_without_its_address_and_its_later_lines():
+    def raises(length):
+        raise ValueError(f"{object()} is\nodd")
+
+    message = judge(engine.find("1.2"), raises)[1]
+    assert "raised ValueError: <object object> is." in message
+
+
+def test_what_torch_cannot_do_is_not_a_stub():
+    status, message = judge(engine.find("2.1"), lambda probs: torch.complex(probs, probs).min())
+    assert status == "wrong" and "raised NotImplementedError" in message
+
+
+def leave(*arguments):
+    raise SystemExit
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        leave,
+        lambda lp, mask: (lp + 0j).sum(-1),
+        lambda lp, mask: lp.sum(-1).to("meta"),
+        lambda lp, mask: lp.sum(-1).to_sparse(),
+        lambda lp, mask: lp.resize_(1, 1),
+        lambda lp, mask: [lp],
+        lambda: None,
+    ],
+)
+def test_nothing_that_an_answer_does_is_raised(answer):
+    assert judge(engine.find("2.3"), answer)[0] == "wrong"
+
+
+def test_warnings_are_not_for_readers(recwarn):
+    def warns(length):
+        warnings.warn("with a path", stacklevel=1)
+        return torch.ones(length, length).tril().bool()
+
+    assert judge(engine.find("1.2"), warns)[0] == "passed"
+    assert not recwarn.list
+
+
+def test_an_argument_may_be_changed_in_a_copy_only():
+    """Torch would refuse the second one in words of its own, which name a leaf."""
+
+    def copies(log_probs, mask):
+        log_probs = log_probs.clone()
+        log_probs[mask == 0] = 0
+        return log_probs.sum(-1)
+
+    def writes(log_probs, mask):
+        log_probs[mask == 0] = 0
+        return log_probs.sum(-1)
+
+    assert judge(engine.find("2.3"), copies)[0] == "passed"
+    status, message = judge(engine.find("2.3"), writes)
+    assert status == "wrong" and "changes its argument 'log_probs'" in message
+
+
+def test_a_gradient_is_asked_for_under_no_grad_too():
+    with torch.no_grad():
+        assert judge(engine.find("2.3"), engine.find("2.3").reference)[0] == "passed"
+
+
+def test_long_results_are_told_by_the_first_wrong_entry():
+    def last_is_wrong(completions, eos_id):
+        mask = engine.find("2.5").reference(completions.repeat(1, 3), eos_id)
+        return mask[:, : completions.shape[1]] ^ (torch.arange(completions.shape[1]) == 3)
+
+    wide = engine.Case("wide", (torch.full((4, 6), 5), 2))
+    exercise = dataclasses.replace(engine.find("2.5"), cases=(wide,))
+    message = judge(exercise, last_is_wrong)[1]
+    assert "Case 'wide':\n  at [0, 3]:\n  expected True\n  got      False\n" in message
+
+
+def test_digits_show_the_difference():
+    message = judge(engine.find("1.1"), lambda ids: corpus.bigram_entropy(ids) + 2e-6)[1]
+    assert "  expected 0.63651417\n  got      0.63651617\n" in message
 
 
 def test_the_readers_random_numbers_are_left_alone():
@@ -233,6 +348,42 @@ def test_a_helper_of_the_readers_own_is_allowed_but_looked_into():
     assert judge(engine.find("1.2"), notebook["good"])[0] == "passed"
     status, message = judge(engine.find("1.2"), notebook["bad"])
     assert status == "wrong" and "'size'" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("size", "size"),
+        ("model", "model"),
+        ("[size for _ in range(2)]", "size"),
+        ("solved(length)", "size"),
+        ("Helper.method", "size"),
+        ("inf, float64, isfinite, Tensor, torch, length", None),
+    ],
+)
+@pytest.mark.parametrize("decorator", ["", "@torch.no_grad()\n"])
+def test_what_a_function_reads_from_the_notebook(line, name, decorator):
+    notebook = {"model": torch.nn.Linear(1, 1), "size": 3}
+    imports = "import torch\nfrom math import inf, isfinite\nfrom torch import float64, Tensor\n"
+    exec(f"{imports}def sly(length): return size", notebook)
+    exec("class Helper:\n    def method(self): return size", notebook)
+    notebook["solved"] = Checked("1.2", notebook["sly"], "passed")
+    exec(f"{decorator}def f(length):\n    {line}\n    return torch.ones(length)", notebook)
+    assert engine._notebook_global(notebook["f"]) == name
+
+
+def test_a_closure_is_looked_into():
+    def outer(data):
+        return lambda length: (data, torch.ones(length, length).tril().bool())[1]
+
+    assert "'data'" in judge(engine.find("1.2"), outer(torch.ones(1)))[1]
+    assert judge(engine.find("1.2"), outer(torch.ones))[0] == "passed"
+
+
+def test_a_wrong_value_that_reads_the_notebook_is_told_so():
+    notebook = {"torch": torch, "length_of_text": 3}
+    exec("def f(length): return torch.ones(length, length_of_text).bool()", notebook)
+    assert "reads 'length_of_text'" in judge(engine.find("1.2"), notebook["f"])[1]
 
 
 def test_an_exercise_already_solved_may_be_used_in_the_next(capsys):

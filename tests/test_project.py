@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from minigrpo.exercises import engine
+from tools import readme
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -79,7 +82,7 @@ def test_ci_runs_the_test_command_of_the_readme():
     last = text(".ci/run").rstrip().splitlines()[-1]
     assert last == "exec make test"
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
-    assert re.search(r"^make test$", text("README.md"), re.MULTILINE), "README.md: no `make test`"
+    assert re.search(r"^make test\b", text("README.md"), re.MULTILINE), "README.md: no `make test`"
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
@@ -107,3 +110,30 @@ def test_files_called_by_the_makefile_exist():
 
 def test_license_is_the_one_declared():
     assert text("LICENSE").startswith(f"{project()['project']['license']} License")
+
+
+def test_figures_of_the_readme_are_those_of_the_notebooks():
+    found = readme.figures()
+    assert found, "README.md shows no figure of a notebook"
+    for path, png in found.items():
+        assert path.read_bytes() == png, f"{path.name} is stale: run make execute"
+
+
+@pytest.mark.parametrize("cell, count", [("setup", 0), ("nowhere", 0)])
+def test_a_figure_that_its_notebook_does_not_have_is_an_error(tmp_path, cell, count):
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    (tmp_path / "README.md").write_text(f"![x](figures/01_char_gpt.{cell}.png)")
+    with pytest.raises(ValueError, match=f"cell '{cell}' of 01_char_gpt has {count} figures"):
+        readme.figures(tmp_path)
+
+
+def test_the_message_in_the_readme_is_what_a_reader_sees():
+    exercise = engine.find("2.4")
+    upside_down = next(wrong for wrong in exercise.wrong if wrong.name == "old over new")
+    assert engine.judge(exercise, upside_down.function)[1] in text("README.md")
+
+
+def test_the_readme_counts_the_exercises():
+    for number in (1, 2):
+        row = next(line for line in text("README.md").splitlines() if f"| {number:02d} |" in line)
+        assert row.rstrip("| ").endswith(f"| {len(engine.records(number))}")

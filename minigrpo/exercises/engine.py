@@ -10,18 +10,27 @@ from __future__ import annotations
 import dis
 import importlib
 import inspect
+import math
 import os
 import re
+import textwrap
 import types
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
+from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Function = Callable[..., Any]
+
+LONG = 20
+"""Of a tensor with more entries than this, a message shows only the first that is wrong."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +100,21 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a function did with one case: an exception, or a value and its gradients."""
+    """What a function did with one case.
+
+    Attributes:
+        error: the exception in words, or None.
+        attempted: False for a stub that raises NotImplementedError.
+        value: what it returned; a tensor without its graph.
+        gradients: one per argument asked for; None where nothing flows back.
+        changed: the place of the first argument that was changed in place, or None.
+    """
 
     error: str | None = None
+    attempted: bool = True
     value: Any = None
     gradients: tuple[Tensor | None, ...] = ()
+    changed: int | None = None
 
 
 class Checked:
@@ -105,11 +124,15 @@ class Checked:
         use: the reader's function if it passed, the reference otherwise.
         passed: whether it passed.
         status: "passed", "not attempted" or "wrong".
+        attempt: what the reader wrote, for `f = check(key, f)` in a cell that is run again.
     """
 
-    def __init__(self, key: str, use: Function, status: str) -> None:
+    def __init__(
+        self, key: str, use: Function, status: str, attempt: Function | None = None
+    ) -> None:
         self.key, self.use, self.status = key, use, status
         self.passed = status == "passed"
+        self.attempt = use if attempt is None else attempt
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.use(*args, **kwargs)
@@ -133,12 +156,14 @@ def check(key: str, function: Function) -> Checked:
         AssertionError: strict, and not passed.
     """
     exercise = find(key)
+    if isinstance(function, Checked):
+        function = function.attempt
     status, message = judge(exercise, function)
     if os.environ.get("MINIGRPO_STRICT") == "1" and status != "passed":
         raise AssertionError(message)
     print(message)
     use = function if status == "passed" else exercise.reference
-    return Checked(key, use, status)
+    return Checked(key, use, status, attempt=function)
 
 
 _hints_given: dict[str, int] = {}
@@ -186,7 +211,7 @@ def solution_source(key: str) -> str:
 def records(notebook: int) -> dict[str, Exercise]:
     """The exercises of one notebook by key; empty if it has none."""
     name = f"minigrpo.exercises.notebook_{notebook:02d}"
-    if importlib.util.find_spec(name) is None:
+    if find_spec(name) is None:
         return {}
     return {exercise.key: exercise for exercise in importlib.import_module(name).EXERCISES}
 
@@ -217,23 +242,22 @@ def find(key: str) -> Exercise:
 def judge(exercise: Exercise, function: Function) -> tuple[str, str]:
     """Decide. Returns the status ("passed", "not attempted", "wrong") and what to print."""
     title = f"{exercise.key} ({exercise.title})"
-    if isinstance(function, Checked):
-        function = function.use
     if not callable(function):
         return "wrong", f"{title}: expected your function, got {type(function).__name__}."
     wanted = _run_all(exercise, exercise.reference)
     got = _run_all(exercise, function)
-    if any(outcome.error == "NotImplementedError" for outcome in got):
+    if not all(outcome.attempted for outcome in got):
         more = f'Write it, or ask for hint("{exercise.key}").'
         return "not attempted", f"{title}: not attempted yet. {more}"
 
     faults = [_fault(exercise, w, g) for w, g in zip(wanted, got, strict=True)]
     if any(faults):
-        return "wrong", f"{title}: not right yet. {_explain(exercise, wanted, got, faults)}"
-    if (changed := _changed_argument(exercise, function)) is not None:
+        return "wrong", f"{title}: not right yet. {_explain(exercise, function, got, faults)}"
+    if (place := next((o.changed for o in got if o.changed is not None), None)) is not None:
+        name = list(inspect.signature(exercise.reference).parameters)[place]
         return "wrong", (
-            f"{title}: the numbers are right, but your function changes its argument number "
-            f"{changed + 1} in place, and whoever called it still needs it. Work on a copy."
+            f"{title}: the numbers are right, but your function changes its argument {name!r} in "
+            "place, and whoever called it still needs it. Work on a copy."
         )
     if (name := _notebook_global(function)) is not None:
         return "wrong", (
@@ -244,7 +268,7 @@ def judge(exercise: Exercise, function: Function) -> tuple[str, str]:
 
 
 def _explain(
-    exercise: Exercise, wanted: list[Outcome], got: list[Outcome], faults: list[str | None]
+    exercise: Exercise, function: Function, got: list[Outcome], faults: list[str | None]
 ) -> str:
     """The sentence of the named wrong answer that did the same, or the first difference."""
     at = next(i for i, fault in enumerate(faults) if fault)
@@ -253,6 +277,8 @@ def _explain(
         same = _run_all(exercise, wrong.function)
         if all(_alike(exercise, a, b) for a, b in zip(got, same, strict=True)):
             return f"{wrong.sentence}\n{first}"
+    if (name := _notebook_global(function)) is not None:
+        first += f"\nYour function reads {name!r} from the notebook. Is an argument meant?"
     return f'{first}\nhint("{exercise.key}") leads on.'
 
 
@@ -274,43 +300,73 @@ def _arguments(case: Case, gradient: tuple[int, ...] = ()) -> list[Any]:
 
 
 def _run(function: Function, case: Case, gradient: tuple[int, ...]) -> Outcome:
-    arguments = _arguments(case, gradient)
-    try:
-        # Forked: a function that draws random numbers shall not change the reader's next draw.
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.manual_seed(0)
+    leaves = _arguments(case, gradient)
+    # Forked: a function that draws random numbers shall not change the reader's next draw.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
+        torch.manual_seed(0)
+        warnings.simplefilter("ignore")  # they name a file and a line of this machine
+        # Copies once more: torch forbids to change a leaf in place, in words of its own.
+        arguments = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        try:
             value = function(*arguments)
-            gradients = _gradients(value, [arguments[place] for place in gradient])
-    except NotImplementedError:
-        return Outcome(error="NotImplementedError")
-    except Exception as error:  # whatever the reader's function raises is an answer
-        return Outcome(error=_describe_error(error))
-    return Outcome(
-        value=value.detach() if isinstance(value, Tensor) else value, gradients=gradients
-    )
+            gradients = _gradients(value, [leaves[place] for place in gradient])
+            value = _plain(value)
+        except (Exception, SystemExit) as error:  # whatever the reader's function raises
+            return Outcome(error=_describe_error(error), attempted=not _is_stub(error))
+    changed = (i for i, (a, b) in enumerate(zip(arguments, leaves)) if not _untouched(a, b))
+    return Outcome(value=value, gradients=gradients, changed=next(changed, None))
 
 
 def _gradients(value: Any, arguments: list[Tensor]) -> tuple[Tensor | None, ...]:
     """Gradients of a weighted sum of the result; the weights differ, so that no entry hides."""
-    if not isinstance(value, Tensor) or not value.requires_grad:
+    if not (isinstance(value, Tensor) and value.requires_grad and value.is_floating_point()):
         return (None,) * len(arguments)
-    weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype).view(value.shape)
-    found = torch.autograd.grad((value * weights).sum(), arguments, allow_unused=True)
+    weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype, device=value.device)
+    total = (value * weights.view(value.shape)).sum()
+    found = torch.autograd.grad(total, arguments, allow_unused=True)
     return tuple(
         torch.zeros_like(a) if g is None else g for a, g in zip(arguments, found, strict=True)
     )
 
 
-def _describe_error(error: Exception) -> str:
+def _plain(value: Any) -> Any:
+    """Comparable to the reference's: a tensor without graph, dense, on the CPU; NumPy's floats."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return value if value.layout == torch.strided else value.to_dense()
+    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
+
+
+def _untouched(after: Any, before: Any) -> bool:
+    if not isinstance(before, Tensor):
+        return True
+    if (after.shape, after.dtype) != (before.shape, before.dtype):
+        return False
+    return torch.equal(after.nan_to_num(nan=0.5), before.nan_to_num(nan=0.5))
+
+
+def _is_stub(error: BaseException) -> bool:
+    """Whether a line of Python raised it: torch has a NotImplementedError too, for operations."""
+    traceback = error.__traceback__
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    names = traceback.tb_frame.f_code.co_names
+    return isinstance(error, NotImplementedError) and "NotImplementedError" in names
+
+
+def _describe_error(error: BaseException) -> str:
     """Type and first line, without what differs between machines."""
     first = (str(error).strip().splitlines() or [""])[0]
-    first = re.sub(r" at 0x[0-9a-f]+", "", first)[:120]
+    first = re.sub(r"( at)? 0x[0-9a-fA-F]+", "", first)
+    first = textwrap.shorten(first, 200, placeholder=" ...").removesuffix(".")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _kind(value: Tensor) -> str:
     if value.dtype == torch.bool:
         return "true or false (bool)"
+    if value.is_complex():
+        return "complex numbers"
     return "floating point" if value.is_floating_point() else "whole numbers"
 
 
@@ -318,21 +374,22 @@ def _fault(exercise: Exercise, wanted: Outcome, got: Outcome) -> str | None:
     """What is wrong with one outcome, in words to stand after a colon; None if nothing is."""
     if got.error is not None:
         return f" your function raised {got.error}."
-    value, right = got.value, torch.as_tensor(wanted.value)
+    value, right = got.value, _tensor(wanted.value)
     if value is None:
         return " your function returned None. Is the `return` missing?"
     if not isinstance(value, Tensor):
-        if not (exercise.number and isinstance(value, int | float)):
-            return f" expected a tensor, got {type(value).__name__}."
-        value = torch.tensor(float(value), dtype=right.dtype)
+        if not (exercise.number and type(value) in (int, float)):
+            kind = "a number" if exercise.number else "a tensor"
+            return f" expected {kind}, got {type(value).__name__}."
+        value = _tensor(value)
     if value.shape != right.shape:
         return f" expected shape {tuple(right.shape)}, got {tuple(value.shape)}."
     if _kind(value) != _kind(right):
         return f" expected {_kind(right)}, got {_kind(value)}."
     if (value.isnan() & ~right.isnan()).any():
-        return f" NaN where there is none:\n  expected {_show(right)}\n  got      {_show(value)}"
+        return f" NaN where a number belongs:{_difference(exercise, right, value)}"
     if not _close(exercise, value, right):
-        return f"\n  expected {_show(right)}\n  got      {_show(value)}"
+        return _difference(exercise, right, value)
     for mine, true in zip(got.gradients, wanted.gradients, strict=True):
         if mine is None and true is not None:
             return (
@@ -341,16 +398,23 @@ def _fault(exercise: Exercise, wanted: Outcome, got: Outcome) -> str | None:
             )
         if true is not None and not _close(exercise, mine, true):
             return (
-                " the value is right, but its gradient is not:\n"
-                f"  expected {_show(true)}\n  got      {_show(mine)}"
+                f" the value is right, but its gradient is not:{_difference(exercise, true, mine)}"
             )
     return None
 
 
+def _tensor(value: Tensor | float) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
 def _close(exercise: Exercise, a: Tensor, b: Tensor) -> bool:
-    a, b = a.double(), b.double()
+    return a.shape == b.shape and bool(_agree(exercise, a, b).all())
+
+
+def _agree(exercise: Exercise, a: Tensor, b: Tensor) -> Tensor:
+    """Entry by entry, bool."""
     limit = exercise.tolerance
-    return a.shape == b.shape and torch.allclose(a, b, rtol=limit, atol=limit, equal_nan=True)
+    return torch.isclose(a.double(), b.double(), rtol=limit, atol=limit, equal_nan=True)
 
 
 def _alike(exercise: Exercise, a: Outcome, b: Outcome) -> bool:
@@ -359,7 +423,7 @@ def _alike(exercise: Exercise, a: Outcome, b: Outcome) -> bool:
         return (a.error or "").split(":")[0] == (b.error or "").split(":")[0]
     if not all(isinstance(x.value, Tensor | int | float) for x in (a, b)):
         return a.value is b.value
-    first, second = torch.as_tensor(a.value), torch.as_tensor(b.value)
+    first, second = _tensor(a.value), _tensor(b.value)
     if first.shape != second.shape or _kind(first) != _kind(second):
         return False
     if not _close(exercise, first, second):
@@ -370,53 +434,74 @@ def _alike(exercise: Exercise, a: Outcome, b: Outcome) -> bool:
     )
 
 
-def _show(tensor: Tensor) -> str:
-    """Rounded to 4 decimals, by hand: how torch prints depends on its settings."""
+def _difference(exercise: Exercise, right: Tensor, value: Tensor) -> str:
+    """Both, or where they are long the first entry that is wrong; to stand after a colon."""
+    where = ""
+    if right.numel() > LONG:
+        at = (~_agree(exercise, value, right)).nonzero()[0].tolist()
+        where = f"\n  at {at}:"
+        right, value = right[tuple(at)], value[tuple(at)]
+    # Four decimals, unless it takes more to see the difference.
+    digits = next((d for d in (4, 8) if _show(right, d) != _show(value, d)), 12)
+    return f"{where}\n  expected {_show(right, digits)}\n  got      {_show(value, digits)}"
+
+
+def _show(tensor: Tensor, digits: int) -> str:
+    """Rounded by hand: how torch prints depends on its settings."""
     if tensor.dim() == 0:
         number = tensor.item()
         # + 0.0 turns -0.0 into 0.0
-        return f"{round(number, 4) + 0.0:g}" if tensor.is_floating_point() else str(number)
-    return "[" + ", ".join(_show(row) for row in tensor.detach()) + "]"
-
-
-def _changed_argument(exercise: Exercise, function: Function) -> int | None:
-    """The place of an argument that the function writes into, or None."""
-    for case in exercise.cases:
-        given, kept = _arguments(case), _arguments(case)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            function(*given)
-        for place, (after, before) in enumerate(zip(given, kept, strict=True)):
-            if isinstance(after, Tensor) and not torch.equal(
-                after.double().nan_to_num(nan=0.5), before.double().nan_to_num(nan=0.5)
-            ):
-                return place
-    return None
+        return f"{round(number, digits) + 0.0:.12g}" if tensor.is_floating_point() else str(number)
+    return "[" + ", ".join(_show(row, digits) for row in tensor) + "]"
 
 
 def _notebook_global(function: Function) -> str | None:
-    """The first global name that the function reads and that is data, not code; None if none.
+    """The first name outside the function that it reads and that is data, not code; None if none.
 
-    Modules, classes, and functions are fine, the reader's own helpers too (which are looked into).
+    Modules, classes and functions are fine, and numbers from `math`; a model is data. The reader's
+    own functions are looked into, those of libraries are not.
     """
+    function = _unwrapped(function)
+    home = getattr(function, "__globals__", None)
     seen: set[int] = set()
     waiting = [function]
-    while waiting:
+    while waiting and home is not None:
         current = waiting.pop()
-        code = getattr(current, "__code__", None)
-        if code is None or id(current) in seen:
+        if id(current) in seen or getattr(current, "__globals__", None) is not home:
             continue
         seen.add(id(current))
-        for name in _globals_read(code):
-            if name not in current.__globals__:
-                continue  # a builtin
-            value = current.__globals__[name]
-            if isinstance(value, types.ModuleType) or callable(value):
-                ours = getattr(value, "__globals__", None) is current.__globals__
-                waiting.extend([value] if ours else [])
-            else:
+        for name, value in _outside(current):
+            value = _unwrapped(value)
+            if isinstance(value, types.FunctionType):
+                waiting.append(value)
+            elif isinstance(value, type):
+                waiting.extend(vars(value).values())
+            elif isinstance(value, nn.Module) or not (_is_library(value) or callable(value)):
                 return name
     return None
+
+
+def _unwrapped(value: Any) -> Any:
+    """What is behind a solved exercise, and behind decorators such as `torch.no_grad()`."""
+    while isinstance(value, Checked) or hasattr(value, "__wrapped__"):
+        value = value.use if isinstance(value, Checked) else value.__wrapped__
+    return value
+
+
+def _is_library(value: Any) -> bool:
+    """Modules, and constants that were imported by name, such as `inf` and `float64`."""
+    constants = vars(math).values()
+    return isinstance(value, types.ModuleType | torch.dtype) or any(value is c for c in constants)
+
+
+def _outside(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The (name, value) of everything that a function reads from around it."""
+    for name in _globals_read(function.__code__):
+        if name in function.__globals__:  # not a builtin
+            yield name, function.__globals__[name]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        with suppress(ValueError):  # an empty cell: a name that nobody has set
+            yield name, cell.cell_contents
 
 
 def _globals_read(code: types.CodeType) -> Iterator[str]:

@@ -53,6 +53,12 @@ def _no_gaps(ids: Tensor) -> float:
     return _entropy(pairs) - _entropy(pairs.view(size, size).sum(1))
 
 
+def _commonest_row(ids: Tensor) -> float:
+    pairs = _pairs(ids)
+    row = pairs[pairs.sum(1).argmax()]
+    return _entropy(row) * float(row.sum() / pairs.sum())
+
+
 BIGRAM_ENTROPY = Exercise(
     key="1.1",
     title="bigram entropy",
@@ -104,7 +110,7 @@ BIGRAM_ENTROPY = Exercise(
     ),
     cases=(
         Case("aaab, with a gap in the ids", (torch.tensor([0, 0, 0, 5]),)),
-        Case("aabb", (torch.tensor([0, 0, 1, 1]),)),
+        Case("three letters", (torch.tensor([0, 1, 0, 2, 0, 1, 1, 2, 1]),)),
     ),
     hints=(
         "Count the pairs (ids[:-1], ids[1:]) in a square table: one row per first character.",
@@ -114,7 +120,7 @@ BIGRAM_ENTROPY = Exercise(
         "sums. Leave out the zeros, or use torch.special.entr(p), which is -p ln p with 0 at 0.",
     ),
     number=True,
-    lapses=(_no_gaps,),
+    lapses=(_no_gaps, _commonest_row),
 )
 
 
@@ -242,6 +248,18 @@ ATTENTION = Exercise(
             lambda q, k, v, m: _attention(q, k, v, torch.ones_like(m)),
             "The mask is not used, so every position reads the future.",
         ),
+        Answer(
+            "mask upside down",
+            lambda q, k, v, m: _attention(q, k, v, ~m),
+            "You hide what may be read. True means: may be read, so the minus infinity goes where "
+            "the mask is False.",
+        ),
+        Answer(
+            "a causal mask of its own",
+            lambda q, k, v, m: _attention(q, k, v, gpt.causal_mask(len(m))),
+            "You build a causal mask instead of using the one you are given. With padding, or a "
+            "window, the mask is another.",
+        ),
     ),
     cases=(
         Case(
@@ -257,6 +275,13 @@ ATTENTION = Exercise(
             "two texts, three heads",
             (*wave(3, 2, 3, 5, 4).unbind(0), gpt.causal_mask(5)),
         ),
+        Case(
+            "a mask that is not causal",
+            (
+                *wave(3, 2, 2, 3, 3).unbind(0),
+                torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]]).bool(),
+            ),
+        ),
     ),
     hints=(
         "Three steps: scores of every query with every key, shares, sum of the values.",
@@ -265,7 +290,10 @@ ATTENTION = Exercise(
         "scores.masked_fill(~mask, -torch.inf) before softmax(dim=-1); then @ value.",
     ),
     gradient=(0, 1, 2),
-    lapses=(lambda q, k, v, m: attention(q, k, v, m).squeeze(),),
+    lapses=(
+        lambda q, k, v, m: attention(q, k, v, m).squeeze(),
+        lambda q, k, v, m: attention(q, k * (q.shape[-1] / q.shape[-2]) ** 0.5, v, m),  # root of S
+    ),
 )
 
 
@@ -278,9 +306,14 @@ def next_token_loss(logits, input_ids):
     return F.cross_entropy(predictions.flatten(0, 1), targets.flatten())
 
 
+def _own(scores: Tensor, targets: Tensor) -> Tensor:
+    """The score of each target: (N, S, V), (N, S) -> (N, S)."""
+    return scores.gather(-1, targets[..., None]).squeeze(-1)
+
+
 def _priced(logits: Tensor, targets: Tensor) -> Tensor:
     """What each target costs, (N, S)."""
-    return -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    return -_own(logits.log_softmax(-1), targets)
 
 
 NEXT_TOKEN_LOSS = Exercise(
@@ -331,6 +364,12 @@ NEXT_TOKEN_LOSS = Exercise(
             "You average 1 - p. The price of a token is -ln p: it has no upper bound.",
         ),
         Answer(
+            "logarithm of the softmax",
+            lambda logits, ids: -_own(logits[:, :-1].softmax(-1), ids[:, 1:]).log().mean(),
+            "You take the softmax and then its logarithm. Where the model is sure, a probability "
+            "underflows to 0 and the price is infinite: log_softmax does both in one safe step.",
+        ),
+        Answer(
             "detached",
             lambda logits, ids: next_token_loss(logits, ids).detach(),
             "The number is right, but the gradient is cut off (detach, item or no_grad), so "
@@ -346,6 +385,13 @@ NEXT_TOKEN_LOSS = Exercise(
             ),
         ),
         Case("two windows", (wave(2, 4, 5), torch.tensor([[0, 3, 3, 1], [4, 0, 2, 2]]))),
+        Case(
+            "a very sure model",
+            (
+                torch.tensor([[[1000.0, 0.0]] * 2, [[0.0, 900.0]] * 2]),
+                torch.tensor([[0, 1], [1, 1]]),
+            ),
+        ),
     ),
     hints=(
         "Which positions predict something you can check, and which tokens are predicted?",
@@ -354,8 +400,8 @@ NEXT_TOKEN_LOSS = Exercise(
     ),
     gradient=(0,),
     lapses=(
-        lambda logits, ids: (
-            _priced(logits[:, :-1], ids[:, 1:]).sum() / (ids.shape[1] - 1)  # right for N = 1
+        lambda logits, ids: F.cross_entropy(  # windows and positions mixed up
+            logits[:, :-1].flatten(0, 1), ids[:, 1:].t().flatten()
         ),
         lambda logits, ids: _priced(logits.squeeze()[:, :-1], ids.squeeze()[:, 1:]).mean(),
     ),
@@ -413,6 +459,12 @@ LOG_PROBS_AT_A_TEMPERATURE = Exercise(
             "logits, before the softmax.",
         ),
         Answer(
+            "logarithm of the softmax",
+            lambda z, t: (z / t).softmax(-1).log(),
+            "You take the softmax and then its logarithm. A small probability underflows to 0, and "
+            "its logarithm is minus infinity: log_softmax does both in one safe step.",
+        ),
+        Answer(
             "no temperature",
             lambda z, t: z.log_softmax(-1),
             "The temperature is not used.",
@@ -421,6 +473,7 @@ LOG_PROBS_AT_A_TEMPERATURE = Exercise(
     cases=(
         Case("a quarter and three quarters at 0.5", (torch.tensor([0.25, 0.75]).log(), 0.5)),
         Case("a batch at 2", (wave(2, 3, 4), 2.0)),
+        Case("a very sure model", (torch.tensor([[[1000.0, 0.0, -500.0]]]), 0.5)),
     ),
     hints=(
         "At which point must T act: before or after the softmax? Only one leaves a sum of 1.",
@@ -428,7 +481,10 @@ LOG_PROBS_AT_A_TEMPERATURE = Exercise(
         "tensor.log_softmax(dim=-1) normalises over the vocabulary, whatever comes before it.",
     ),
     gradient=(0,),
-    lapses=(lambda z, t: (z / t).log_softmax(2),),
+    lapses=(
+        lambda z, t: (z / t).log_softmax(2),
+        lambda z, t: (z / t).flatten().log_softmax(0).view(z.shape),
+    ),
 )
 
 EXERCISES = (

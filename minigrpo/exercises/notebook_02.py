@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minigrpo import logprobs, objective, sampling
 from minigrpo.exercises.engine import Answer, Case, Exercise
-from minigrpo.exercises.notebook_01 import wave
+from minigrpo.exercises.notebook_01 import _own, wave
 
 NAN, INF = math.nan, math.inf
 
@@ -44,6 +44,12 @@ LOG_PRODUCT = Exercise(
             "underflows to 0 before the logarithm sees it: take the logarithms first, and add.",
         ),
         Answer(
+            "higher precision",
+            lambda probs: probs.double().prod(-1).log(),
+            "You multiply in float64, which only moves the wall: a few hundred factors more and "
+            "the product is 0 again. Take the logarithms first, and add.",
+        ),
+        Answer(
             "product of the logarithms",
             lambda probs: probs.log().prod(-1),
             "You multiply the logarithms. The logarithm of a product is the *sum* of logarithms.",
@@ -73,6 +79,7 @@ LOG_PRODUCT = Exercise(
     cases=(
         Case("worked by hand", (torch.tensor([[0.5, 0.25, 0.5], [0.1, 0.2, 0.9]]),)),
         Case("200 factors of 0.1 in float32", (torch.full((1, 200), 0.1),), as_given=True),
+        Case("400 factors of 0.1", (torch.full((400,), 0.1),)),
     ),
     hints=(
         "What is the logarithm of a * b?",
@@ -80,7 +87,10 @@ LOG_PRODUCT = Exercise(
         "Then sum over the last dimension.",
     ),
     gradient=(0,),
-    lapses=(lambda probs: probs.log().sum(-1).mean().expand(len(probs)),),
+    lapses=(
+        lambda probs: probs.shape[-1] * probs.mean(-1).log(),  # as if all factors were equal
+        lambda probs: sum(part.prod(-1).log() for part in probs.split(100, dim=-1)),
+    ),
     tolerance=1e-5,
 )
 
@@ -103,10 +113,6 @@ class _Fixed(torch.nn.Module):
 
     def forward(self, input_ids: Tensor, **_: object) -> _Fixed:
         return self
-
-
-def _own(scores: Tensor, ids: Tensor) -> Tensor:
-    return scores.gather(-1, ids[..., None]).squeeze(-1)
 
 
 def _cross_entropy_per_token(logits: Tensor, ids: Tensor) -> Tensor:
@@ -158,6 +164,12 @@ TOKEN_LOG_PROBS = Exercise(
             "vocabulary, the last dimension.",
         ),
         Answer(
+            "logarithm of the softmax",
+            lambda z, ids: _own(z.softmax(-1)[:, :-1], ids[:, 1:]).log(),
+            "You take the softmax and then its logarithm. A small probability underflows to 0, and "
+            "its logarithm is minus infinity: log_softmax does both in one safe step.",
+        ),
+        Answer(
             "probabilities",
             lambda z, ids: _own(z.softmax(-1)[:, :-1], ids[:, 1:]),
             "These are probabilities. Their logarithms are asked for: log_softmax.",
@@ -177,6 +189,13 @@ TOKEN_LOG_PROBS = Exercise(
     cases=(
         Case("the counting model", (40.0 * F.one_hot((COUNT + 1) % 6, 6), COUNT)),
         Case("two rows", (wave(2, 4, 5), torch.tensor([[0, 3, 3, 1], [4, 0, 2, 2]]))),
+        Case(
+            "a very sure model",
+            (
+                torch.tensor([[[1000.0, 0.0]] * 3, [[0.0, 900.0]] * 3]),
+                torch.tensor([[0, 1, 0]] * 2),
+            ),
+        ),
     ),
     hints=(
         "Write down for S = 4 which logits predict which token. Which are left over?",
@@ -187,7 +206,7 @@ TOKEN_LOG_PROBS = Exercise(
     gradient=(0,),
     lapses=(
         lambda z, ids: z[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(),
-        lambda z, ids: torch.zeros_like(z[:, :-1, 0]),
+        lambda z, ids: token_log_probs(z, ids[:1].expand(len(ids), -1)),  # the first row's text
     ),
 )
 
@@ -267,7 +286,7 @@ SEQUENCE_LOG_PROBS = Exercise(
             "garbage after the end",
             (
                 torch.tensor([[-1.0, -INF, NAN], [-2.0, -0.5, INF]]),
-                torch.tensor([[1, 0, 0], [1, 1, 0]]),
+                torch.tensor([[1, 0, 0], [1, 1, 0]]).bool(),  # as `sample` returns it
             ),
         ),
     ),
@@ -346,6 +365,12 @@ SEQUENCE_RATIO = Exercise(
             "The mask is not used: what stands after the end of a row enters the ratio.",
         ),
         Answer(
+            "quotient of probabilities",
+            lambda new, old, mask: _real(new, mask).sum(-1).exp() / _real(old, mask).sum(-1).exp(),
+            "You take exp first and divide then. The probability of a long text underflows to 0, "
+            "and 0/0 is NaN: subtract in log space, and take exp once, at the end.",
+        ),
+        Answer(
             "difference of probabilities",
             lambda new, old, mask: _real(new, mask).sum(-1).exp() - _real(old, mask).sum(-1).exp(),
             "You subtract probabilities. A ratio is a quotient, in log space: exp of a difference.",
@@ -377,7 +402,15 @@ SEQUENCE_RATIO = Exercise(
             (
                 torch.tensor([[-1.0, -2.0, NAN], [-3.0, -INF, INF]]),
                 torch.tensor([[-1.5, -1.75, -INF], [-2.5, NAN, 0.0]]),
-                torch.tensor([[1, 1, 0], [1, 0, 0]]),
+                torch.tensor([[1, 1, 0], [1, 0, 0]]).bool(),  # as `sample` returns it
+            ),
+        ),
+        Case(
+            "a long text",
+            (
+                torch.full((1, 200), -6.0),
+                torch.full((1, 200), -6.01),
+                torch.ones(1, 200, dtype=torch.long),
             ),
         ),
     ),
@@ -387,7 +420,7 @@ SEQUENCE_RATIO = Exercise(
         "Sum the masked differences over dim=-1, then exp, once, at the very end.",
     ),
     gradient=(0,),
-    lapses=(lambda new, old, mask: sequence_ratio(new[:, :-1], old[:, :-1], mask[:, :-1]),),
+    lapses=(lambda new, old, mask: sequence_ratio(new, old, mask).clamp(min=0.6),),
 )
 
 
@@ -467,8 +500,8 @@ COMPLETION_MASK = Exercise(
             (torch.tensor([[5, 2, 0, 7], [5, 6, 7, 8], [2, 0, 0, 0], [9, 4, 2, 0]]), 2),
         ),
         Case(
-            "padding is the EOS",
-            (torch.tensor([[5, 2, 2, 2], [3, 4, 5, 6], [2, 2, 2, 2]]), 2),
+            "EOS and padding are both 0",
+            (torch.tensor([[5, 0, 0, 0], [5, 6, 7, 8], [0, 0, 0, 0], [0, 5, 0, 5]]), 0),
         ),
     ),
     hints=(
@@ -477,7 +510,10 @@ COMPLETION_MASK = Exercise(
         "A position is real if no EOS stands *before* it: subtract the position's own EOS from "
         "the count, and compare with 0.",
     ),
-    lapses=(lambda ids, eos: (ids != eos) | ((ids == eos).cumsum(1) == 1),),
+    lapses=(
+        lambda ids, eos: _loop(ids, 0),
+        lambda ids, eos: _loop(ids, eos or -1),  # takes the id 0 for "there is no EOS"
+    ),
 )
 
 
@@ -544,6 +580,12 @@ PERPLEXITY = Exercise(
             "the number of tokens first.",
         ),
         Answer(
+            "root of the product",
+            lambda lp, mask: _real(lp, mask).exp().prod() ** (-1 / mask.sum()),
+            "You multiply the probabilities and take the root then. On a long text the product "
+            "underflows to 0: stay in log space until the very end.",
+        ),
+        Answer(
             "times the mask",
             lambda lp, mask: (-(lp * mask).sum() / mask.sum()).exp(),
             "You multiply by the mask, and 0 * NaN is NaN. Choose with torch.where instead.",
@@ -558,9 +600,10 @@ PERPLEXITY = Exercise(
             "ragged rows",
             (
                 torch.tensor([[-0.5, -1.5, -0.25, -1.0], [-3.0, -2.0, -7.0, -9.0]]),
-                torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]),
+                torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool(),  # as `sample` returns it
             ),
         ),
+        Case("a long text", (torch.full((2, 200), -3.0), torch.ones(2, 200, dtype=torch.long))),
     ),
     hints=(
         "Which tokens enter the mean, and with which weight?",

@@ -1,0 +1,149 @@
+"""What several test files share: tiny policies, and the proof that a test is able to fail."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType, SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from minigrpo.gpt import GPT, GPTConfig
+
+# ---------------------------------------------------------------------------------------------
+# mutations
+
+
+@contextmanager
+def mutated(function: Callable, old: str, new: str) -> Iterator[None]:
+    """For the length of a block, replace one line of a function, for everyone who imported it.
+
+    `old` is the whole line without its indentation. The code object is exchanged, not the name,
+    so callers in other modules meet the mutation too.
+    """
+    function = inspect.unwrap(function)
+    assert isinstance(function, FunctionType)
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    places = [i for i, line in enumerate(lines) if line.strip() == old]
+    assert len(places) == 1, f"{function.__name__} has {len(places)} lines that read {old!r}"
+    indentation = lines[places[0]][: -len(old)]
+    lines[places[0]] = indentation + new
+
+    header = "from __future__ import annotations\n"  # leave the signature's names alone
+    code = compile(header + "\n".join(lines), f"<mutation of {function.__name__}>", "exec")
+    namespace: dict[str, Callable] = {}
+    exec(code, vars(sys.modules[function.__module__]), namespace)
+    original = function.__code__
+    function.__code__ = inspect.unwrap(namespace[function.__name__]).__code__
+    try:
+        yield
+    finally:
+        function.__code__ = original
+
+
+def must_fail_on(*mutations: tuple[Callable, str, str]) -> Callable:
+    """Run a test without arguments as it is, and once per mutation, where it has to fail.
+
+    Each mutation is (function, line, the line instead). Failing means an AssertionError: a
+    mutation that only crashes shows nothing about the test.
+    """
+
+    def decorate(test: Callable[[], None]) -> Callable:
+        cases = [None, *mutations]
+        names = ["as it is", *(f"{f.__name__}: {new}" for f, _, new in mutations)]
+
+        @pytest.mark.parametrize("mutation", cases, ids=names)
+        def run(mutation):
+            if mutation is None:
+                test()
+                return
+            with mutated(*mutation), pytest.raises(AssertionError):
+                test()
+
+        run.__name__, run.__doc__ = test.__name__, test.__doc__
+        return run
+
+    return decorate
+
+
+# ---------------------------------------------------------------------------------------------
+# policies
+
+
+def tiny_gpt(seed: int = 0, *, vocab_size: int = 11, context: int = 24, std: float = 0.4) -> GPT:
+    """A GPT in float64 whose weights are large enough that every token and position matters."""
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(vocab_size, context, width=16, num_layers=2, num_heads=2)).double()
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=std)
+    return model
+
+
+def tiny_llama(seed: int = 0, *, vocab_size: int = 11, context: int = 24) -> LlamaForCausalLM:
+    """The same for transformers' Llama."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.4,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config).double()
+
+
+class Bigram(nn.Module):
+    """A policy to compute with by hand: row a of its (V, V) table holds the logits after token a.
+
+    It keeps no cache (`past_key_values` is None), and writes down what it was asked to read.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table)
+        self.read: list[Tensor] = []
+
+    def forward(self, input_ids: Tensor, **_) -> SimpleNamespace:
+        self.read.append(input_ids)
+        return SimpleNamespace(logits=self.table[input_ids], past_key_values=None)
+
+
+def successor(vocab_size: int, high: float = 0.0, low: float = -math.inf) -> Bigram:
+    """The policy that counts: after token a it is certain of (a + 1) % vocab_size."""
+    certain = torch.eye(vocab_size, dtype=torch.bool).roll(1, dims=1)
+    table = torch.full((vocab_size, vocab_size), low, dtype=torch.float64)
+    return Bigram(table.masked_fill(certain, high))
+
+
+# ---------------------------------------------------------------------------------------------
+# data
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers between -1 and 1 in float64, the same on every call."""
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1
+
+
+@st.composite
+def ragged_masks(draw: st.DrawFn) -> Tensor:
+    """Masks (N, T), holes included, with a real token in every row."""
+    columns = draw(st.integers(1, 5))
+    row = st.lists(st.booleans(), min_size=columns, max_size=columns).filter(any)
+    return torch.tensor(draw(st.lists(row, min_size=1, max_size=4)))
+
+
+GARBAGE = st.sampled_from([math.nan, math.inf, -math.inf, 1e30])
+"""What may stand where a mask is 0."""

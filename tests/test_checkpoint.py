@@ -1,0 +1,59 @@
+"""The files that ship in data/: what they promise, and that data/README.md tells it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from minigrpo.corpus import CharTokenizer, bigram_entropy, load_corpus, offline_text, split
+from minigrpo.gpt import GPT, load_gpt
+from minigrpo.pretrain import validation_loss
+from minigrpo.runtime import data_folder
+
+FOLDER = data_folder()
+CHECKPOINT = FOLDER / "char_gpt.safetensors"
+SHIPPED = sorted(
+    path.name
+    for path in FOLDER.iterdir()
+    if path.is_file() and path.name != "README.md" and not path.name.startswith(".")
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    return load_gpt(CHECKPOINT)
+
+
+def test_the_checkpoint_is_small():
+    assert CHECKPOINT.stat().st_size <= 2_000_000
+
+
+def test_the_checkpoint_reads_256_characters(model):
+    assert model.config.max_position_embeddings == 256
+    assert model.config.vocab_size == CharTokenizer().vocab_size
+
+
+def test_the_checkpoint_beats_the_bigrams_of_a_text_it_has_never_seen(model):
+    ids = CharTokenizer().encode(offline_text())
+    assert validation_loss(model, ids, 256, max_windows=64) < bigram_entropy(ids) - 0.3
+
+
+def test_the_checkpoint_knows_its_corpus(model):
+    corpus = load_corpus(download=False)
+    if not corpus.is_shakespeare:
+        pytest.skip("tinyshakespeare is not on this machine")
+    _, val = split(CharTokenizer().encode(corpus.text))
+    assert validation_loss(model, val, 256, max_windows=64) < 1.60
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_readme_names_every_file_with_its_checksum(name):
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert name in readme
+    assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() in readme
+
+
+def test_the_readme_tells_the_command_that_makes_the_checkpoint():
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert "python -m minigrpo.pretrain --out data/char_gpt.safetensors" in readme

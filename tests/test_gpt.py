@@ -1,0 +1,375 @@
+"""The GPT: nothing reads the future, the cache and padding change nothing, files come back."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support import must_fail_on, tiny_gpt
+from torch import nn
+from torch.testing import assert_close
+
+from minigrpo import gpt
+from minigrpo.gpt import (
+    GPT,
+    MLP,
+    DecoderBlock,
+    GPTConfig,
+    MultiHeadAttention,
+    causal_mask,
+    load_gpt,
+    positions_from_mask,
+    save_gpt,
+    sinusoids,
+)
+
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8], [0, 0, 0, 5, 7, 7, 2, 1]])
+LEFT = torch.tensor([[1] * 8, [0] + [1] * 7, [0, 0, 0] + [1] * 5])  # a mask for them
+
+
+def close(actual, expected):
+    """Equal to ten digits: everything here is computed in float64."""
+    assert_close(actual, expected, atol=1e-10, rtol=0)
+
+
+# ---------------------------------------------------------------------------------------------
+# sizes and start
+
+
+def test_the_default_model_has_the_parameters_counted_by_hand():
+    width, vocab, context, layers = 192, 65, 256, 2
+    block = 4 * width**2 + 2 * 4 * width**2 + 2 * 2 * width  # attention, MLP, two norms
+    expected = (vocab + context) * width + layers * block + 2 * width + width * vocab
+    assert sum(p.numel() for p in GPT(GPTConfig()).parameters()) == expected == 960_768
+
+
+def test_the_first_loss_is_that_of_no_opinion():
+    torch.manual_seed(0)
+    ids = torch.randint(65, (8, 64))
+    log_probs = GPT(GPTConfig())(ids).logits[:, :-1].log_softmax(-1)
+    loss = -log_probs.gather(-1, ids[:, 1:, None]).mean().item()
+    assert abs(loss - math.log(65)) < 0.05
+
+
+def test_logits_have_a_column_per_token_of_the_vocabulary():
+    output = tiny_gpt(vocab_size=13)(IDS)
+    assert output.logits.shape == (3, 8, 13)
+    assert output.past_key_values is None
+
+
+def test_sinusoids_are_waves_from_one_radian_a_position_downwards():
+    waves = sinusoids(50, 6)
+    assert waves.shape == (50, 6)
+    assert_close(waves[:, 0], torch.arange(50.0).sin())
+    assert_close(waves[:, 3], torch.arange(50.0).cos())
+    assert_close(waves[:, 1], (torch.arange(50.0) / 10_000 ** (2 / 6)).sin())
+    assert sinusoids(4, 5).shape == (4, 5)
+
+
+def test_the_block_can_be_exchanged():
+    class Attentionless(DecoderBlock):
+        def forward(self, x, mask=None, cache=None, layer=0):
+            return x + self.mlp(self.norm2(x))
+
+    model = GPT(GPTConfig(11, 24, 16, 3, 2), block=Attentionless)
+    assert [type(block) for block in model.blocks] == [Attentionless] * 3
+    logits = model(IDS).logits
+    changed = IDS.clone()
+    changed[:, 2] = 10
+    others = torch.arange(8) != 2
+    close(model(changed).logits[:, others], logits[:, others])
+
+
+# ---------------------------------------------------------------------------------------------
+# what each position reads
+
+
+def test_causal_mask_lets_the_last_queries_read_the_cached_keys():
+    assert causal_mask(3).int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert causal_mask(2, 4).int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+@must_fail_on(
+    (MultiHeadAttention.forward, "causal = mask is None and q.shape[2] > 1", "causal = False")
+)
+def test_a_later_token_changes_no_earlier_logit():
+    model = tiny_gpt()
+    logits = model(IDS).logits
+    for place in range(8):
+        changed = IDS.clone()
+        changed[:, place] = (changed[:, place] + 1) % 11
+        difference = (model(changed).logits - logits).abs().amax(dim=(0, 2))
+        assert (difference[:place] < 1e-12).all()
+        assert (difference[place:] > 1e-6).all()
+
+
+@must_fail_on(
+    (
+        GPT._mask,
+        "causal = causal_mask(new, total).to(device)",
+        "causal = torch.ones(new, total, dtype=torch.bool)",
+    )
+)
+def test_no_gradient_comes_from_the_future():
+    model = tiny_gpt()
+    embedded = []
+    model.token_embedding.register_forward_hook(lambda _, __, out: embedded.append(out))
+    logits = model(IDS, torch.ones_like(IDS)).logits
+    for place in range(8):
+        (gradient,) = torch.autograd.grad(logits[:, place].sum(), embedded[0], retain_graph=True)
+        reached = gradient.abs().amax(dim=(0, 2)) > 0
+        assert reached.tolist() == [other <= place for other in range(8)]
+
+
+def test_attention_is_softmax_of_scaled_products_times_values():
+    config = GPTConfig(width=12, num_heads=3)
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(config).double()
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    heads = []
+    for head in range(3):
+        part = slice(4 * head, 4 * head + 4)
+        q, k, v = (
+            x @ linear.weight[part].T
+            for linear in (attention.query, attention.key, attention.value)
+        )
+        scores = q @ k.transpose(1, 2) / math.sqrt(4)
+        future = torch.triu(torch.ones(5, 5, dtype=torch.bool), diagonal=1)
+        heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v)
+    close(attention(x), torch.cat(heads, dim=-1) @ attention.out.weight.T)
+
+
+def test_the_mlp_acts_on_each_token_alone():
+    mlp = MLP(GPTConfig(width=6, num_heads=1)).double()
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    hidden = x @ mlp.up.weight.T
+    gelu = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
+    assert mlp.up.weight.shape == (24, 6)
+    close(mlp(x), gelu @ mlp.down.weight.T)
+    close(mlp(x)[1, 3], mlp(x[1, 3]))
+
+
+def test_a_block_adds_to_the_stream():
+    block = DecoderBlock(GPTConfig(width=6, num_heads=1)).double()
+    nn.init.zeros_(block.attention.out.weight)
+    nn.init.zeros_(block.mlp.down.weight)
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    assert torch.equal(block(x), x)
+
+
+def test_rows_of_a_batch_do_not_meet():
+    model = tiny_gpt()
+    close(model(IDS).logits, torch.cat([model(row[None]).logits for row in IDS]))
+
+
+def test_a_mask_of_ones_equals_no_mask():
+    model = tiny_gpt()
+    close(model(IDS, torch.ones_like(IDS)).logits, model(IDS).logits)
+
+
+# ---------------------------------------------------------------------------------------------
+# padding and the cache
+
+
+@must_fail_on(
+    (
+        positions_from_mask,
+        "return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)",
+        "return torch.arange(attention_mask.shape[-1]).expand_as(attention_mask)",
+    ),
+    (
+        GPT._mask,
+        "return ((causal & attention_mask.bool()[:, None]) | itself)[:, None]",
+        "return causal[None, None]",
+    ),
+)
+def test_padding_on_the_left_changes_nothing():
+    model = tiny_gpt()
+    logits = model(IDS, LEFT).logits
+    for row, mask in enumerate(LEFT.bool()):
+        close(logits[row, mask], model(IDS[row, mask][None]).logits[0])
+
+
+def test_padding_is_finite_so_that_no_gradient_becomes_nan():
+    model = tiny_gpt()
+    logits = model(IDS, LEFT).logits
+    assert logits.isfinite().all()
+    logits[LEFT.bool()].sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_positions_count_real_tokens():
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [0, 1, 1, 0]])
+    expected = [[0, 1, 2, 3], [0, 0, 0, 1], [0, 0, 1, 1]]
+    assert positions_from_mask(mask).tolist() == expected
+    assert positions_from_mask(mask.bool()).tolist() == expected
+
+
+@must_fail_on(
+    (
+        GPT._positions,
+        "return torch.arange(past, total, device=device)[None]",
+        "return torch.arange(total - past, device=device)[None]",
+    ),
+    (
+        GPT._positions,
+        "return positions_from_mask(attention_mask)[:, past:]",
+        "return positions_from_mask(attention_mask[:, past:])",
+    ),
+    (
+        causal_mask,
+        "return ones.tril(diagonal=num_keys - num_queries)",
+        "return ones.tril()",
+    ),
+)
+def test_reading_in_pieces_with_the_cache_equals_one_pass():
+    model = tiny_gpt()
+    for mask in (None, LEFT):
+        whole = model(IDS, mask).logits
+        for pieces in ([1] * 8, [3, 2, 3], [7, 1], [8]):
+            cache, end, logits = None, 0, []
+            for length in pieces:
+                start, end = end, end + length
+                seen = None if mask is None else mask[:, :end]
+                output = model(IDS[:, start:end], seen, past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                logits.append(output.logits)
+            assert cache.get_seq_length() == 8
+            close(torch.cat(logits, dim=1), whole)
+
+
+def test_positions_given_by_the_caller_are_used():
+    model = tiny_gpt()
+    later = model(IDS, position_ids=torch.arange(8)[None] + 5).logits
+    padded = torch.cat([IDS[:, :1].expand(-1, 5), IDS], dim=1)
+    seen = torch.ones_like(padded)
+    seen[:, :5] = 0
+    positions = torch.arange(13)[None].expand(3, -1)
+    close(later, model(padded, seen, positions).logits[:, 5:])
+    assert (later - model(IDS).logits).abs().max() > 1e-3
+
+
+# ---------------------------------------------------------------------------------------------
+# bad input
+
+
+@pytest.mark.parametrize(
+    "name", ["vocab_size", "max_position_embeddings", "width", "num_layers", "num_heads"]
+)
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", None])
+def test_sizes_that_are_no_numbers_are_refused(name, value):
+    message = f"{name}: expected a whole number of 1 or more, got {value!r}"
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**{name: value})
+
+
+def test_a_width_that_the_heads_cannot_share_is_refused():
+    with pytest.raises(ValueError, match="width: expected a multiple of num_heads = 5, got 192"):
+        GPTConfig(num_heads=5)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 0), (1, 2, 3)], ids=str)
+def test_ids_that_are_no_batch_of_sequences_are_refused(shape):
+    with pytest.raises(ValueError, match=r"input_ids: expected shape \(N, S\) .*, got \("):
+        tiny_gpt()(torch.zeros(shape, dtype=torch.long))
+
+
+def test_a_mask_that_forgets_the_cached_tokens_is_refused():
+    model = tiny_gpt()
+    cache = model(IDS, use_cache=True).past_key_values
+    message = r"attention_mask: expected shape \(3, 9\) \(8 cached \+ 1 new .*, got \(3, 1\)"
+    with pytest.raises(ValueError, match=message):
+        model(IDS[:, :1], torch.ones(3, 1), past_key_values=cache)
+
+
+def test_a_sequence_of_the_context_fits_and_one_more_token_does_not():
+    model = tiny_gpt(context=8)
+    assert model(IDS).logits.shape == (3, 8, 11)
+    with pytest.raises(ValueError, match="input_ids: expected at most 8 tokens .* sequence of 9"):
+        model(torch.zeros(1, 9, dtype=torch.long))
+
+
+def test_cached_tokens_count_towards_the_context():
+    model = tiny_gpt(context=8)
+    cache = model(IDS, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="input_ids: expected at most 8 tokens .* sequence of 9"):
+        model(IDS[:, :1], past_key_values=cache, use_cache=True)
+
+
+# ---------------------------------------------------------------------------------------------
+# files
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 0.0), (torch.float16, 1e-3)], ids=str)
+def test_weights_come_back_from_a_file(tmp_path, dtype, atol):
+    model = tiny_gpt(std=0.1).float()
+    save_gpt(model, tmp_path / "model.safetensors", dtype)
+    loaded = load_gpt(tmp_path / "model.safetensors")
+    assert loaded.config == model.config
+    for name, weight in model.state_dict().items():
+        assert loaded.state_dict()[name].dtype == torch.float32
+        assert_close(loaded.state_dict()[name], weight, atol=atol, rtol=atol, msg=name)
+    assert_close(loaded(IDS).logits, model(IDS).logits, atol=50 * atol, rtol=0)
+
+
+def test_a_file_takes_two_bytes_per_weight(tmp_path):
+    model = GPT(GPTConfig())
+    save_gpt(model, tmp_path / "model.safetensors")
+    weights = sum(p.numel() for p in model.parameters())
+    assert 2 * weights <= (tmp_path / "model.safetensors").stat().st_size < 2 * weights + 10_000
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="path: expected a checkpoint .*, found no file"):
+        load_gpt(tmp_path / "none.safetensors")
+
+
+def _whole(path):
+    save_gpt(tiny_gpt(), path)
+    return path.read_bytes()
+
+
+def _wrong_sizes(path):
+    model = tiny_gpt()
+    sizes = json.dumps({**asdict(model.config), "width": 32})
+    save_file(model.state_dict(), path, metadata={"config": sizes})
+    return path.read_bytes()
+
+
+FOREIGN_FILES = {
+    "empty": lambda path: b"",
+    "a web page": lambda path: b"<!DOCTYPE html><html></html>",
+    "cut in its header": lambda path: _whole(path)[:100],
+    "cut in its weights": lambda path: _whole(path)[:-1000],
+    "no sizes": lambda path: save_file({"x": torch.zeros(2)}, path) or path.read_bytes(),
+    "other sizes": _wrong_sizes,
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN_FILES)
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, kind):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(FOREIGN_FILES[kind](path))
+    message = r"path: expected a checkpoint .*, but \S+model\.safetensors is not one"
+    with pytest.raises(ValueError, match=message):
+        load_gpt(path)
+
+
+def test_a_save_that_fails_half_way_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    save_gpt(tiny_gpt(seed=1), path)
+    before = path.read_bytes()
+
+    def fail_half_way(_, unfinished, metadata):
+        unfinished.write_bytes(before[:50])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(gpt, "save_file", fail_half_way)
+    with pytest.raises(OSError, match="No space left"):
+        save_gpt(tiny_gpt(seed=2), path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]

@@ -1,0 +1,434 @@
+"""Log-probabilities: the right token, the right distribution, nothing from under the mask."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from support import (
+    GARBAGE,
+    Bigram,
+    must_fail_on,
+    ragged_masks,
+    successor,
+    tiny_gpt,
+    tiny_llama,
+    uniform,
+)
+from torch import Tensor
+from torch.testing import assert_close
+
+from minigrpo.gpt import next_token_pairs, positions_from_mask
+from minigrpo.logprobs import (
+    masked_mean,
+    next_token_log_probs,
+    sequence_log_probs,
+    token_entropy,
+    token_log_probs,
+)
+
+NAN, INF = math.nan, math.inf
+
+LOGITS = st.lists(st.integers(-64, 64), min_size=2, max_size=7).map(
+    lambda eighths: torch.tensor(eighths, dtype=torch.float64) / 8  # ties are likely
+)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "temperature": st.floats(0.2, 5),
+        "top_k": st.none() | st.integers(1, 9),
+        "top_p": st.none() | st.floats(0.01, 1),
+    }
+)
+
+
+# ---------------------------------------------------------------------------------------------
+# token_log_probs: which token, given what
+
+
+@must_fail_on(
+    (next_token_pairs, "return logits[:, :-1], input_ids[:, 1:]", "return logits, input_ids"),
+    (
+        next_token_pairs,
+        "return logits[:, :-1], input_ids[:, 1:]",
+        "return logits[:, 1:], input_ids[:, 1:]",
+    ),
+)
+def test_a_policy_that_can_count_finds_counting_certain():
+    counting = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0], [5, 6, 0, 1, 2, 3, 4, 5]])
+    for model in (successor(7), successor(7, high=1e4, low=0.0)):
+        log_probs = token_log_probs(model, counting)
+        assert torch.equal(log_probs, torch.zeros(2, 7, dtype=torch.float64))
+
+
+def test_columns_hold_the_log_probs_computed_by_hand():
+    table = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0]]).double().log()
+    log_probs = token_log_probs(Bigram(table), torch.tensor([[0, 1, 2, 0], [1, 1, 0, 0]]))
+    expected = torch.tensor([[0.25, 0.7, 1.0], [0.2, 0.1, 0.5]]).double().log()
+    assert_close(log_probs, expected)
+
+
+@pytest.mark.parametrize("make", [tiny_gpt, tiny_llama])
+def test_one_pass_equals_one_pass_per_token(make):
+    model = make()
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]])
+    one_by_one = [
+        model(ids[:, :end]).logits[:, -1].log_softmax(-1).gather(1, ids[:, end : end + 1])
+        for end in range(1, ids.shape[1])
+    ]
+    assert_close(token_log_probs(model, ids), torch.cat(one_by_one, dim=1), atol=1e-10, rtol=0)
+
+
+def _log_probs_and_gradient(model, rows: list[tuple[Tensor, Tensor | None]]):
+    """The real log-probs of each row, and the gradient of a function that weighs each otherwise."""
+    model.zero_grad()
+    real = []
+    for ids, mask in rows:
+        log_probs = token_log_probs(model, ids, mask)
+        for row in range(len(ids)):
+            pair = mask[row, 1:] & mask[row, :-1] if mask is not None else slice(None)
+            real.append(log_probs[row, pair])
+    sum(row.pow(2).sum() for row in real).backward()
+    return real, [p.grad.clone() for p in model.parameters()]
+
+
+@must_fail_on(
+    (
+        token_log_probs,
+        "position_ids = None if attention_mask is None else positions_from_mask(attention_mask)",
+        "position_ids = torch.arange(input_ids.shape[1])[None]",
+    ),
+    (
+        token_log_probs,
+        "input_ids, attention_mask=_as_ids(attention_mask), position_ids=position_ids",
+        "input_ids, attention_mask=None, position_ids=position_ids",
+    ),
+    (
+        positions_from_mask,
+        "return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)",
+        "return attention_mask.long().cumsum(dim=-1)",
+    ),
+)
+def test_a_padded_row_scores_like_the_row_alone():
+    texts = [torch.tensor(text) for text in ([3, 1, 4, 1, 5, 9, 2], [6, 5], [3, 5, 8, 9])]
+    for model in (tiny_gpt(), tiny_llama()):
+        expected = _log_probs_and_gradient(model, [(text[None], None) for text in texts])
+        for left in (True, False):
+            ids, mask = torch.full((3, 8), 7), torch.zeros(3, 8, dtype=torch.bool)
+            for row, text in enumerate(texts):
+                place = slice(8 - len(text), 8) if left else slice(0, len(text))
+                ids[row, place], mask[row, place] = text, True
+            padded = _log_probs_and_gradient(model, [(ids, mask)])
+            assert_close(padded, expected, atol=1e-10, rtol=0)
+
+
+@must_fail_on(
+    (
+        token_log_probs,
+        "log_probs = torch.where(real[:, 1:] & real[:, :-1], log_probs, 0.0)",
+        "log_probs = torch.where(real[:, 1:], log_probs, 0.0)",
+    ),
+    (
+        token_log_probs,
+        "log_probs = torch.where(real[:, 1:] & real[:, :-1], log_probs, 0.0)",
+        "log_probs = torch.where(real[:, :-1], log_probs, 0.0)",
+    ),
+)
+def test_columns_of_padding_are_exactly_zero():
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    log_probs = token_log_probs(tiny_gpt(), torch.full((3, 5), 4), mask)
+    assert (log_probs != 0).tolist() == [
+        [False, False, True, True],
+        [True, True, False, False],
+        [True, True, True, True],
+    ]
+
+
+@must_fail_on(
+    (
+        token_log_probs,
+        "log_probs = next_token_log_probs("
+        "predictions, temperature=temperature, top_k=top_k, top_p=top_p)",
+        "log_probs = next_token_log_probs(predictions)",
+    )
+)
+def test_settings_reach_the_distribution_that_scores():
+    table, ids = uniform(5, 5), torch.tensor([[0, 3, 2, 2, 1]])
+    for settings in ({"temperature": 0.5}, {"top_k": 2}, {"top_p": 0.6}):
+        expected = next_token_log_probs(table, **settings)[ids[:, :-1], ids[:, 1:]]
+        assert_close(token_log_probs(Bigram(table), ids, **settings), expected)
+
+
+def test_a_token_that_cannot_follow_has_log_prob_minus_infinity():
+    assert token_log_probs(successor(4), torch.tensor([[0, 1, 3]])).tolist() == [[0.0, -INF]]
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_scored_in_float32(half):
+    table = uniform(6, 6).to(half)
+    log_probs = token_log_probs(Bigram(table), torch.tensor([[0, 5, 2]]))
+    assert log_probs.dtype == torch.float32
+    assert_close(log_probs, table.float().log_softmax(-1)[[[0, 5]], [[5, 2]]])
+
+
+# ---------------------------------------------------------------------------------------------
+# next_token_log_probs: the distribution a token is drawn from
+
+
+@given(LOGITS, SETTINGS)
+def test_the_distribution_sums_to_one(logits, settings):
+    log_probs = next_token_log_probs(logits, **settings)
+    assert abs(log_probs.logsumexp(-1).item()) < 1e-12
+
+
+@must_fail_on(
+    (
+        next_token_log_probs,
+        "log_probs = torch.log_softmax(logits / temperature, dim=-1)",
+        "log_probs = torch.log_softmax(logits * temperature, dim=-1)",
+    )
+)
+@given(LOGITS, st.floats(0.2, 5))
+def test_temperature_divides_the_logits(logits, temperature):
+    weights = [math.exp(value / temperature) for value in logits.tolist()]
+    expected = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    assert_close(next_token_log_probs(logits, temperature=temperature).exp(), expected)
+
+
+@must_fail_on(
+    (
+        next_token_log_probs,
+        "keep.scatter_(-1, log_probs.topk(top_k, dim=-1).indices, True)",
+        "keep = log_probs >= log_probs.topk(top_k, dim=-1).values.min()",
+    )
+)
+@given(LOGITS, st.integers(1, 9))
+def test_top_k_keeps_k_tokens_and_none_likelier_is_cut(logits, top_k):
+    log_probs = next_token_log_probs(logits, top_k=top_k)
+    kept = log_probs.isfinite()
+    assert kept.sum() == min(top_k, len(logits))
+    assert not (~kept).any() or logits[kept].min() >= logits[~kept].max()
+    assert_close(log_probs[kept], logits[kept].log_softmax(-1))
+
+
+@must_fail_on(
+    (
+        next_token_log_probs,
+        "keep = (probs.cumsum(dim=-1) - probs) < top_p",
+        "keep = probs.cumsum(dim=-1) < top_p",
+    ),
+    (
+        next_token_log_probs,
+        "keep = torch.zeros_like(keep).scatter_(-1, descending.indices, keep)",
+        "pass",
+    ),
+)
+@given(LOGITS, st.floats(0.01, 0.99))
+def test_top_p_keeps_the_fewest_tokens_that_reach_p(logits, top_p):
+    probs = logits.softmax(-1)
+    reached, fewest = 0.0, 0
+    for p in sorted(probs.tolist(), reverse=True):
+        assume(abs(reached - top_p) > 1e-9)
+        if reached < top_p:
+            reached, fewest = reached + p, fewest + 1
+    log_probs = next_token_log_probs(logits, top_p=top_p)
+    kept = log_probs.isfinite()
+    assert kept.sum() == fewest
+    assert_close(probs[kept].sum().item(), reached)
+    assert_close(log_probs[kept], logits[kept].log_softmax(-1))
+
+
+def test_top_p_takes_its_share_of_what_top_k_has_left():
+    probs = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    # Of the two tokens left, the first has 4/7 > 0.55; of all four it has 0.4 < 0.55.
+    log_probs = next_token_log_probs(probs.log(), top_k=2, top_p=0.55)
+    assert log_probs.tolist() == [0.0, -INF, -INF, -INF]
+
+
+# ---------------------------------------------------------------------------------------------
+# sequence_log_probs, token_entropy, masked_mean
+
+
+@must_fail_on(
+    (
+        sequence_log_probs,
+        "return torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)",
+        "return (log_probs * mask).sum(dim=-1)",
+    ),
+    (
+        sequence_log_probs,
+        "return torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)",
+        "return torch.where(mask.bool(), log_probs, 0.0).mean(dim=-1)",
+    ),
+)
+@given(ragged_masks(), GARBAGE)
+def test_sequence_log_prob_is_the_sum_over_real_tokens(mask, garbage):
+    values = uniform(*mask.shape)
+    log_probs = values.masked_fill(~mask, garbage).requires_grad_()
+    total = sequence_log_probs(log_probs, mask)
+    total.sum().backward()
+    expected = [
+        sum(v for v, real in zip(row, keep) if real)
+        for row, keep in zip(values.tolist(), mask.tolist())
+    ]
+    assert_close(total, torch.tensor(expected, dtype=torch.float64))
+    assert torch.equal(log_probs.grad, mask.double())
+
+
+@given(LOGITS)
+def test_entropy_equals_the_sum_over_the_vocabulary(logits):
+    probs = logits.softmax(-1).tolist()
+    assert_close(token_entropy(logits).item(), -sum(p * math.log(p) for p in probs))
+
+
+def test_entropy_runs_from_zero_to_ln_v():
+    logits = torch.tensor([[0.0, -INF, -INF], [5.0, 5.0, -INF], [1.0, 1.0, 1.0]]).double()
+    expected = torch.tensor([0.0, math.log(2), math.log(3)]).double()
+    assert_close(token_entropy(logits), expected)
+
+
+@must_fail_on(
+    (
+        token_entropy,
+        "finite = torch.where(log_probs.isneginf(), 0.0, log_probs)",
+        "finite = log_probs",
+    ),
+    (
+        token_entropy,
+        "return -(log_probs.exp() * finite).sum(dim=-1)",
+        "return -(log_probs.exp().detach() * finite).sum(dim=-1)",
+    ),
+)
+def test_entropy_gradient_agrees_with_finite_differences_where_tokens_are_impossible():
+    def entropy(logits: Tensor) -> Tensor:
+        impossible = torch.full((3, 1), -INF, dtype=torch.float64)
+        return token_entropy(torch.cat([logits[:, :2], impossible, logits[:, 2:]], dim=1))
+
+    logits = uniform(3, 4).requires_grad_()
+    analytic = torch.autograd.grad(entropy(logits).sum(), logits)[0]
+    for place in ((row, column) for row in range(3) for column in range(4)):
+        step = torch.zeros_like(analytic)
+        step[place] = 1e-6
+        numeric = (entropy(logits + step) - entropy(logits - step)).sum() / 2e-6
+        assert abs(numeric.item() - analytic[place].item()) < 1e-8
+
+
+@must_fail_on(
+    (masked_mean, "kept = torch.where(keep, values, 0.0)", "kept = values * keep"),
+    (
+        masked_mean,
+        "count = keep.sum() if dim is None else keep.sum(dim=dim)",
+        "count = torch.tensor(values.numel() if dim is None else values.shape[dim])",
+    ),
+)
+@given(ragged_masks(), GARBAGE)
+def test_masked_mean_reads_only_what_the_mask_keeps(mask, garbage):
+    assume(not mask.all())
+    values = uniform(*mask.shape)
+    garbled = values.masked_fill(~mask, garbage).requires_grad_()
+    assert_close(masked_mean(garbled, mask), values[mask].mean())
+    rows = torch.stack([row[keep].mean() for row, keep in zip(values, mask)])
+    assert_close(masked_mean(garbled, mask, dim=1), rows)
+    masked_mean(garbled, mask).backward()
+    assert_close(garbled.grad, mask.double() / mask.sum())
+
+
+def test_masked_mean_weighs_every_token_alike():
+    values, mask = torch.tensor([[6.0, 0.0, 0.0], [1.0, 2.0, 3.0]]), torch.ones(2, 3)
+    mask[0, 1:] = 0
+    assert masked_mean(values, mask).item() == 3.0  # 12 / 4, not (6 + 2) / 2
+    assert masked_mean(values, mask, dim=1).tolist() == [6.0, 2.0]
+
+
+# ---------------------------------------------------------------------------------------------
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0}, "temperature: expected a finite number above 0, got 0 .*top_k=1"),
+        ({"temperature": -1.0}, "temperature: expected .*, got -1.0"),
+        ({"temperature": NAN}, "temperature: expected .*, got nan"),
+        ({"temperature": INF}, "temperature: expected .*, got inf"),
+        ({"top_k": 0}, "top_k: expected a whole number of 1 or more, or None, got 0"),
+        ({"top_k": 1.5}, "top_k: expected .*, got 1.5"),
+        ({"top_k": 2.0}, "top_k: expected .*, got 2.0"),
+        ({"top_k": NAN}, "top_k: expected .*, got nan"),
+        ({"top_k": True}, "top_k: expected .*, got True"),
+        ({"top_p": 0}, r"top_p: expected a number in \(0, 1\], or None, got 0"),
+        ({"top_p": 1.5}, "top_p: expected .*, got 1.5"),
+        ({"top_p": -0.1}, "top_p: expected .*, got -0.1"),
+        ({"top_p": NAN}, "top_p: expected .*, got nan"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        next_token_log_probs(torch.zeros(3), **settings)
+    with pytest.raises(ValueError, match=message):
+        token_log_probs(successor(3), torch.tensor([[0, 1]]), **settings)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 1), (1, 2, 3)], ids=str)
+def test_token_log_probs_refuses_ids_that_are_no_batch_of_sequences(shape):
+    with pytest.raises(ValueError, match=r"input_ids: expected shape \(N, S\) .*, got \("):
+        token_log_probs(successor(3), torch.zeros(shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_logits_that_are_no_distribution_are_refused(bad):
+    table = torch.zeros(3, 3)
+    table[1, 2] = bad
+    message = "model: expected finite logits, but those at row 1, column 2"
+    with pytest.raises(ValueError, match=message):
+        token_log_probs(Bigram(table), torch.tensor([[0, 0, 0, 0], [0, 2, 1, 0]]))
+
+
+def test_logits_that_are_all_minus_infinity_are_refused():
+    with pytest.raises(ValueError, match=r"row 0, column 1 .*-inf for every token"):
+        token_log_probs(Bigram(torch.tensor([[0.0, 0.0], [-INF, -INF]])), torch.tensor([[0, 1, 0]]))
+
+
+def test_logits_under_the_padding_may_be_anything():
+    model = Bigram(torch.tensor([[NAN, NAN], [0.0, 0.0]]))
+    log_probs = token_log_probs(model, torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 0, 1, 1]]))
+    assert_close(log_probs, torch.tensor([[0.0, 0.0, -math.log(2)]]))
+
+
+TWO_ROWS = torch.zeros(2, 3)
+MASK_TAKERS = {
+    "token_log_probs": lambda m: token_log_probs(successor(3), TWO_ROWS.long(), m),
+    "sequence_log_probs": lambda m: sequence_log_probs(TWO_ROWS, m),
+    "masked_mean": lambda m: masked_mean(TWO_ROWS, m),
+}
+
+
+@pytest.mark.parametrize("name", MASK_TAKERS)
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (3,), (2, 3, 1)], ids=str)
+def test_a_mask_of_another_shape_is_refused(name, shape):
+    got = r"\(" + ", ".join(map(str, shape))
+    with pytest.raises(ValueError, match=rf"mask: expected shape \(2, 3\), got {got}"):
+        MASK_TAKERS[name](torch.ones(shape))
+
+
+@pytest.mark.parametrize("name", ["token_log_probs", "sequence_log_probs"])
+def test_a_row_without_a_real_token_is_refused(name):
+    mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
+    with pytest.raises(ValueError, match="mask: expected at least one real token .* row 1"):
+        MASK_TAKERS[name](mask)
+
+
+def test_masked_mean_of_nothing_is_refused():
+    message = "mask: expected at least one 1 in everything averaged, got none"
+    with pytest.raises(ValueError, match=message):
+        masked_mean(torch.ones(2, 2), torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=message):
+        masked_mean(torch.ones(2, 2), torch.tensor([[1, 1], [0, 0]]), dim=1)
+
+
+def test_whole_numbers_are_no_log_probs():
+    with pytest.raises(TypeError, match="log_probs: expected floating point, got torch.int64"):
+        sequence_log_probs(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2))

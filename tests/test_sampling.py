@@ -1,0 +1,410 @@
+"""Sampling: the recorded log-probs are the scorer's, the frequencies are the distribution's."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from support import Bigram, must_fail_on, successor, tiny_gpt, tiny_llama, uniform
+from torch import Tensor
+from torch.testing import assert_close
+
+from minigrpo import gpt
+from minigrpo.logprobs import next_token_log_probs, token_log_probs
+from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
+
+NAN, INF = math.nan, math.inf
+
+ALL_SETTINGS = (
+    {},
+    {"temperature": 0.7},
+    {"top_k": 3},
+    {"top_p": 0.8},
+    {"temperature": 1.5, "top_k": 6, "top_p": 0.7},
+)
+RAGGED = left_pad([torch.tensor(p) for p in ([3, 1, 4, 1, 5], [9], [2, 6, 5], [8, 9, 7, 9], [4])])
+EOS = 10
+
+
+def rollouts(model, seed: int = 0, **settings) -> Rollouts:
+    """Completions of the ragged prompts, some of which end early."""
+    generator = torch.Generator().manual_seed(seed)
+    settings = {"max_new_tokens": 9, "eos_id": EOS, "generator": generator, **settings}
+    return sample(model, *RAGGED, **settings)
+
+
+def assert_same(rolled: Rollouts, other: Rollouts) -> None:
+    """The same text to the token, the same log-probs to ten digits."""
+    assert torch.equal(rolled.completion_mask, other.completion_mask)
+    assert torch.equal(rolled.completions, other.completions)
+    assert_close(rolled.log_probs, other.log_probs, atol=1e-10, rtol=0)
+
+
+# ---------------------------------------------------------------------------------------------
+# the sampler agrees with the scorer
+
+
+@must_fail_on(
+    (
+        sample,
+        "position_ids=None if seen is None else positions_from_mask(seen)[:, read:],",
+        "position_ids=torch.arange(end)[None, read:],",
+    ),
+    (sample, "attention_mask=None if seen is None else seen.long(),", "attention_mask=None,"),
+    (
+        sample,
+        "log_probs[active, end - prompt_length] = distribution.gather(1, token)[:, 0]",
+        "log_probs[active, end - prompt_length] = "
+        "output.logits[:, -1].log_softmax(-1).gather(1, token)[:, 0]",
+    ),
+    (
+        sample,
+        "cache.batch_select_indices(going.nonzero()[:, 0])",
+        "cache.batch_select_indices(torch.arange(len(active)))",
+    ),
+)
+def test_recorded_log_probs_are_those_of_the_scorer():
+    for model in (tiny_gpt(), tiny_llama()):
+        for settings in ALL_SETTINGS:
+            r = rollouts(model, **settings)
+            assert len(set(r.completion_mask.sum(dim=1).tolist())) > 1  # rows end at other times
+            scores = token_log_probs(model, r.input_ids, r.attention_mask, **settings)
+            scores = scores[:, r.prompt_ids.shape[1] - 1 :]
+            assert_close(r.log_probs, scores, atol=1e-10, rtol=0)
+
+
+@must_fail_on(
+    (
+        sample,
+        "cache.batch_select_indices(going.nonzero()[:, 0])",
+        "cache.batch_select_indices(torch.arange(len(active)))",
+    ),
+    (
+        sample,
+        "position_ids=None if seen is None else positions_from_mask(seen)[:, read:],",
+        "position_ids=None if seen is None else positions_from_mask(seen)[:, : end - read],",
+    ),
+)
+def test_the_cache_changes_nothing():
+    for model in (tiny_gpt(), tiny_llama()):
+        assert_same(rollouts(model), rollouts(model, use_cache=False))
+
+
+@must_fail_on(
+    (sample, "mask[:, :prompt_length] = prompt_mask", "mask[:, :prompt_length] = True"),
+    (
+        gpt.positions_from_mask,
+        "return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)",
+        "return torch.arange(attention_mask.shape[1]).expand_as(attention_mask)",
+    ),
+)
+def test_a_left_padded_prompt_is_continued_like_the_prompt_alone():
+    model = tiny_gpt()
+    together = sample(model, *RAGGED, max_new_tokens=6, top_k=1)
+    for row, (ids, mask) in enumerate(zip(*RAGGED)):
+        alone = sample(model, ids[mask][None], max_new_tokens=6, top_k=1)
+        assert torch.equal(together.completions[row], alone.completions[0])
+
+
+# ---------------------------------------------------------------------------------------------
+# EOS
+
+
+@must_fail_on(
+    (completion_mask, "return eos_before == 0", "return (eos_before == 0) & ~is_eos"),
+    (completion_mask, "return eos_before == 0", "return eos_before <= 1"),
+    (
+        completion_mask,
+        "eos_before = is_eos.long().cumsum(dim=1) - is_eos.long()",
+        "eos_before = is_eos.long()",
+    ),
+)
+def test_completion_mask_keeps_the_first_eos_and_nothing_after_it():
+    completions = torch.tensor([[1, 2, 9, 0], [9, 9, 9, 9], [1, 2, 3, 4], [1, 9, 1, 9]])
+    assert completion_mask(completions, eos_id=9).int().tolist() == [
+        [1, 1, 1, 0],
+        [1, 0, 0, 0],
+        [1, 1, 1, 1],
+        [1, 1, 0, 0],
+    ]
+    assert completion_mask(completions, eos_id=None).all()
+
+
+@must_fail_on(
+    (sample, "mask[active, end] = True", "mask[active, end] = token[:, 0] != eos_id"),
+    (sample, "mask[active, end] = True", "mask[:, end] = True"),
+)
+def test_sample_keeps_the_first_eos_and_nothing_after_it():
+    prompts = torch.tensor([[4], [2], [0]])  # of a policy that counts; 5 is EOS
+    for pad in (0, 5):
+        r = sample(successor(6), prompts, max_new_tokens=8, eos_id=5, pad_id=pad)
+        text = [[5, pad, pad, pad, pad], [3, 4, 5, pad, pad], [1, 2, 3, 4, 5]]
+        assert r.completions.tolist() == text
+        assert r.completion_mask.sum(dim=1).tolist() == [1, 3, 5]
+        assert torch.equal(r.completion_mask, completion_mask(r.completions, eos_id=5))
+
+
+@must_fail_on((sample, "active = active[going]", "pass"))
+def test_rows_that_have_ended_are_no_longer_read():
+    model = successor(6)
+    sample(model, torch.tensor([[4], [2], [0]]), max_new_tokens=8, eos_id=5)
+    rows_per_step = [len(ids) for ids in model.read]
+    assert rows_per_step == [3, 2, 2, 1, 1]
+
+
+def test_nothing_is_read_after_the_last_row_has_ended():
+    model = successor(6)
+    r = sample(model, torch.tensor([[3], [3]]), max_new_tokens=20, eos_id=5)
+    assert len(model.read) == 2
+    assert r.completions.shape == r.log_probs.shape == (2, 2)
+
+
+@must_fail_on((sample, "use_cache=use_cache,", "use_cache=False,"))
+def test_with_the_cache_a_step_reads_only_the_newest_token():
+    model, lengths = tiny_gpt(), []
+    model.token_embedding.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape))
+    sample(model, *RAGGED, max_new_tokens=4)
+    assert lengths == [(5, 5), (5, 1), (5, 1), (5, 1)]
+
+
+@must_fail_on((sample, "read = end if cache is not None else 0", "read = end"))
+def test_a_policy_that_keeps_no_cache_reads_the_whole_text_at_every_step():
+    model = successor(6)
+    sample(model, torch.tensor([[1, 2], [2, 3]]), max_new_tokens=3)
+    assert [ids.tolist()[0] for ids in model.read] == [[1, 2], [1, 2, 3], [1, 2, 3, 4]]
+
+
+# ---------------------------------------------------------------------------------------------
+# the distribution
+
+
+def exact(table: Tensor, start: int, length: int, eos: int, **settings) -> dict[tuple, float]:
+    """The probability of every completion, by enumeration in plain Python."""
+    done: dict[tuple, float] = {}
+    unfinished = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for text, probability in unfinished.items():
+            logits = table[text[-1] if text else start].tolist()
+            for token, p in _next_token(logits, **settings).items():
+                side = done if token == eos else longer
+                side[(*text, token)] = probability * p
+        unfinished = longer
+    return done | unfinished
+
+
+def _next_token(logits, temperature=1.0, top_k=None, top_p=1.0) -> dict[int, float]:
+    weights = {token: math.exp(logit / temperature) for token, logit in enumerate(logits)}
+    likeliest = sorted(weights, key=weights.get, reverse=True)[:top_k]
+    total = sum(weights[token] for token in likeliest)
+    kept, reached = [], 0.0
+    for token in likeliest:
+        if reached < top_p:
+            kept.append(token)
+            reached += weights[token] / total
+    total = sum(weights[token] for token in kept)
+    return {token: weights[token] / total for token in kept}
+
+
+@must_fail_on(
+    (
+        next_token_log_probs,
+        "log_probs = torch.log_softmax(logits / temperature, dim=-1)",
+        "log_probs = torch.log_softmax(logits * temperature, dim=-1)",
+    ),
+    (
+        next_token_log_probs,
+        "keep = (probs.cumsum(dim=-1) - probs) < top_p",
+        "keep = probs.cumsum(dim=-1) < top_p",
+    ),
+    (
+        sample,
+        "token = torch.multinomial(distribution.exp(), 1, generator=generator)  # (active, 1)",
+        "token = torch.multinomial(output.logits[:, -1].softmax(-1), 1, generator=generator)",
+    ),
+)
+def test_frequencies_are_those_of_the_enumerated_distribution():
+    table, rows, eos = 2 * uniform(4, 4, seed=1), 10_000, 3
+    prompts = torch.zeros(rows, 1, dtype=torch.long)
+    for settings in ALL_SETTINGS:
+        generator = torch.Generator().manual_seed(1)
+        r = sample(
+            Bigram(table), prompts, max_new_tokens=3, eos_id=eos, generator=generator, **settings
+        )
+        lengths = r.completion_mask.sum(dim=1).tolist()
+        texts = [tuple(row[:n]) for row, n in zip(r.completions.tolist(), lengths)]
+        counts, expected = Counter(texts), exact(table, 0, length=3, eos=eos, **settings)
+        assert set(counts) <= set(expected)
+        for text, p in expected.items():
+            standard_error = math.sqrt(p * (1 - p) / rows)
+            assert abs(counts[text] / rows - p) <= 4 * standard_error, (settings, text)
+
+
+def test_top_k_of_one_takes_the_likeliest_token():
+    model = tiny_gpt()
+    r = sample(model, *RAGGED, max_new_tokens=5, top_k=1)
+    position_ids = gpt.positions_from_mask(r.attention_mask)
+    logits = model(r.input_ids, r.attention_mask, position_ids).logits
+    assert torch.equal(r.completions, logits[:, 4:-1].argmax(dim=-1))
+    assert torch.equal(r.log_probs, torch.zeros(5, 5, dtype=torch.float64))
+
+
+@must_fail_on(
+    (
+        sample,
+        "token = torch.multinomial(distribution.exp(), 1, generator=generator)  # (active, 1)",
+        "token = torch.multinomial(distribution.exp(), 1)",
+    )
+)
+def test_the_generator_decides_the_text_and_nothing_else_does():
+    model = tiny_gpt()
+    before = torch.get_rng_state()
+    first = rollouts(model, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(123)
+    assert_same(rollouts(model, seed=0), first)
+    assert not torch.equal(rollouts(model, seed=1).completions[:, :2], first.completions[:, :2])
+
+
+def test_without_a_generator_torch_manual_seed_decides():
+    model = tiny_gpt()
+    texts = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        texts.append(rollouts(model, generator=None))
+    assert_same(*texts)
+
+
+# ---------------------------------------------------------------------------------------------
+# what comes back
+
+
+@must_fail_on(
+    (
+        sample,
+        "check_sampling_settings(temperature, top_k, top_p)",
+        "torch.set_grad_enabled(True)",
+    )
+)
+def test_sampling_leaves_no_graph():
+    assert not rollouts(tiny_gpt()).log_probs.requires_grad
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_recorded_in_float32(half):
+    table = uniform(6, 6).to(half)
+    r = sample(Bigram(table), torch.tensor([[1, 2]]), max_new_tokens=4)
+    expected = table.float().log_softmax(-1)[r.input_ids[:, 1:-1], r.completions]
+    assert r.log_probs.dtype == torch.float32
+    assert_close(r.log_probs, expected)
+
+
+def test_rollouts_join_prompt_and_completion():
+    r = sample(successor(6), *left_pad([torch.tensor([1, 2]), torch.tensor([4])]), max_new_tokens=2)
+    assert r.input_ids.tolist() == [[1, 2, 3, 4], [0, 4, 5, 0]]
+    assert r.attention_mask.int().tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
+
+
+def test_the_prompts_of_the_caller_stay_as_they_were():
+    ids, mask = (tensor.clone() for tensor in RAGGED)
+    sample(tiny_gpt(), ids, mask, max_new_tokens=3, pad_id=9)
+    assert torch.equal(ids, RAGGED[0]) and torch.equal(mask, RAGGED[1])
+
+
+@must_fail_on(
+    (
+        left_pad,
+        "ids[row, longest - len(sequence) :] = torch.as_tensor(sequence)",
+        "ids[row, : len(sequence)] = torch.as_tensor(sequence)",
+    )
+)
+def test_left_pad_lets_every_row_end_in_the_last_column():
+    ids, mask = left_pad([torch.tensor([7, 8, 9]), [5]], pad_id=1)
+    assert ids.tolist() == [[7, 8, 9], [1, 1, 5]]
+    assert mask.tolist() == [[True, True, True], [False, False, True]]
+
+
+# ---------------------------------------------------------------------------------------------
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0}, "temperature: expected a finite number above 0, got 0 .*top_k=1"),
+        ({"temperature": -0.5}, "temperature: expected .*, got -0.5"),
+        ({"temperature": NAN}, "temperature: expected .*, got nan"),
+        ({"temperature": INF}, "temperature: expected .*, got inf"),
+        ({"top_k": 0}, "top_k: expected a whole number of 1 or more, or None, got 0"),
+        ({"top_p": 0.0}, r"top_p: expected a number in \(0, 1\], or None, got 0.0"),
+        ({"top_p": 1.5}, "top_p: expected .*, got 1.5"),
+        ({"top_p": NAN}, "top_p: expected .*, got nan"),
+        ({"top_p": -1}, "top_p: expected .*, got -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected 1 or more, got 0"),
+        ({"max_new_tokens": -3}, "max_new_tokens: expected 1 or more, got -3"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens: expected a whole number, got 1.5"),
+        ({"max_new_tokens": 2.0}, "max_new_tokens: expected a whole number, got 2.0"),
+        ({"max_new_tokens": INF}, "max_new_tokens: expected a whole number, got inf"),
+        ({"max_new_tokens": True}, "max_new_tokens: expected a whole number, got True"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused_before_anything_is_read(settings, message):
+    model = successor(6)
+    with pytest.raises(ValueError, match=message):
+        sample(model, torch.tensor([[1]]), **{"max_new_tokens": 2, **settings})
+    assert model.read == []
+
+
+@pytest.mark.parametrize("shape", [(3,), (0, 2), (2, 0), (1, 2, 3)], ids=str)
+def test_prompts_without_a_token_to_start_from_are_refused(shape):
+    with pytest.raises(ValueError, match=r"prompt_ids: expected shape \(N, P\) .*, got \("):
+        sample(successor(6), torch.zeros(shape, dtype=torch.long), max_new_tokens=2)
+
+
+def test_prompts_that_are_no_ids_are_refused():
+    with pytest.raises(ValueError, match="prompt_ids: expected whole numbers .* got torch.float32"):
+        sample(successor(6), torch.ones(1, 2), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ([[1, 1]], r"attention_mask: expected shape \(2, 2\), got \(1, 2\)"),
+        ([[1, 1], [1, 0]], "attention_mask: expected prompts padded on the left, .* row 1"),
+        ([[0, 0], [1, 1]], "attention_mask: expected at least one real token .* row 0"),
+    ],
+    ids=["shape", "right padding", "empty prompt"],
+)
+def test_masks_that_do_not_fit_are_refused(mask, message):
+    with pytest.raises(ValueError, match=message):
+        sample(successor(6), torch.ones(2, 2).long(), torch.tensor(mask), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(("prompt", "new"), [(30, 1), (24, 1), (20, 5)])
+def test_text_longer_than_the_context_is_refused(prompt, new):
+    message = f"at most {24 - new} tokens, so that {new} new .* context of 24, got {prompt}"
+    with pytest.raises(ValueError, match=f"prompt_ids: expected {message}"):
+        sample(tiny_gpt(context=24), torch.ones(1, prompt).long(), max_new_tokens=new)
+
+
+def test_padding_does_not_count_towards_the_context():
+    ids, mask = left_pad([torch.ones(20).long()])
+    ids = torch.cat([torch.zeros(1, 9).long(), ids], dim=1)
+    mask = torch.cat([torch.zeros(1, 9).bool(), mask], dim=1)
+    assert sample(tiny_gpt(context=24), ids, mask, max_new_tokens=4).completions.shape == (1, 4)
+
+
+@pytest.mark.parametrize("bad", [[0.0, NAN], [INF, 0.0], [-INF, -INF]], ids=str)
+def test_logits_that_are_no_distribution_are_refused(bad):
+    model = Bigram(torch.tensor([[0.0, 0.0], bad]))
+    with pytest.raises(ValueError, match="model: expected finite logits, but those at row 1"):
+        sample(model, torch.tensor([[0], [1]]), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("sequences", [[], [torch.tensor([1]), torch.tensor([]).long()]], ids=len)
+def test_left_pad_refuses_nothing(sequences):
+    with pytest.raises(ValueError, match="sequences: expected one or more, each with at least one"):
+        left_pad(sequences)
