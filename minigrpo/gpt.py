@@ -43,7 +43,7 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
         if self.width % self.num_heads:
             raise ValueError(

@@ -123,7 +123,7 @@ def make_optimizers(model: nn.Module, config: PretrainConfig) -> list[torch.opti
 
     Muon (Jordan et al. 2024; `torch.optim.Muon`) takes the momentum of a weight matrix and makes
     all its singular values equal before it steps, so that no direction of the matrix is left
-    behind. At this size it needs less than half the steps of AdamW.
+    behind. At this size it needs far fewer steps than AdamW.
     """
     matrices = []
     if config.matrix_lr is not None:
@@ -282,12 +282,14 @@ def validation_loss(
     """Mean cross-entropy over the text cut into consecutive windows, in nats per token.
 
     Neighbouring windows share one token, so that every token but the first is predicted once. No
-    randomness. ids (L,); length: tokens per window; max_windows: use only that many, evenly
-    spaced.
+    randomness. A rest at the end that is shorter than a window is left out. ids (L,); length:
+    tokens per window; max_windows: use only that many, evenly spaced.
 
     Raises:
-        ValueError: the text is shorter than one window, or windows of fewer than 2 tokens.
+        ValueError: the text is shorter than one window, windows of fewer than 2 tokens, or none.
     """
+    if max_windows is not None and max_windows < 1:
+        raise ValueError(f"max_windows: expected 1 or more, or None, got {max_windows}")
     if not 2 <= length <= len(ids):
         raise ValueError(f"length: expected 2 to {len(ids)}, the length of the text, got {length}")
     starts = torch.arange(0, len(ids) - length + 1, length - 1)

@@ -417,3 +417,8 @@ def test_the_command_refuses_to_train_on_the_offline_corpus(tmp_path, monkeypatc
     with pytest.raises(SystemExit, match="trained on tinyshakespeare, which could not be had"):
         pretraining.main(["--out", str(tmp_path / "model.safetensors")])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_validation_loss_refuses_to_average_over_nothing():
+    with pytest.raises(ValueError, match="max_windows: expected 1 or more, or None, got 0"):
+        validation_loss(None, torch.arange(20), 5, max_windows=0)
