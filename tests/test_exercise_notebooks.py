@@ -77,13 +77,15 @@ def test_notebook_fails_with_one_wrong_answer_pasted_in(path, monkeypatch):
     nb = nbformat.read(path, as_version=4)
     key = solve(nb)[0]
     stub, at = exercise_cells(nbformat.read(path, as_version=4))[key]
-    name = engine.find(key).reference.__name__
-    # Right up to the last digits, which makes it wrong in a way that only the check can see.
-    nb.cells[stub].source += f"\n\n_right = {name}\n\n\ndef {name}(*a):\n    return _right(*a) + 1"
+    name, wrong = engine.find(key).reference.__name__, engine.find(key).wrong[0]
+    paste = (
+        f"from minigrpo.exercises import engine\n\n{name} = engine.find({key!r}).wrong[0].function"
+    )
+    nb.cells[stub].source = paste
     nb.cells = nb.cells[: at + 1]
     with pytest.raises(CellExecutionError, match="AssertionError"):
         execute(nb, monkeypatch)
-    assert "not right yet" in str(nb.cells[-1].outputs)
+    assert wrong.sentence in nb.cells[-1].outputs[-1].evalue
 
 
 @pytest.mark.kernel
