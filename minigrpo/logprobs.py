@@ -111,6 +111,37 @@ def token_log_probs(
         ValueError: wrong shapes, a row without a real token, settings out of range, or logits of
             a real token that are no distribution (NaN, +inf, or all -inf).
     """
+    return _score(model, input_ids, attention_mask, temperature, top_k, top_p)[0]
+
+
+def token_log_probs_and_entropy(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """`token_log_probs`, and beside it the entropy of the distribution each token was drawn from.
+
+    Arguments and errors as there. Returns two (N, S-1) tensors in nats, both with gradient, both
+    exactly 0 at padding.
+    """
+    log_probs, distribution, scored = _score(
+        model, input_ids, attention_mask, temperature, None, None
+    )
+    return log_probs, torch.where(scored, token_entropy(distribution), 0.0)
+
+
+def _score(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One forward pass: log-probs (N, S-1), the distributions (N, S-1, V), and which columns score
+    a real token after a real token (N, S-1)."""
     check_sampling_settings(temperature, top_k, top_p)
     if input_ids.dim() != 2 or input_ids.shape[1] < 2:
         raise ValueError(
@@ -122,13 +153,16 @@ def token_log_probs(
         input_ids, attention_mask=_as_ids(attention_mask), position_ids=position_ids
     ).logits
     predictions, targets = next_token_pairs(logits, input_ids)
-    log_probs = next_token_log_probs(predictions, temperature=temperature, top_k=top_k, top_p=top_p)
-    log_probs = log_probs.gather(-1, targets[..., None]).squeeze(-1)  # (N, S-1)
+    distribution = next_token_log_probs(
+        predictions, temperature=temperature, top_k=top_k, top_p=top_p
+    )
+    log_probs = distribution.gather(-1, targets[..., None]).squeeze(-1)
+    real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    scored = real.bool()[:, 1:] & real.bool()[:, :-1]
     if attention_mask is not None:
-        real = attention_mask.bool()
-        log_probs = torch.where(real[:, 1:] & real[:, :-1], log_probs, 0.0)
+        log_probs = torch.where(scored, log_probs, 0.0)
     check_distribution("model", log_probs)
-    return log_probs
+    return log_probs, distribution, scored
 
 
 def _as_ids(mask: Tensor | None) -> Tensor | None:

@@ -2,9 +2,9 @@
 
     loss = aggregate( -clipped surrogate + kl_weight * KL ) - entropy_weight * mean entropy
 
-Values and gradients are those of TRL 1.16's GRPOTrainer wherever it has the same setting (the
-tests compare them), with one exception, on purpose: a group of equal rewards has advantages of
-exactly 0.
+Advantages, losses and gradients are those of TRL 1.16's GRPOTrainer wherever it has the same
+setting (the tests compare them), with one exception, on purpose: a group of equal rewards has
+advantages of exactly 0.
 """
 
 from __future__ import annotations
@@ -318,8 +318,8 @@ def grpo_loss(
         how, max_length: see `aggregate`.
         kl_weight: beta. 0 = no KL term.
         estimator: see `kl_estimate`.
-        kl_correction: multiply the KL estimate by the ratio, and so let its gradient be that of
-            KL(policy || reference).
+        kl_correction: multiply the KL estimate by the ratio; for k1 and k3 and a ratio per token
+            the gradient is then that of KL(policy || reference).
         entropy: (N, T) entropy of each next-token distribution (`token_entropy`), with gradient.
         entropy_weight: of the mean entropy per token, which is added to the objective, whatever
             `how` says.
@@ -332,8 +332,8 @@ def grpo_loss(
 
     Raises:
         TypeError: whole numbers where log-probs are expected.
-        ValueError: shapes that differ, unknown settings, NaN at a real position, a weight whose
-            tensor is missing.
+        ValueError: shapes that differ, unknown settings, NaN at a real position, a token that
+            could not have been sampled, a weight whose tensor is missing.
     """
     _check_choice("level", level, LEVELS)
     _check_choice("surrogate", surrogate, SURROGATES)
@@ -347,6 +347,11 @@ def grpo_loss(
     old = new.detach()
     if old_log_probs is not None:
         old = _real(old_log_probs, mask, "old_log_probs", log_probs.shape).detach()
+        if old.isinf().any():
+            raise ValueError(
+                "old_log_probs: expected finite numbers, got an infinite one at a real position "
+                "(a token of probability 0 cannot have been sampled)"
+            )
     if not advantages.isfinite().all():
         raise ValueError("advantages: expected finite numbers")
     A = advantages.detach().to(new.dtype)[:, None]  # (N, 1): the same for every token of a row
@@ -379,27 +384,30 @@ def grpo_loss(
     elif entropy_weight:
         raise ValueError(f"entropy: expected a tensor, because entropy_weight is {entropy_weight}")
 
-    measured |= _ratio_metrics(ratio.detach(), A, mask, clip, surrogate)
+    measured |= _ratio_metrics(ratio.detach(), A, mask, level, clip, surrogate)
     metrics = {name: value.item() for name, value in measured.items()}
     return loss, {"policy_loss": policy_loss.item(), **metrics}
 
 
 @torch.no_grad()
 def _ratio_metrics(
-    ratio: Tensor, A: Tensor, mask: Tensor, clip: tuple[float, float], surrogate: str
+    ratio: Tensor,
+    A: Tensor,
+    mask: Tensor,
+    level: str,
+    clip: tuple[float, float],
+    surrogate: str,
 ) -> dict[str, Tensor]:
+    """Over real tokens where there is a ratio for each, over all rows otherwise."""
+    counted = mask if level == "token" else torch.ones_like(ratio, dtype=torch.bool)
     low, high = clip
     clipped_low = (ratio < 1 - low) & (A < 0) & (surrogate == "clip")
     clipped_high = (ratio > 1 + high) & (A > 0)
-    if ratio.shape == mask.shape:
-        count, there = _mean, ratio[mask]
-    else:  # one ratio per row
-        count, there = (lambda values, _: values.mean()), ratio.flatten()
-    there = there if len(there) else ratio.new_ones(1)
+    there = ratio[counted] if counted.any() else ratio.new_ones(1)
     return {
-        "clip_ratio/low_mean": count(clipped_low.double(), mask),
-        "clip_ratio/high_mean": count(clipped_high.double(), mask),
-        "clip_ratio/region_mean": count((clipped_low | clipped_high).double(), mask),
+        "clip_ratio/low_mean": _mean(clipped_low.double(), counted),
+        "clip_ratio/high_mean": _mean(clipped_high.double(), counted),
+        "clip_ratio/region_mean": _mean((clipped_low | clipped_high).double(), counted),
         "ratio/min": there.min(),
         "ratio/mean": there.mean(),
         "ratio/max": there.max(),

@@ -23,11 +23,13 @@ from torch.testing import assert_close
 
 from minigrpo.gpt import next_token_pairs, positions_from_mask
 from minigrpo.logprobs import (
+    _score,
     masked_mean,
     next_token_log_probs,
     sequence_log_probs,
     token_entropy,
     token_log_probs,
+    token_log_probs_and_entropy,
 )
 
 NAN, INF = math.nan, math.inf
@@ -96,12 +98,12 @@ def _log_probs_and_gradient(model, rows: list[tuple[Tensor, Tensor | None]]):
 
 @must_fail_on(
     (
-        token_log_probs,
+        _score,
         "position_ids = None if attention_mask is None else positions_from_mask(attention_mask)",
         "position_ids = torch.arange(input_ids.shape[1])[None]",
     ),
     (
-        token_log_probs,
+        _score,
         "input_ids, attention_mask=_as_ids(attention_mask), position_ids=position_ids",
         "input_ids, attention_mask=None, position_ids=position_ids",
     ),
@@ -126,14 +128,14 @@ def test_a_padded_row_scores_like_the_row_alone():
 
 @must_fail_on(
     (
-        token_log_probs,
-        "log_probs = torch.where(real[:, 1:] & real[:, :-1], log_probs, 0.0)",
-        "log_probs = torch.where(real[:, 1:], log_probs, 0.0)",
+        _score,
+        "scored = real.bool()[:, 1:] & real.bool()[:, :-1]",
+        "scored = real.bool()[:, 1:]",
     ),
     (
-        token_log_probs,
-        "log_probs = torch.where(real[:, 1:] & real[:, :-1], log_probs, 0.0)",
-        "log_probs = torch.where(real[:, :-1], log_probs, 0.0)",
+        _score,
+        "scored = real.bool()[:, 1:] & real.bool()[:, :-1]",
+        "scored = real.bool()[:, :-1]",
     ),
 )
 def test_columns_of_padding_are_exactly_zero():
@@ -148,10 +150,9 @@ def test_columns_of_padding_are_exactly_zero():
 
 @must_fail_on(
     (
-        token_log_probs,
-        "log_probs = next_token_log_probs("
-        "predictions, temperature=temperature, top_k=top_k, top_p=top_p)",
-        "log_probs = next_token_log_probs(predictions)",
+        _score,
+        "predictions, temperature=temperature, top_k=top_k, top_p=top_p",
+        "predictions",
     )
 )
 def test_settings_reach_the_distribution_that_scores():
@@ -432,3 +433,33 @@ def test_masked_mean_of_nothing_is_refused():
 def test_whole_numbers_are_no_log_probs():
     with pytest.raises(TypeError, match="log_probs: expected floating point, got torch.int64"):
         sequence_log_probs(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2))
+
+
+# ---------------------------------------------------------------------------------------------
+# token_log_probs_and_entropy
+
+
+@must_fail_on(
+    (
+        token_log_probs_and_entropy,
+        "return log_probs, torch.where(scored, token_entropy(distribution), 0.0)",
+        "return log_probs, token_entropy(distribution)",
+    ),
+    (
+        token_log_probs_and_entropy,
+        "model, input_ids, attention_mask, temperature, None, None",
+        "model, input_ids, attention_mask, 1.0, None, None",
+    ),
+)
+def test_the_entropy_is_that_of_the_distribution_each_token_came_from():
+    table, ids = uniform(5, 5), torch.tensor([[0, 3, 2, 1], [4, 1, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    policy = Bigram(table)
+    log_probs, entropy = token_log_probs_and_entropy(policy, ids, mask, temperature=0.5)
+    assert torch.equal(log_probs, token_log_probs(policy, ids, mask, temperature=0.5))
+    for row, column in mask[:, 1:].nonzero().tolist():
+        p = (table[ids[row, column]] / 0.5).softmax(-1)
+        assert_close(entropy[row, column], -(p * p.log()).sum())
+    assert torch.equal(entropy == 0, mask[:, 1:] == 0)
+    (gradient,) = torch.autograd.grad(entropy.sum(), policy.table)
+    assert (gradient != 0).any()

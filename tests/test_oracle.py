@@ -1,0 +1,328 @@
+"""The oracle is right, and so is the objective when it is asked."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from support import must_fail_on
+from torch import Tensor
+from torch.testing import assert_close
+
+from minigrpo import oracle
+from minigrpo.objective import VARIANTS, grpo_loss, group_advantages, kl_estimate
+from minigrpo.oracle import (
+    TablePolicy,
+    exact_kl,
+    expected_loss,
+    expected_reward,
+    gradient,
+    list_world,
+    moments,
+    probabilities,
+)
+
+WORLD = list_world()
+SMALL = list_world(vocab_size=3, max_length=2)  # 7 texts, so that groups of 4 can be listed
+
+
+def policy(seed: int, vocab_size: int = 5) -> TablePolicy:
+    generator = torch.Generator().manual_seed(seed)
+    return TablePolicy(torch.randn(vocab_size, vocab_size, generator=generator).double())
+
+
+def rewards(world, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(len(world.completions), generator=generator).double()
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return torch.nn.functional.cosine_similarity(a, b, dim=0).item()
+
+
+# ---------------------------------------------------------------------------------------------
+# the oracle itself
+
+
+def test_every_text_is_listed_once():
+    texts = {tuple(c[m].tolist()) for c, m in zip(WORLD.completions, WORLD.mask)}
+    assert len(texts) == len(WORLD.completions) == 1 + 4 + 16 + 64 + 4 * 64
+    for length in (1, 2, 3, 4):
+        for text in itertools.product(range(5), repeat=length):
+            ends_once = text.count(4) == 1 and text[-1] == 4
+            cut_off = length == 4 and 4 not in text
+            assert (text in texts) == (ends_once or cut_off)
+
+
+def test_probabilities_sum_to_one_and_equal_the_chain_rule():
+    table = policy(0)
+    p = probabilities(table, WORLD)
+    assert_close(p.sum().item(), 1.0, atol=1e-14, rtol=0)
+    steps = table.table.softmax(-1)
+    row = int((WORLD.completions == torch.tensor([2, 0, 4, 4])).all(1).nonzero()[0])
+    assert_close(p[row], steps[4, 2] * steps[2, 0] * steps[0, 4])
+
+
+@must_fail_on(
+    (
+        expected_reward,
+        "return (probabilities(policy, world) * rewards).sum()",
+        "return (probabilities(policy, world).detach() * rewards).sum() + 0 * policy.table.sum()",
+    ),
+)
+def test_the_gradient_of_the_reward_equals_finite_differences():
+    table, r = policy(1), rewards(WORLD)
+    slope = gradient(expected_reward(table, WORLD, r), table)
+    for place in (0, 7, 24):
+        values = []
+        for sign in (1, -1):
+            moved = table.table.detach().clone().flatten()
+            moved[place] += sign * 1e-6
+            values.append(expected_reward(TablePolicy(moved.view(5, 5)), WORLD, r).item())
+        assert_close(slope[place].item(), (values[0] - values[1]) / 2e-6, atol=1e-8, rtol=1e-6)
+
+
+@must_fail_on(
+    (
+        exact_kl,
+        "return (log_p.exp() * (log_p - log_q)).sum()",
+        "return (log_q.exp() * (log_q - log_p)).sum()",
+    ),
+)
+def test_kl_equals_the_sum_over_texts_and_is_not_symmetric():
+    p, q = policy(0, 3), policy(1, 3)
+    total = 0.0
+    first, second = p.table.softmax(-1), q.table.softmax(-1)
+    for text in ([2], [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]):
+        a = math.prod(first[s, t].item() for s, t in zip([2, *text], text))
+        b = math.prod(second[s, t].item() for s, t in zip([2, *text], text))
+        total += a * math.log(a / b)
+    assert_close(exact_kl(p, q, SMALL).item(), total)
+    assert abs(exact_kl(q, p, SMALL).item() - total) > 0.01
+    assert exact_kl(p, p, SMALL).item() == 0
+
+
+def test_moments_of_all_groups_equal_a_loop_over_them():
+    """G = 3 in the small world: 343 groups, one backward pass each."""
+    table, r = policy(2, 3), rewards(SMALL)
+    p = probabilities(table, SMALL).detach()
+    mean, square = torch.zeros(9).double(), 0.0
+    for group in itertools.product(range(7), repeat=3):
+        rows = torch.tensor(group)
+        loss = _grpo(SMALL.log_probs(table)[None, rows], SMALL.mask[None, rows], r[None, rows])
+        slope = gradient(loss.sum(), table)
+        mean += p[rows].prod() * slope
+        square += (p[rows].prod() * slope.square().sum()).item()
+    exact = moments(_grpo, table, SMALL, r, 3)
+    assert_close(exact.mean, mean)
+    assert_close(exact.variance, square - mean.square().sum().item())
+    assert exact.standard_error.count_nonzero() == 0
+
+
+def test_bad_worlds_and_groups_are_refused():
+    with pytest.raises(ValueError, match="vocab_size, max_length: expected 2 or more"):
+        list_world(vocab_size=1)
+    with pytest.raises(ValueError, match="at most 100,000 texts, got 50 and 4"):
+        list_world(vocab_size=50)
+    with pytest.raises(ValueError, match=r"group_size: .* got 341\^4; set samples"):
+        moments(_reinforce, policy(0), WORLD, rewards(WORLD), 4)
+    with pytest.raises(ValueError, match="samples: expected 2 or more, got 1"):
+        moments(_reinforce, policy(0), WORLD, rewards(WORLD), 2, samples=1)
+
+
+# ---------------------------------------------------------------------------------------------
+# estimators of the policy gradient
+
+
+def _reinforce(log_probs: Tensor, mask: Tensor, r: Tensor) -> Tensor:
+    """No baseline: minus the mean of reward times log-probability."""
+    total = torch.where(mask, log_probs, 0.0).sum(-1)
+    return -(r * total).mean(-1)
+
+
+def _with(**settings):
+    """The loss of the package, group by group, with these settings."""
+    advantage = {k: settings.pop(k) for k in ("scale", "baseline") if k in settings}
+
+    def losses(log_probs: Tensor, mask: Tensor, r: Tensor) -> Tensor:
+        A = group_advantages(r.flatten(), r.shape[1], **advantage).view(r.shape)
+        each = zip(log_probs, A, mask)
+        return torch.stack([grpo_loss(lp, None, a, m, **settings)[0] for lp, a, m in each])
+
+    return losses
+
+
+_grpo = _with(scale="none", level="sequence")
+
+
+def test_reinforce_is_unbiased():
+    table, r = policy(3), rewards(WORLD)
+    exact = gradient(expected_reward(table, WORLD, r), table)
+    assert_close(moments(_reinforce, table, WORLD, r, 1).mean, -exact)
+
+
+@pytest.mark.parametrize("group_size", [2, 3, 4])
+def test_centring_scales_the_gradient_by_a_known_factor(group_size):
+    """(G - 1) / G, because every reward is in its own baseline; leave-one-out mends that."""
+    table, r = policy(4, 3), rewards(SMALL)
+    exact = gradient(expected_reward(table, SMALL, r), table)
+    centred = moments(_grpo, table, SMALL, r, group_size).mean
+    assert_close(centred, -exact * (group_size - 1) / group_size)
+    others = _with(scale="none", baseline="leave_one_out", level="sequence")
+    assert_close(moments(others, table, SMALL, r, group_size).mean, -exact)
+
+
+def test_rloo_as_shipped_is_unbiased():
+    table, r = policy(5, 3), rewards(SMALL)
+    exact = gradient(expected_reward(table, SMALL, r), table)
+    assert_close(moments(_with(**VARIANTS["rloo"]), table, SMALL, r, 3).mean, -exact)
+
+
+def test_dr_grpo_follows_the_gradient_and_grpo_does_not_quite():
+    """The length and the std bend the direction; their absence leaves a factor."""
+    table, r = policy(6, 3), rewards(SMALL)
+    exact = gradient(expected_reward(table, SMALL, r), table)
+    straight = moments(_with(**VARIANTS["dr_grpo"], max_length=2), table, SMALL, r, 3).mean
+    assert_close(straight, -exact * (2 / 3) / 2)  # (G - 1) / G, and 1 / max_length
+    bent = moments(_with(**VARIANTS["grpo"]), table, SMALL, r, 3).mean
+    assert 0.5 < cosine(bent, -exact) < 0.9999
+
+
+def test_a_baseline_lowers_the_variance():
+    table, r = policy(7), rewards(WORLD) + 1
+    without = moments(_reinforce, table, WORLD, r, 2).variance
+
+    def others(log_probs, mask, r):
+        return _reinforce(log_probs, mask, r - r.flip(-1))  # of two, the other one
+
+    assert moments(others, table, WORLD, r, 2).variance < 0.5 * without
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_sampled_gradient_converges_to_the_exact_one(seed):
+    """4,000 groups of 4 through the loss of the package: 25 entries within 3 standard errors of
+    the exact gradient on average, and none far off."""
+    table, r = policy(seed), rewards(WORLD, seed)
+    exact = gradient(expected_reward(table, WORLD, r), table)
+    generator = torch.Generator().manual_seed(seed)
+    found = moments(_grpo, table, WORLD, r, 4, samples=4000, generator=generator)
+    errors = (found.mean + exact * 3 / 4) / found.standard_error
+    assert errors.square().mean().sqrt() < 1.6
+    assert (errors.abs() < 3).double().mean() >= 0.95
+    assert (found.mean - 0).norm() > 10 * found.standard_error.norm() * 0.1
+    wrong = (found.mean + exact) / found.standard_error  # without the factor
+    assert wrong.abs().max() > 3
+
+
+# ---------------------------------------------------------------------------------------------
+# KL estimators: values and gradients
+
+
+def _loss_gradient(estimator: str, ratio: bool, p: TablePolicy, q: TablePolicy) -> Tensor:
+    """Expected gradient of the estimate as a loss, whole texts as single actions."""
+    new = torch.where(SMALL.mask, SMALL.log_probs(p), 0.0).sum(-1)
+    ref = torch.where(SMALL.mask, SMALL.log_probs(q), 0.0).sum(-1).detach()
+    kl = kl_estimate(new, ref, estimator=estimator)
+    if ratio:
+        kl = kl * (new - new.detach()).exp()
+    return gradient(expected_loss(kl, p, SMALL), p)
+
+
+def test_values_of_the_estimators():
+    p, q = policy(0, 3), policy(1, 3)
+    exact = exact_kl(p, q, SMALL)
+    new = torch.where(SMALL.mask, SMALL.log_probs(p), 0.0).sum(-1)
+    ref = torch.where(SMALL.mask, SMALL.log_probs(q), 0.0).sum(-1)
+    mean = {k: expected_loss(kl_estimate(new, ref, estimator=k), p, SMALL) for k in ("k1", "k3")}
+    assert_close(mean["k1"], exact)
+    assert_close(mean["k3"], exact)
+    biased = expected_loss(kl_estimate(new, ref, estimator="k2"), p, SMALL)
+    assert abs(biased - exact) > 0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_of_the_estimators(seed):
+    """k1 as a loss pulls nowhere; k2, and k1 or k3 times the ratio, pull along KL(pi || ref);
+    k3 alone pulls along KL(ref || pi)."""
+    p, q = policy(seed, 3), policy(seed + 10, 3)
+    reverse = gradient(exact_kl(p, q, SMALL), p)
+    forward = gradient(exact_kl(q, p, SMALL), p)
+    assert _loss_gradient("k1", False, p, q).abs().max() < 1e-15
+    for estimator, ratio, wanted in (
+        ("k2", False, reverse),
+        ("k3", False, forward),
+        ("k1", True, reverse),
+        ("k3", True, reverse),
+    ):
+        found = _loss_gradient(estimator, ratio, p, q)
+        assert abs(cosine(found, wanted) - 1) < 1e-10
+        assert_close(found, wanted)
+    assert cosine(reverse, forward) < 0.99  # so that the two can be told apart
+
+
+def _token_kl_gradient(p: TablePolicy, q: TablePolicy, **settings) -> Tensor:
+    """The KL term of grpo_loss, averaged over samples: probabilities as the weights of rows."""
+    log_probs = SMALL.log_probs(p)
+    frozen = log_probs.detach()
+    weights = torch.where(SMALL.mask, frozen, 0.0).sum(-1).exp()
+    zeros = torch.zeros(1).double()
+    total = 0.0
+    for row, weight in enumerate(weights):
+        loss, _ = grpo_loss(
+            log_probs[row : row + 1],
+            frozen[row : row + 1],
+            zeros,
+            SMALL.mask[row : row + 1],
+            ref_log_probs=SMALL.log_probs(q)[row : row + 1],
+            kl_weight=1.0,
+            how="constant",
+            max_length=1,
+            **settings,
+        )
+        total = total + weight * loss
+    return gradient(total, p)
+
+
+def _state_kl_gradient(p: TablePolicy, q: TablePolicy, reverse: bool) -> Tensor:
+    """Sum over the states that p visits, visits held fixed, of the KL of the next token."""
+    first, second = p.table.log_softmax(-1), q.table.log_softmax(-1).detach()
+    visits = torch.zeros(3).double()
+    weights = probabilities(p, SMALL).detach()
+    for text, mask, weight in zip(SMALL.completions, SMALL.mask, weights):
+        visits[2] += weight  # every text begins after EOS
+        if mask[1]:
+            visits[text[0]] += weight
+    a, b = (first, second) if reverse else (second, first)
+    return gradient((visits * (a.exp() * (a - b)).sum(-1)).sum(), p)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reverse"),
+    [
+        (dict(estimator="k3"), False),
+        (dict(estimator="k2"), True),
+        (dict(estimator="k3", kl_correction=True), True),
+        (dict(estimator="k1", kl_correction=True), True),
+    ],
+    ids=["k3", "k2", "k3 x ratio", "k1 x ratio"],
+)
+def test_token_by_token_the_loss_pulls_along_the_kl_of_every_state(settings, reverse):
+    p, q = policy(0, 3), policy(1, 3)
+    found = _token_kl_gradient(p, q, **settings)
+    wanted, other = (_state_kl_gradient(p, q, side) for side in (reverse, not reverse))
+    assert abs(cosine(found, wanted) - 1) < 1e-10
+    assert_close(found, wanted)
+    assert cosine(found, other) < 0.999
+
+
+def test_k1_token_by_token_pulls_nowhere():
+    assert _token_kl_gradient(policy(0, 3), policy(1, 3), estimator="k1").abs().max() < 1e-15
+
+
+def test_the_table_policy_keeps_its_own_table():
+    table = torch.zeros(5, 5)
+    kept = oracle.TablePolicy(table)
+    table += 1
+    assert kept.table.detach().count_nonzero() == 0
