@@ -10,6 +10,7 @@ advantages of exactly 0.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -191,9 +192,9 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, *, estimator: str = "k
     spread; k3 = exp(-d) + d - 1 is unbiased and never negative.
 
     The gradient is another matter. Averaged over samples of the policy, k1 pulls nowhere, k2
-    along the gradient of KL(pi_theta || pi_ref), k3 along that of KL(pi_ref || pi_theta);
-    `grpo_loss` with kl_correction multiplies k1 or k3 by the ratio, which gives both of them the
-    gradient of KL(pi_theta || pi_ref).
+    along the gradient of KL(pi_theta || pi_ref), k3 along that of KL(pi_ref || pi_theta). Times
+    the ratio of the same action (kl_correction in `grpo_loss`, at the token level), k1 and k3
+    pull along the gradient of KL(pi_theta || pi_ref).
 
     Args:
         log_probs: (N, T), or any shape, under the policy.
@@ -321,8 +322,8 @@ def grpo_loss(
         kl_correction: multiply the KL estimate by the ratio; for k1 and k3 and a ratio per token
             the gradient is then that of KL(policy || reference).
         entropy: (N, T) entropy of each next-token distribution (`token_entropy`), with gradient.
-        entropy_weight: of the mean entropy per token, which is added to the objective, whatever
-            `how` says.
+        entropy_weight: of the mean entropy per token, which is added to the objective. A token
+            mean, whatever `how` says: micro-batches of different lengths do not average to it.
 
     Returns:
         loss () and metrics, plain numbers: policy_loss; clip_ratio/low_mean, clip_ratio/high_mean
@@ -334,12 +335,20 @@ def grpo_loss(
         TypeError: whole numbers where log-probs are expected.
         ValueError: shapes that differ, unknown settings, NaN at a real position, a token that
             could not have been sampled, a weight whose tensor is missing.
+
+    A ratio that overflows (in float32 a log-ratio above 88, which only a long product reaches)
+    gives a loss or a gradient that is not finite.
     """
     _check_choice("level", level, LEVELS)
     _check_choice("surrogate", surrogate, SURROGATES)
     _check_clip(clip)
     _check_choice("how", how, AVERAGES)
     _check_choice("estimator", estimator, ESTIMATORS)
+    for name, weight in (("kl_weight", kl_weight), ("entropy_weight", entropy_weight)):
+        if not math.isfinite(weight):
+            raise ValueError(f"{name}: expected a finite number, got {weight}")
+    if log_probs.dim() != 2:
+        raise ValueError(f"log_probs: expected shape (N, T), got {tuple(log_probs.shape)}")
     _check_shape("completion_mask", completion_mask, log_probs.shape)
     _check_shape("advantages", advantages, log_probs.shape[:1])
     mask = completion_mask.bool()
@@ -347,13 +356,16 @@ def grpo_loss(
     old = new.detach()
     if old_log_probs is not None:
         old = _real(old_log_probs, mask, "old_log_probs", log_probs.shape).detach()
-        if old.isinf().any():
-            raise ValueError(
-                "old_log_probs: expected finite numbers, got an infinite one at a real position "
-                "(a token of probability 0 cannot have been sampled)"
-            )
+    if old.isinf().any():
+        row, column = old.isinf().nonzero()[0].tolist()
+        raise ValueError(
+            f"old_log_probs: expected finite numbers, got {old[row, column].item()} at row {row}, "
+            f"column {column} (a token of probability 0 cannot have been sampled)"
+        )
     if not advantages.isfinite().all():
-        raise ValueError("advantages: expected finite numbers")
+        row = int((~advantages.isfinite()).nonzero()[0])
+        value = advantages[row].item()
+        raise ValueError(f"advantages: expected finite numbers, got {value} in row {row}")
     A = advantages.detach().to(new.dtype)[:, None]  # (N, 1): the same for every token of a row
 
     ratio = _ratio(new, old, mask, level)  # (N, T) or (N, 1)
@@ -371,7 +383,9 @@ def grpo_loss(
             kl = kl * ratio
         measured["kl"] = _mean(kl, mask)
     elif kl_weight:
-        raise ValueError(f"ref_log_probs: expected a tensor, because kl_weight is {kl_weight}")
+        raise ValueError(
+            f"ref_log_probs: expected a tensor, because kl_weight is {kl_weight}, got None"
+        )
     policy_loss = aggregate(per_token, mask, how=how, max_length=max_length)
     loss = policy_loss
     if kl_weight:
@@ -382,7 +396,9 @@ def grpo_loss(
         loss = loss - entropy_weight * mean_entropy if entropy_weight else loss
         measured["entropy"] = mean_entropy
     elif entropy_weight:
-        raise ValueError(f"entropy: expected a tensor, because entropy_weight is {entropy_weight}")
+        raise ValueError(
+            f"entropy: expected a tensor, because entropy_weight is {entropy_weight}, got None"
+        )
 
     measured |= _ratio_metrics(ratio.detach(), A, mask, level, clip, surrogate)
     metrics = {name: value.item() for name, value in measured.items()}
@@ -457,7 +473,8 @@ def _check_shape(name: str, values: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_clip(clip: tuple[float, float]) -> None:
-    if not isinstance(clip, tuple | list) or len(clip) != 2 or not all(c >= 0 for c in clip):
+    numbers = [c for c in clip if isinstance(c, Real)] if isinstance(clip, tuple | list) else []
+    if len(numbers) != 2 or len(clip) != 2 or not all(c >= 0 for c in numbers):
         raise ValueError(
             f"clip: expected two numbers of 0 or more, how far below and above 1, got {clip!r}"
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from minigrpo import oracle
-from minigrpo.objective import VARIANTS, grpo_loss, group_advantages, kl_estimate
+from minigrpo.objective import VARIANTS, group_advantages, grpo_loss, kl_estimate
 from minigrpo.oracle import (
     TablePolicy,
     exact_kl,

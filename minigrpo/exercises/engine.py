@@ -319,6 +319,8 @@ def _run(function: Function, case: Case, gradient: tuple[int, ...]) -> Outcome:
 
 def _gradients(value: Any, arguments: list[Tensor]) -> tuple[Tensor | None, ...]:
     """Gradients of a weighted sum of the result; the weights differ, so that no entry hides."""
+    if not arguments:
+        return ()
     if not (isinstance(value, Tensor) and value.requires_grad and value.is_floating_point()):
         return (None,) * len(arguments)
     weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype, device=value.device)
