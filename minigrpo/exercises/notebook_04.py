@@ -1098,7 +1098,7 @@ ENTROPY_BONUS = Exercise(
             "sign",
             lambda logits, mask: -entropy_bonus(logits, mask),
             "The sign is wrong: log p is negative, so the minus before the sum makes the entropy "
-            "positive. (The loss subtracts the bonus, but that comes later.)",
+            "positive. (The loss subtracts the bonus; here the entropy itself is asked for.)",
         ),
         Answer(
             "bits",
