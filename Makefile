@@ -43,6 +43,7 @@ test: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(ACTIVE) tests/benchmarks/speed.py
+	$(ACTIVE) tests/benchmarks/letters.py
 
 checkpoint: $(VENV)/.installed
 	$(ACTIVE) -m minigrpo.pretrain --out data/char_gpt.safetensors
@@ -68,7 +69,7 @@ $(VENV)/.installed: $(VENV)/.created $(REQUIREMENTS)
 	$(PIP) install -r requirements.txt
 	@touch $@
 
-# requirements.txt once more, so that the extra cannot move a pin.
+# requirements.txt once more, so that the extras cannot move a pin.
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) install -r requirements.txt -e '.[dev]'
+	$(PIP) install -r requirements.txt -e '.[dev,scale]'
 	@touch $@

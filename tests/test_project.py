@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from make_trl_answers import Answers
 from packaging.requirements import Requirement
 
 from minigrpo.exercises import engine
@@ -69,9 +70,21 @@ def test_requirements_install_the_package_itself():
 
 
 def test_ranges_end_before_the_next_major_version():
-    extra = project()["project"]["optional-dependencies"]["dev"]
-    for requirement in map(Requirement, project()["project"]["dependencies"] + extra):
+    extras = project()["project"]["optional-dependencies"]
+    named = [*project()["project"]["dependencies"], *extras["dev"], *extras["scale"]]
+    for requirement in map(Requirement, named):
         assert {"<", ">="} == {s.operator for s in requirement.specifier}, requirement
+
+
+def test_the_stored_answers_are_of_a_trl_within_its_range():
+    (trl,) = map(Requirement, project()["project"]["optional-dependencies"]["scale"])
+    assert trl.specifier.contains(Answers().versions["trl"])
+
+
+@pytest.mark.parametrize("document", ["Makefile", "README.md"])
+def test_whoever_tests_installs_every_extra(document):
+    extras = ",".join(project()["project"]["optional-dependencies"])
+    assert f".[{extras}]" in text(document)
 
 
 def test_options_leave_the_comparison_of_notebooks_alone():
@@ -134,6 +147,6 @@ def test_the_message_in_the_readme_is_what_a_reader_sees():
 
 
 def test_the_readme_counts_the_exercises():
-    for number in (1, 2):
+    for number in (1, 2, 3, 4):
         row = next(line for line in text("README.md").splitlines() if f"| {number:02d} |" in line)
         assert row.rstrip("| ").endswith(f"| {len(engine.records(number))}")
