@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from minigrpo.logprobs import (
     check_sampling_settings,
+    completion_log_probs_and_entropy,
     is_whole_number,
-    token_log_probs_and_entropy,
 )
 from minigrpo.objective import equal_groups, group_advantages, grpo_loss
 from minigrpo.runtime import atomic_path
@@ -252,12 +252,13 @@ def _step(state: _State, task: Task, step: int) -> StepMetrics:
     policy, config = state.policy, state.config
     prompts = _prompts(task, config, state.order)
     group = [prompt for prompt in prompts for _ in range(config.group_size)]  # prompt-major
-    ids, mask = left_pad(group, config.pad_id)
+    ids, mask = left_pad(prompts, config.pad_id)
     rollouts = sample(
         policy,
         ids.to(state.device),
         mask.to(state.device),
         max_new_tokens=config.max_new_tokens,
+        completions_per_prompt=config.group_size,
         temperature=config.temperature,
         eos_id=config.eos_id,
         pad_id=config.pad_id,
@@ -350,16 +351,15 @@ def _score(
     policy: nn.Module, rollouts: Rollouts, temperature: float, *, entropy_weight: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """(N, T) log-probs of the completions and entropies; the latter with gradient if weighted."""
-    padded = not bool(rollouts.attention_mask.all())
-    log_probs, entropy = token_log_probs_and_entropy(
+    log_probs, entropy = completion_log_probs_and_entropy(
         policy,
-        rollouts.input_ids,
-        rollouts.attention_mask if padded else None,
+        rollouts.prompt_ids,
+        rollouts.prompt_mask,
+        rollouts.completions,
+        rollouts.completion_mask,
         temperature=temperature,
     )
-    T = rollouts.completions.shape[1]
-    entropy = entropy[:, -T:]
-    return log_probs[:, -T:], entropy if entropy_weight else entropy.detach()
+    return log_probs, entropy if entropy_weight else entropy.detach()
 
 
 def _update(state: _State, loss: Tensor, metrics: Mapping[str, float], step: int) -> float:

@@ -89,6 +89,7 @@ def sample(
     attention_mask: Tensor | None = None,
     *,
     max_new_tokens: int,
+    completions_per_prompt: int = 1,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -109,6 +110,8 @@ def sample(
         prompt_ids: (N, P), left-padded if the prompts differ in length.
         attention_mask: (N, P), 1 = real token; None = no padding.
         max_new_tokens: 1 or more.
+        completions_per_prompt: G, 1 or more: continue every prompt so many times. It is read once
+            all the same. The rows come prompt by prompt.
         temperature, top_k, top_p: as in `next_token_log_probs`.
         eos_id: the token that ends a row; None = every row runs to `max_new_tokens`.
         pad_id: fills a row after its end; may equal `eos_id`.
@@ -117,7 +120,7 @@ def sample(
         use_cache: False reads the whole text again at every step: slow, the same text.
 
     Returns:
-        Rollouts with T = the longest completion.
+        Rollouts with N * G rows and T = the longest completion.
 
     Raises:
         ValueError: an empty prompt, a prompt that leaves no room for `max_new_tokens` in the
@@ -125,14 +128,20 @@ def sample(
             no distribution.
     """
     check_sampling_settings(temperature, top_k, top_p)
-    if not is_whole_number(max_new_tokens):
-        raise ValueError(f"max_new_tokens: expected a whole number, got {max_new_tokens!r}")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens: expected 1 or more, got {max_new_tokens}")
+    for name, count in (
+        ("max_new_tokens", max_new_tokens),
+        ("completions_per_prompt", completions_per_prompt),
+    ):
+        if not is_whole_number(count):
+            raise ValueError(f"{name}: expected a whole number, got {count!r}")
+        if count < 1:
+            raise ValueError(f"{name}: expected 1 or more, got {count}")
     device = next((p.device for p in model.parameters()), prompt_ids.device)
     prompt_ids, prompt_mask = _check_prompts(prompt_ids, attention_mask, device)
     _check_room(model, prompt_mask, max_new_tokens)
 
+    prompt_ids = prompt_ids.repeat_interleave(completions_per_prompt, dim=0)  # (N G, P)
+    prompt_mask = prompt_mask.repeat_interleave(completions_per_prompt, dim=0)
     num_rows, prompt_length = prompt_ids.shape
     ids = torch.full((num_rows, prompt_length + max_new_tokens), pad_id, device=device)
     ids[:, :prompt_length] = prompt_ids
@@ -145,9 +154,11 @@ def sample(
     read = 0  # tokens the cache has already seen
 
     for end in range(prompt_length, prompt_length + max_new_tokens):
-        seen = mask[active, :end] if padded else None
+        copies = completions_per_prompt if end == prompt_length else 1
+        rows = active[::copies]  # of the copies of a prompt only the first is read
+        seen = mask[rows, :end] if padded else None
         output = model(
-            ids[active, read:end],
+            ids[rows, read:end],
             attention_mask=None if seen is None else seen.long(),
             position_ids=None if seen is None else positions_from_mask(seen)[:, read:],
             past_key_values=cache,
@@ -160,6 +171,10 @@ def sample(
             output.logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p
         )
         check_distribution("model", distribution)
+        if copies > 1:
+            distribution = distribution.repeat_interleave(copies, dim=0)
+            if cache is not None:
+                cache.batch_repeat_interleave(copies)
         token = torch.multinomial(distribution.exp(), 1, generator=generator)  # (active, 1)
         if log_probs is None:
             log_probs = distribution.new_zeros(num_rows, max_new_tokens)

@@ -24,6 +24,7 @@ from torch.testing import assert_close
 from minigrpo.gpt import next_token_pairs, positions_from_mask
 from minigrpo.logprobs import (
     _score,
+    completion_log_probs_and_entropy,
     masked_mean,
     next_token_log_probs,
     sequence_log_probs,
@@ -31,6 +32,7 @@ from minigrpo.logprobs import (
     token_log_probs,
     token_log_probs_and_entropy,
 )
+from minigrpo.sampling import left_pad
 
 NAN, INF = math.nan, math.inf
 
@@ -463,3 +465,80 @@ def test_the_entropy_is_that_of_the_distribution_each_token_came_from():
     assert torch.equal(entropy == 0, mask[:, 1:] == 0)
     (gradient,) = torch.autograd.grad(entropy.sum(), policy.table)
     assert (gradient != 0).any()
+
+
+# ---------------------------------------------------------------------------------------------
+# completion_log_probs_and_entropy
+
+PROMPTS = left_pad([torch.tensor(p) for p in ([3, 1, 4], [9, 5], [3, 1, 4], [0, 9, 5])])
+LENGTHS = torch.tensor([4, 1, 2, 3])
+
+
+def scored_twice(policy, prompts=PROMPTS):
+    """The completions by way of their prompts, and the whole rows; with gradients."""
+    ids, mask = prompts
+    completions = torch.randint(10, (4, 4), generator=torch.Generator().manual_seed(0))
+    real = torch.arange(4) < LENGTHS[:, None]
+    apart = completion_log_probs_and_entropy(policy, ids, mask, completions, real, temperature=0.8)
+    rows, seen = torch.cat([ids, completions], dim=1), torch.cat([mask, real], dim=1)
+    whole = token_log_probs_and_entropy(policy, rows, seen, temperature=0.8)
+    both = apart, tuple(part[:, -4:] for part in whole)
+    weights = torch.rand(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad((log_probs * weights + entropy).sum(), list(policy.parameters()))
+        for log_probs, entropy in both
+    ]
+    return *both, *gradients
+
+
+@must_fail_on(
+    (
+        completion_log_probs_and_entropy,
+        "keys = torch.cat([prompt_ids, prompt_mask.to(prompt_ids.dtype)], dim=1)",
+        "keys = torch.cat([prompt_ids, torch.ones_like(prompt_ids)], dim=1)",
+    ),
+    (
+        completion_log_probs_and_entropy,
+        "logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt",
+        "logits = output.logits[:1, -1:].expand(len(source), -1, -1)",
+    ),
+    (
+        completion_log_probs_and_entropy,
+        "completions[:, :-1],",
+        "completions[:, 1:],",
+    ),
+    (
+        completion_log_probs_and_entropy,
+        "distribution = next_token_log_probs(logits, temperature=temperature)",
+        "distribution = next_token_log_probs(logits)",
+    ),
+)
+def test_a_prompt_read_once_scores_like_every_row_read_whole():
+    for policy in (tiny_gpt(), tiny_llama()):
+        apart, whole, gradient, gradient_of_whole = scored_twice(policy.double())
+        for ours, theirs in zip(apart, whole):
+            assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+            assert torch.equal(ours == 0, torch.arange(4) >= LENGTHS[:, None])
+        for ours, theirs in zip(gradient, gradient_of_whole):
+            assert_close(ours, theirs, atol=1e-5, rtol=1e-4)  # Llama's norms stay in float32
+
+
+def test_without_padding_the_scores_are_the_same():
+    full = PROMPTS[0] + 1, torch.ones_like(PROMPTS[1])
+    apart, whole, *gradients = scored_twice(tiny_gpt().double(), full)
+    for ours, theirs in zip((*apart, *gradients[0]), (*whole, *gradients[1])):
+        assert_close(ours, theirs)
+
+
+def test_a_model_without_a_cache_reads_every_row():
+    apart, whole, *gradients = scored_twice(Bigram(uniform(10, 10)))
+    for ours, theirs in zip((*apart, *gradients[0]), (*whole, *gradients[1])):
+        assert_close(ours, theirs)
+
+
+def test_each_different_prompt_is_read_once():
+    policy, read = tiny_gpt(), []
+    policy.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
+    ids, mask = PROMPTS
+    completion_log_probs_and_entropy(policy, ids, mask, ids.new_ones(4, 3), ids.new_ones(4, 3))
+    assert read == [(3, 3), (4, 2)]

@@ -408,3 +408,55 @@ def test_logits_that_are_no_distribution_are_refused(bad):
 def test_left_pad_refuses_nothing(sequences):
     with pytest.raises(ValueError, match="sequences: expected one or more, each with at least one"):
         left_pad(sequences)
+
+
+# ---------------------------------------------------------------------------------------------
+# several completions of each prompt
+
+
+@must_fail_on(
+    (
+        sample,
+        "distribution = distribution.repeat_interleave(copies, dim=0)",
+        "distribution = distribution.repeat(copies, 1)",
+    ),
+    (
+        sample,
+        "cache.batch_repeat_interleave(copies)",
+        "cache.batch_select_indices(torch.arange(len(active)) % len(rows))",
+    ),
+    (
+        sample,
+        "rows = active[::copies]  # of the copies of a prompt only the first is read",
+        "rows = active[: len(active) // copies]",
+    ),
+)
+def test_prompts_read_once_are_continued_as_if_each_row_had_its_own():
+    for model in (tiny_gpt().double(), tiny_llama().double(), Bigram(uniform(11, 11))):
+        for use_cache in (True, False):
+            together = rollouts(model, completions_per_prompt=3, use_cache=use_cache)
+            ids, mask = (x.repeat_interleave(3, dim=0) for x in RAGGED)
+            generator = torch.Generator().manual_seed(0)
+            settings = {"max_new_tokens": 9, "eos_id": EOS, "generator": generator}
+            apart = sample(model, ids, mask, **settings)
+            assert torch.equal(together.prompt_ids, apart.prompt_ids)
+            assert torch.equal(together.prompt_mask, apart.prompt_mask)
+            assert torch.equal(together.completions, apart.completions)
+            assert torch.equal(together.completion_mask, apart.completion_mask)
+            assert_close(together.log_probs, apart.log_probs, atol=1e-6, rtol=0)
+
+
+def test_each_prompt_is_read_once():
+    model, read = tiny_gpt(), []
+    model.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
+    sample(model, *RAGGED, max_new_tokens=3, completions_per_prompt=4)
+    assert read == [(5, 5), (20, 1), (20, 1)]
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [(0, "expected 1 or more, got 0"), (2.0, "expected a whole number, got 2.0")],
+)
+def test_completions_per_prompt_is_a_count(count, message):
+    with pytest.raises(ValueError, match=f"^completions_per_prompt: {message}"):
+        rollouts(tiny_gpt(), completions_per_prompt=count)
