@@ -20,8 +20,8 @@ help:
 	@echo 'make lab           open the notebooks in JupyterLab'
 	@echo 'make test          lint, unit tests, and every notebook compared with its stored output'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
-	@echo 'make bench         measure the speed of the package'
-	@echo 'make checkpoint    train data/char_gpt.safetensors again'
+	@echo 'make bench         measure the speed, and repeat the run of notebook 03 with five seeds'
+	@echo 'make checkpoint    train the two models in data/ again'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
 	@echo 'ONLY=02            course, execute: this notebook alone'
@@ -47,6 +47,7 @@ bench: $(VENV)/.installed
 
 checkpoint: $(VENV)/.installed
 	$(ACTIVE) -m minigrpo.pretrain --out data/char_gpt.safetensors
+	$(ACTIVE) -m minigrpo.llama --out data/tiny_llama
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .pytest_cache .ruff_cache

@@ -1,8 +1,8 @@
 """minigrpo: the helper package of a course that teaches GRPO on a laptop.
 
 One file per concept, in the order the course meets them: `runtime`, `corpus`, `gpt`,
-`pretrain`, `logprobs`, `sampling`, `objective`, `oracle`, `rewards`, `grpo`; beside them `plots`
-and `exercises`.
+`pretrain`, `logprobs`, `sampling`, `objective`, `oracle`, `rewards`, `arithmetic`,
+`llama`, `grpo`; beside them `plots` and `exercises`.
 """
 
 import os

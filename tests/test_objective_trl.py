@@ -50,7 +50,7 @@ SHARES = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean
 @pytest.fixture(scope="module")
 def peer():
     """TRL, or no test."""
-    pytest.importorskip("trl", reason="needs TRL: pip install -e '.[scale]'")
+    pytest.importorskip("trl", reason="needs TRL (Python 3.11 or newer): pip install -e '.[scale]'")
     import trl_peer
 
     return trl_peer

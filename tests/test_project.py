@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from make_trl_answers import Answers
+from make_trl_answers import LOSS_CASES, REWARD_CASES, VARIANTS, Answers
 from packaging.requirements import Requirement
+from test_objective_mistakes import MISTAKES
 
 from minigrpo.exercises import engine
+from minigrpo.oracle import list_world
 from tools import readme
 
 if sys.version_info >= (3, 11):
@@ -79,6 +81,20 @@ def test_ranges_end_before_the_next_major_version():
 def test_the_stored_answers_are_of_a_trl_within_its_range():
     (trl,) = map(Requirement, project()["project"]["optional-dependencies"]["scale"])
     assert trl.specifier.contains(Answers().versions["trl"])
+
+
+@pytest.mark.parametrize("minor", [10, 11, 12, 13])
+def test_trl_is_wanted_where_there_is_one(minor):
+    (trl,) = map(Requirement, project()["project"]["optional-dependencies"]["scale"])
+    assert trl.marker and trl.marker.evaluate({"python_version": f"3.{minor}"}) == (minor > 10)
+
+
+def test_the_documents_count_what_the_objective_is_compared_with():
+    readme, contributing = (" ".join(text(f"{n}.md").split()) for n in ("README", "CONTRIBUTING"))
+    assert f"{len(MISTAKES)} classic mistakes" in readme
+    assert f"A world of {len(list_world().completions)} texts" in readme
+    assert f"{LOSS_CASES} ragged batches under {len(VARIANTS)} settings" in contributing
+    assert f"{REWARD_CASES} sets of rewards" in contributing
 
 
 @pytest.mark.parametrize("document", ["Makefile", "README.md"])

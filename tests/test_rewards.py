@@ -1,12 +1,24 @@
-"""Rewards see the completion only; tasks draw from the generator only."""
+"""Rewards see the completion only and cannot be cheated; tasks draw from the generator only."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
+from support import must_fail_on
 
 from minigrpo.corpus import CharTokenizer
-from minigrpo.rewards import TextTask, letter_share
+from minigrpo.rewards import (
+    Parts,
+    Tags,
+    TextTask,
+    answer_reward,
+    format_reward,
+    letter_share,
+    split_parts,
+    think_reward,
+)
 
 
 def ids(text: str) -> torch.Tensor:
@@ -51,3 +63,227 @@ def test_any_function_of_the_text_is_a_reward():
 def test_a_task_without_prompts_is_refused(texts):
     with pytest.raises(ValueError, match="texts: expected a list of one or more texts"):
         TextTask(texts)
+
+
+# ---------------------------------------------------------------------------------------------
+# thinking and answering: one rule, on ids and on text
+
+WORDS = ["<think>", "</think>", "<answer>", "</answer>", "<eos>", *"0123456789"]
+IDS = Tags(*range(5))
+TEXT = Tags(*WORDS[:5])
+
+
+def both(text: str, grade, *arguments, **options) -> float:
+    """Grade the words as a text and as ids; the two must agree."""
+    words = text.replace("~", " ").split()
+    as_ids = [WORDS.index(word) for word in words]
+    answer_ids = [WORDS.index(answer) for answer in arguments]
+    of_text = grade(text.replace("~", "\n"), *arguments, TEXT, **options)
+    for completion in (as_ids, tuple(as_ids), torch.tensor(as_ids, dtype=torch.long)):
+        assert grade(completion, *answer_ids, IDS, **options) == of_text
+    assert isinstance(of_text, float)
+    return of_text
+
+
+def grades(text: str, answer: str = "7", **options) -> tuple[float, float, float]:
+    """Answer, format and think reward."""
+    return (
+        both(text, answer_reward, answer, **options),
+        both(text, format_reward, **options),
+        both(text, think_reward, **options),
+    )
+
+
+RIGHT = "3 7 </think> <answer> 7 </answer> <eos>"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (RIGHT, (1, 1, 1)),
+        ("3~7~</think>~<answer>~7~</answer>~<eos>", (1, 1, 1)),  # a thought of several lines
+        ("</think> <answer> 7 </answer> <eos>", (1, 1, 0)),  # right, without thinking
+        ("3 7 </think> <answer> 3 </answer> <eos>", (0, 1, 1)),  # wrong, in the right form
+    ],
+)
+def test_the_three_rewards(text, expected):
+    assert grades(text) == expected
+
+
+CHEATS = {
+    "nothing at all": "",
+    "two answers in two spans": "3 </think> <answer> 7 </answer> <answer> 7 </answer> <eos>",
+    "another answer first": "3 </think> <answer> 3 </answer> <answer> 7 </answer> <eos>",
+    "a second answer in the span's own tags": "3 </think> <answer> 3 <answer> 7 </answer> <eos>",
+    "the answer inside the thought": "3 <answer> 7 </answer> </think> <eos>",
+    "an answer inside the thought, too": "<answer> 7 </answer> </think> <answer> 7 </answer> <eos>",
+    "no end of the thought": "3 7 <answer> 7 </answer> <eos>",
+    "two ends of the thought": "3 </think> 7 </think> <answer> 7 </answer> <eos>",
+    "a thought that is opened again": "3 <think> 7 </think> <answer> 7 </answer> <eos>",
+    "the answer's end is missing": "3 7 </think> <answer> 7 <eos>",
+    "the answer's begin is missing": "3 7 </think> 7 </answer> <eos>",
+    "the answer before the thought": "<answer> 7 </answer> 3 7 </think> <eos>",
+    "the answer's tags the wrong way round": "3 7 </think> </answer> 7 <answer> <eos>",
+    "something between thought and answer": "3 </think> 7 <answer> 7 </answer> <eos>",
+    "something after the answer": "3 </think> <answer> 7 </answer> 7 <eos>",
+    "something after the end": "3 </think> <answer> 7 </answer> <eos> 7",
+    "an end in the middle": "3 <eos> </think> <answer> 7 </answer>",
+    "two ends": "3 </think> <answer> 7 </answer> <eos> <eos>",
+    "cut off before the end": "3 7 </think> <answer> 7 </answer>",
+    "an empty answer": "3 7 </think> <answer> </answer> <eos>",
+    "the end as the answer": "3 7 </think> <answer> <eos> </answer>",
+    "a tag as the answer": "3 7 </think> <answer> <think> </answer> <eos>",
+    "the worked example of the prompt, written once more": (
+        "3 7 </think> <answer> 7 </answer> <think> 3 7 </think> <answer> 7 </answer> <eos>"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", CHEATS.values(), ids=CHEATS)
+def test_no_reward_for(text):
+    assert grades(text) == (0, 0, 0)
+
+
+def test_an_answer_of_two_tokens_is_none_among_ids_and_a_wrong_one_in_a_text():
+    text = "3 </think> <answer> 3 7 </answer> <eos>"
+    ids = [WORDS.index(word) for word in text.split()]
+    for answer in ("3", "7"):
+        assert answer_reward(ids, WORDS.index(answer), IDS) == 0
+        assert answer_reward(text, answer, TEXT) == 0
+    assert format_reward(ids, IDS) == think_reward(ids, IDS) == 0
+    assert format_reward(text, TEXT) == 1  # the words of a text are not the grader's business
+    assert answer_reward(text, "3 7", TEXT) == 1
+
+
+@pytest.mark.parametrize("given, prompt", [(0, ""), (1, "<think>"), (2, "<think> </think>")])
+def test_the_prompt_may_have_written_the_first_tags(given, prompt):
+    thought = "" if given == 2 else "3 7"
+    whole = f"<think> {thought} </think> <answer> 7 </answer> <eos>"
+    completion = whole[len(prompt) :].strip() if given < 2 else "<answer> 7 </answer> <eos>"
+    assert grades(completion, given=given) == (1, 1, float(given < 2))
+    for other in {0, 1, 2} - {given}:
+        assert grades(completion, given=other) == (0, 0, 0)
+
+
+def test_exactly_one_sequence_of_tags_counts():
+    """Every completion of up to five tokens, and of six with an EOS at the end, from seven."""
+    alphabet = "TtaAe37"  # the five tags, two digits
+    ids = dict(zip(alphabet, [0, 1, 2, 3, 4, WORDS.index("3"), WORDS.index("7")]))
+    words = [word for length in range(6) for word in product(alphabet, repeat=length)]
+    words += [(*word, "e") for word in product(alphabet, repeat=5)]
+    rewarded = [
+        "".join(w) for w in words if answer_reward([ids[c] for c in w], ids["7"], IDS) == 1.0
+    ]
+    assert rewarded == ["ta7Ae", "3ta7Ae", "7ta7Ae"]
+
+
+@must_fail_on(
+    (split_parts, "if tuple(pieces[i] for i in at) != form:", "if len(at) < len(form):"),
+    (split_parts, "if before or between or after != len(form) - 4:", "if between:"),
+    (split_parts, "if before or between or after != len(form) - 4:", "if before or between:"),
+    (split_parts, "if before or between or after != len(form) - 4:", "if before:"),
+    (
+        answer_reward,
+        "return float(parts is not None and parts.answer == (right,))",
+        "return float(parts is not None and right in parts.answer)",
+    ),
+    (
+        format_reward,
+        "return float(parts is not None and len(parts.answer) == 1)",
+        "return float(parts is not None)",
+    ),
+    (
+        think_reward,
+        "return float(parts is not None and len(parts.answer) == 1 and len(parts.thought) > 0)",
+        "return float(parts is not None and len(parts.answer) == 1)",
+    ),
+)
+def test_a_grader_that_is_less_strict_is_noticed():
+    for text in CHEATS.values():
+        assert grades(text) == (0, 0, 0), text
+    assert grades("</think> <answer> 7 </answer> <eos>") == (1, 1, 0)
+    two = [WORDS.index(word) for word in "3 </think> <answer> 3 7 </answer> <eos>".split()]
+    assert answer_reward(two, WORDS.index("7"), IDS) == 0
+    assert split_parts([WORDS.index("3"), *range(5)], IDS, given=0) is None
+
+
+def test_the_parts():
+    assert split_parts(RIGHT, TEXT) == Parts(("3 7",), ("7",))
+    ids = [WORDS.index(word) for word in RIGHT.split()]
+    assert split_parts(ids, IDS) == Parts((8, 12), (12,))
+    assert split_parts("</think><answer></answer><eos>", TEXT) == Parts((), ())
+    assert split_parts("a <b> \\d [x] </think><answer> y z </answer>") == Parts(
+        ("a <b> \\d [x]",), ("y z",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "answer", "reward"),
+    [
+        ("42", "42", 1),
+        (" 42\n", "42", 1),
+        ("42", "\n42 ", 1),
+        ("42.0", "42", 0),
+        ("420", "42", 0),
+        ("It is 42", "42", 0),
+        ("x = 1\ny = 2", "x = 1\ny = 2", 1),
+        ("*", ".", 0),  # an answer is no pattern
+    ],
+)
+def test_the_answer_of_a_text(written, answer, reward):
+    """Without an EOS, as a tokenizer decodes that leaves out special tokens."""
+    text = f"first this,\nthen that\n</think>\n<answer>{written}</answer>\n"
+    assert answer_reward(text, answer) == reward
+    assert format_reward(text) == think_reward(text) == 1
+    assert answer_reward(text.replace("<answer>", "<Answer>"), answer) == 0
+
+
+def test_a_filler_is_a_thought():
+    """What the think reward cannot see: it must not be the only reward."""
+    assert think_reward("hm </think> <answer> 5 </answer>") == 1
+
+
+@pytest.mark.parametrize("grade", [format_reward, think_reward, split_parts])
+def test_bad_input_is_refused(grade):
+    with pytest.raises(TypeError, match="completion: expected ids, .* got a text"):
+        grade("a text", IDS)
+    with pytest.raises(TypeError, match="completion: expected a text, .* got ids"):
+        grade([1, 2], TEXT)
+    with pytest.raises(ValueError, match=r"completion: expected one row .* shape \(2, 3\)"):
+        grade(torch.zeros(2, 3).long(), IDS)
+    with pytest.raises(ValueError, match="completion: expected one row of token ids, got torch.fl"):
+        grade([1.0, 2.0], IDS)
+    for given in (3, -1, True, None):
+        with pytest.raises(ValueError, match="given: expected 0, 1 or 2"):
+            grade("a text", TEXT, given=given)
+
+
+@pytest.mark.parametrize(
+    ("answer", "tags", "error", "message"),
+    [
+        (7, TEXT, TypeError, "answer: expected a string, as the tags are, got 7"),
+        ("7", IDS, TypeError, "answer: expected a token id, as the tags are, got '7'"),
+        (7.0, IDS, TypeError, "answer: expected a token id"),
+        (" ", TEXT, ValueError, "answer: expected a text without tags, not empty"),
+        ("7</answer>", TEXT, ValueError, "answer: expected a text without tags"),
+        (4, IDS, ValueError, "answer: expected an id that is not a tag, got 4"),
+    ],
+)
+def test_an_answer_that_nobody_can_give_is_refused(answer, tags, error, message):
+    completion = [] if tags is IDS else ""
+    with pytest.raises(error, match=message):
+        answer_reward(completion, answer, tags)
+
+
+@pytest.mark.parametrize(
+    ("tags", "error", "message"),
+    [
+        ((0, 1, 2, 2), ValueError, "tags: expected different ones"),
+        (("a", "b", "c", ""), ValueError, "none empty"),
+        ((0, 1, 2, "d"), TypeError, "tags: expected token ids or strings, all alike"),
+        ((0, 1, 2, 3, 4.0), TypeError, "tags: expected token ids or strings, all alike"),
+    ],
+)
+def test_tags_that_cannot_be_told_apart_are_refused(tags, error, message):
+    with pytest.raises(error, match=message):
+        Tags(*tags)

@@ -4,8 +4,8 @@
     python tests/benchmarks/letters.py --quick    # does it run? one seed each, and few steps
 
 Without a penalty: steps and seconds until a batch has a share of e of 0.8. With the recommended
-penalty: how much e, and how much the reference is surprised by the text. Both are measured on
-prompts that no run is trained on.
+penalty: how much e, and how much the reference is surprised by the text. What a run has led to is
+measured on prompts that no run is trained on.
 """
 
 from __future__ import annotations

@@ -1,0 +1,490 @@
+"""The task: what is asked, what is shown, what is kept apart, and what is paid for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import must_fail_on, tiny_llama
+from torch import nn
+
+from minigrpo import arithmetic
+from minigrpo.arithmetic import (
+    ANSWER,
+    BLANK,
+    BOS,
+    BOXES,
+    END_ANSWER,
+    END_THINK,
+    EOS,
+    EXAMPLE,
+    HARDER_LENGTHS,
+    OPERATIONS,
+    PAD,
+    TAGS,
+    THINK,
+    TRAINED_LENGTHS,
+    VOCABULARY,
+    Arithmetic,
+    ask,
+    completion_ids,
+    demonstration,
+    draw_questions,
+    evaluate,
+    is_held_out,
+    prompt_ids,
+    read_question,
+    running_totals,
+    to_text,
+    warmup_batch,
+    warmup_documents,
+)
+from minigrpo.rewards import format_reward, split_parts, think_reward
+
+ALL_LENGTHS = range(3, BOXES + 1)
+QUESTIONS = st.integers(1, BOXES).flatmap(
+    lambda k: st.tuples(st.integers(0, 9), *[st.integers(0, 23)] * (k - 1))
+)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class Writer(nn.Module):
+    """A policy that writes, after each prompt of length P, what a function of the question says."""
+
+    def __init__(self, write, prompt_length: int) -> None:
+        super().__init__()
+        self.write, self.P = write, prompt_length
+        self.scale = nn.Parameter(torch.tensor(200.0))
+
+    def forward(self, input_ids, **_):
+        logits = torch.zeros(*input_ids.shape, len(VOCABULARY))
+        for row, ids in enumerate(input_ids):
+            written = self.write(read_question(ids[: self.P]))
+            logits[row, -1, written[len(ids) - self.P]] = 1
+        return type("Output", (), {"logits": logits * self.scale, "past_key_values": None})
+
+
+# ---------------------------------------------------------------------------------------------
+# vocabulary and questions
+
+
+def test_the_vocabulary():
+    assert len(VOCABULARY) == len(set(VOCABULARY)) == 32
+    assert VOCABULARY[:10] == tuple("0123456789")
+    assert VOCABULARY[25:29] == ("<think>", "</think>", "<answer>", "</answer>")
+    assert (THINK, END_THINK, ANSWER, END_ANSWER) == (25, 26, 27, 28)
+    apart = {PAD, BOS, EOS}
+    assert len(apart) == 3
+    assert min(apart) > 28 > max(BLANK, *OPERATIONS["mixed"])  # nothing a question is made of
+
+
+@pytest.mark.parametrize(
+    ("question", "totals"),
+    [
+        ((7, 4, 9), [7, 1, 0]),
+        ((0,), [0]),
+        ((3, 15, 4), [3, 8, 2]),  # 3 - 5 = -2, which is 8; + 4
+        ((6, 20, 21, 22, 23), [6, 2, 6, 2, 8]),  # * 2 * 3 * 7 * 9
+        ((2, 3, 20), [2, 5, 0]),  # from left to right: (2 + 3) * 2
+        ((9, 10, 0), [9, 9, 9]),
+    ],
+)
+def test_the_running_totals_by_hand(question, totals):
+    assert running_totals(question) == totals
+
+
+@given(QUESTIONS)
+def test_the_terms_say_what_they_do(question):
+    """Against Python's own arithmetic on the names of the terms, with brackets for the order."""
+    expression = VOCABULARY[question[0]]
+    for term in question[1:]:
+        name = VOCABULARY[term]
+        expression = f"({expression}){name if name[0] in '-*' else '+' + name}"
+    assert running_totals(question)[-1] == eval(expression) % 10
+
+
+@pytest.mark.parametrize("question", [(), (10, 1), (1,) * 10, (1, 24), (1, -1), (25,)])
+def test_what_is_no_question_is_refused(question):
+    for function in (running_totals, prompt_ids):
+        with pytest.raises(ValueError, match="question: expected 1 to 9 ids of terms"):
+            function(question)
+
+
+@pytest.mark.parametrize("operations", OPERATIONS)
+@pytest.mark.parametrize("held_out", [False, True])
+def test_questions_are_drawn_as_asked(operations, held_out):
+    options = dict(lengths=(3, 8), operations=operations, held_out=held_out)
+    drawn = draw_questions(400, generator(), **options)
+    assert drawn == draw_questions(400, generator(), **options)
+    assert drawn != draw_questions(400, generator(1), **options)
+    assert {len(q) for q in drawn} == {3, 8}
+    assert 140 < sum(len(q) == 3 for q in drawn) < 260
+    assert {q[0] for q in drawn} == set(range(10))
+    assert {term for q in drawn for term in q[1:]} == set(OPERATIONS[operations])
+    assert {is_held_out(q) for q in drawn} == {held_out}
+
+
+@pytest.mark.parametrize("length", ALL_LENGTHS)
+def test_one_question_in_eight_is_held_out_whatever_its_length(length):
+    rows = torch.randint(10, (4000, length), generator=generator(length)).tolist()
+    assert 0.10 < sum(is_held_out(tuple(row)) for row in rows) / 4000 < 0.15
+
+
+def test_the_split_is_the_same_everywhere():
+    """Fixed for good: another split would put held-out questions into a shipped model's past."""
+    threes = [(a, b, c) for a in range(10) for b in range(10) for c in range(10)]
+    held_out = [q for q in threes if is_held_out(q)]
+    assert (len(held_out), held_out[:3]) == FIXED_SPLIT
+    assert not is_held_out(EXAMPLE)
+
+
+FIXED_SPLIT = (126, [(0, 0, 3), (0, 0, 8), (0, 1, 7)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"operations": "divide"}, "operations: expected one of add, mixed, got 'divide'"),
+        ({"lengths": ()}, "lengths: expected numbers from 2 to 9"),
+        ({"lengths": (3, 10)}, "lengths: expected numbers from 2 to 9"),
+        ({"lengths": (3.0,)}, "lengths: expected numbers from 2 to 9"),
+    ],
+)
+def test_questions_that_do_not_exist_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        draw_questions(1, generator(), **options)
+    with pytest.raises(ValueError, match=message):
+        Arithmetic(**options)
+    with pytest.raises(ValueError, match="n: expected a whole number of 1 or more"):
+        draw_questions(0, generator())
+
+
+# ---------------------------------------------------------------------------------------------
+# prompts and text
+
+
+def test_a_prompt_in_words():
+    assert to_text(prompt_ids((7, 4, 9))) == (
+        "<s> 2 3 4 <think> 2 5 9 </think> <answer> 9 </answer> 7 4 9 _ _ _ _ _ _ <think>"
+    )
+    assert to_text(prompt_ids((7, 14, 23), thinking=False)).endswith(
+        " 7 -4 *9 _ _ _ _ _ _ <think> </think>"
+    )
+    assert to_text([7, END_THINK, ANSWER, 7, END_ANSWER, EOS, PAD, PAD]) == (
+        "7 </think> <answer> 7 </answer> </s>"
+    )
+
+
+@given(QUESTIONS, st.booleans())
+def test_the_question_is_read_back_from_its_prompt(question, thinking):
+    assert read_question(prompt_ids(question, thinking=thinking)) == question
+
+
+def test_all_prompts_are_of_one_length():
+    assert len({len(prompt_ids((1,) * k)) for k in range(1, 10)}) == 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda ids: ids[:-1],  # no opening tag
+        lambda ids: ids[-8:],  # not the whole form
+        lambda ids: torch.cat([ids[:-4], torch.tensor([3, BLANK, BLANK, THINK])]),  # a hole
+        lambda ids: torch.cat([ids[:-10], torch.full((9,), BLANK), ids[-1:]]),  # nothing asked
+        lambda ids: ids[:0],
+    ],
+)
+def test_a_prompt_without_a_question_is_refused(spoil):
+    with pytest.raises(ValueError, match="prompt: expected|question: expected"):
+        read_question(spoil(prompt_ids((1, 2, 3))))
+
+
+# ---------------------------------------------------------------------------------------------
+# demonstrations
+
+
+@pytest.mark.parametrize("length", ALL_LENGTHS)
+def test_an_impatient_worker_never_adds_all_and_answers_with_what_it_has(length):
+    source = generator()
+    question = draw_questions(1, source, lengths=(length,))[0]
+    totals, added = running_totals(question), []
+    for _ in range(2000):
+        written = demonstration(question, source)
+        assert format_reward(written, TAGS) == 1
+        parts = split_parts(written, TAGS)
+        thought = list(parts.thought)
+        assert thought == totals[: len(thought)]
+        assert not thought or parts.answer[0] == thought[-1]
+        added.append(len(thought))
+    assert max(added) == length - 1 or length > 6  # long ones are rarely seen through
+    for j in range(3):  # it stops before a term with probability 0.6
+        reached = sum(a >= j for a in added)
+        if j < length - 1:
+            assert 0.53 < sum(a == j for a in added) / reached < 0.67
+
+
+def test_guesses_are_even():
+    guesses = [
+        demonstration((1, 2, 3), g, stop=1.0)[-3] for g in [generator()] for _ in range(3000)
+    ]
+    assert set(guesses) == set(range(10))
+    assert max(map(guesses.count, range(10))) < 380
+
+
+def test_stop_and_complete_are_probabilities():
+    source, question = generator(), (1, 2, 3, 4)
+    whole = completion_ids(running_totals(question), 0)
+    assert demonstration(question, source, complete=1.0) == whole
+    assert demonstration(question, source, stop=0.0)[:4] == [1, 3, 6, END_THINK]
+    share = [demonstration(question, source, complete=0.2) == whole for _ in range(1000)]
+    assert 150 < sum(share) < 250
+
+
+def kinds(documents) -> dict[str, list[tuple[list[int], list[int]]]]:
+    found: dict[str, list] = {"ledger": [], "torn": [], "demonstration": []}
+    for given_ids, learned in documents:
+        if THINK not in given_ids:
+            found["ledger"].append((given_ids, learned))
+        elif learned[-1] == END_THINK:
+            found["torn"].append((given_ids, learned))
+        else:
+            found["demonstration"].append((given_ids, learned))
+    return found
+
+
+@pytest.mark.parametrize("operations", OPERATIONS)
+def test_the_base_model_never_sees_a_whole_thought_with_its_answer(operations):
+    documents = warmup_documents(3000, generator(), operations=operations)
+    found = kinds(documents)
+    assert {len(read_question(torch.tensor(g))) for g, _ in found["demonstration"]} == {
+        *ALL_LENGTHS
+    }
+    assert len(found["demonstration"]) == 1500
+    assert 100 < len(found["torn"]) < 200
+    for given_ids, learned in found["ledger"]:
+        question = tuple(t for t in given_ids if t != BLANK)
+        assert len(given_ids) == BOXES + 1
+        assert learned == [*running_totals(question), EOS]
+    for given_ids, learned in found["torn"]:
+        question = read_question(torch.tensor(given_ids))
+        assert learned == [*running_totals(question), END_THINK]  # and no answer
+    for given_ids, learned in found["demonstration"]:
+        question = read_question(torch.tensor(given_ids))
+        assert given_ids == prompt_ids(question).tolist()
+        assert learned.index(END_THINK) < len(question)
+
+
+def test_complete_demonstrations_only_where_they_were_asked_for():
+    found = kinds(warmup_documents(2000, generator(), complete=0.2, torn=0.0))
+    assert not found["torn"]
+    whole = [
+        learned.index(END_THINK) == len(read_question(torch.tensor(given_ids)))
+        for given_ids, learned in found["demonstration"]
+    ]
+    assert 150 < sum(whole) < 250
+
+
+def test_a_batch_is_what_the_documents_are():
+    ids, mask = warmup_batch(64, generator(3), complete=0.5)
+    documents = warmup_documents(64, generator(3), complete=0.5)
+    assert ids.shape == mask.shape and mask.dtype == torch.bool
+    for row, real, (given_ids, learned) in zip(ids, mask, documents, strict=True):
+        assert row[real].tolist() == learned
+        assert row.tolist()[: len(given_ids)] == given_ids
+        assert set(row.tolist()[len(given_ids) + len(learned) :]) <= {PAD}
+
+
+@pytest.mark.parametrize("name", ["torn", "stop", "complete"])
+def test_a_share_is_between_0_and_1(name):
+    with pytest.raises(ValueError, match=f"{name}: expected a share from 0 to 1, got 1.5"):
+        warmup_batch(4, generator(), **{name: 1.5})
+
+
+# ---------------------------------------------------------------------------------------------
+# nothing leaks
+
+
+@must_fail_on(
+    (draw_questions, "if is_held_out(question) == held_out:", "if True:"),
+)
+def test_held_out_questions_are_in_neither_warm_up_nor_training():
+    """Everything asked is collected from the very ids that a model gets to see."""
+    for operations in OPERATIONS:
+        seen = set()
+        for seed in range(10):
+            for given_ids, _ in warmup_documents(200, generator(seed), operations=operations):
+                form = given_ids if THINK not in given_ids else given_ids[-BOXES - 1 : -1]
+                seen.add(tuple(t for t in form if t != BLANK))
+            task = Arithmetic(lengths=ALL_LENGTHS, operations=operations)
+            seen |= {read_question(prompt) for prompt in task.prompts(200, generator(seed))}
+        task = Arithmetic(lengths=ALL_LENGTHS, operations=operations, held_out=True)
+        held_out = {read_question(prompt) for prompt in task.prompts(1000, generator())}
+        assert len(seen) > 1000 and len(held_out) > 500
+        assert not seen & held_out
+        assert EXAMPLE not in held_out  # the one question that is in every prompt
+
+
+def test_the_ids_of_a_batch_hold_no_other_question():
+    """The mask of a batch leaves the worked example unlearned; beside it stands one question."""
+    ids, mask = warmup_batch(200, generator())
+    example = prompt_ids((1,))[1 : -BOXES - 1]
+    prompts = ids[:, 0] == BOS
+    assert (ids[prompts][:, 1 : 1 + len(example)] == example).all()
+    assert not mask[prompts][:, : 1 + len(example) + BOXES].any()
+
+
+def replaced(prompt: torch.Tensor, seed: int) -> torch.Tensor:
+    """Everything but the form and the tag at the end, drawn anew."""
+    other = prompt.clone()
+    head = len(prompt) - BOXES - 1
+    other[:head] = torch.randint(32, (head,), generator=generator(seed))
+    return other
+
+
+COMPLETIONS = {
+    "right": [7, 1, 0, END_THINK, ANSWER, 0, END_ANSWER, EOS],
+    "wrong": [7, 1, END_THINK, ANSWER, 1, END_ANSWER, EOS],
+    "the example's answer": [END_THINK, ANSWER, 9, END_ANSWER, EOS],
+    "nothing": [EOS],
+}
+
+
+@pytest.mark.parametrize("score", [None, format_reward, think_reward])
+def test_rewards_are_unchanged_when_the_prompt_is_replaced(score):
+    task = Arithmetic()
+    if score is not None:
+        task = Arithmetic(score=lambda completion, answer, tags, given: score(completion, tags))
+    prompt = prompt_ids((7, 4, 9))
+    completions = [torch.tensor(ids) for ids in COMPLETIONS.values()]
+    rewards = task.reward([prompt] * 4, completions)
+    if score is None:
+        assert rewards == [1, 0, 0, 0]
+    for seed in range(20):
+        assert task.reward([replaced(prompt, seed)] * 4, completions) == rewards
+    # Even a prompt that ends with the right answer in its tags is worth nothing.
+    cheat = torch.cat([torch.tensor([THINK, END_THINK, ANSWER, 0, END_ANSWER]), prompt])
+    assert task.reward([cheat] * 4, completions) == rewards
+
+
+def test_the_grader_sees_the_completion_only():
+    asked = []
+
+    def score(*arguments, **options):
+        asked.append((arguments, options))
+        return 0.5
+
+    completion = torch.tensor(COMPLETIONS["right"])
+    assert Arithmetic(score=score).reward([prompt_ids((7, 4, 9))], [completion]) == [0.5]
+    (((seen, answer, tags), options),) = asked
+    assert seen is completion
+    assert (answer, tags, options) == (0, TAGS, {"given": 1})
+
+
+def test_each_completion_is_graded_by_its_own_question():
+    task = Arithmetic()
+    prompts = task.prompts(50, generator())
+    answers = [running_totals(read_question(p))[-1] for p in prompts]
+    right = [torch.tensor(completion_ids([], answer)) for answer in answers]
+    assert task.reward(prompts, right) == [1.0] * 50
+    rolled = task.reward(prompts, right[1:] + right[:1])
+    assert rolled == [float(a == b) for a, b in zip(answers, answers[1:] + answers[:1])]
+
+
+def test_without_room_to_think_the_answer_comes_at_once():
+    task = Arithmetic(thinking=False)
+    (prompt,) = task.prompts(1, generator())
+    assert prompt[-2:].tolist() == [THINK, END_THINK]
+    answer = running_totals(read_question(prompt))[-1]
+    at_once = completion_ids([], answer, thinking=False)
+    assert task.reward([prompt] * 2, [at_once, completion_ids([], answer)]) == [1.0, 0.0]
+
+
+def test_the_grading_is_strict_about_the_end():
+    """One token in the answer, closed, then the end; nothing of this is in the prompt."""
+    task, prompt = Arithmetic(), prompt_ids((7, 4, 9))
+    for spoiled in (
+        [7, 1, 0, END_THINK, ANSWER, 0, 0, END_ANSWER, EOS],
+        [7, 1, 0, END_THINK, ANSWER, 0, EOS],
+        [7, 1, 0, END_THINK, ANSWER, 0, END_ANSWER],
+        [7, 1, 0, ANSWER, 0, END_ANSWER, EOS],
+        [ANSWER, 0, END_ANSWER, END_THINK, EOS],
+        [7, 1, 0, END_THINK, ANSWER, 1, END_ANSWER, ANSWER, 0, END_ANSWER, EOS],
+    ):
+        assert task.reward([prompt], [torch.tensor(spoiled)]) == [0.0]
+
+
+# ---------------------------------------------------------------------------------------------
+# measuring a policy
+
+
+def thinker(question):
+    return completion_ids(running_totals(question), running_totals(question)[-1])
+
+
+def lazy(question):
+    totals = running_totals(question)
+    return completion_ids(totals[:2], totals[1]) if len(question) > 4 else thinker(question)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_results_by_number_of_terms(greedy):
+    questions = [(1, 2, 3), (1, 2, 3, 4, 5), (9, 9, 9, 0, 8), (1, 9, 0, 0, 0)]
+    results = ask(Writer(lazy, len(prompt_ids((1,)))), questions, greedy=greedy)
+    assert results.correct.tolist() == [True, False, False, True]
+    assert results.thinking.tolist() == [3, 2, 2, 2]
+    assert results.of_length(3) == {"accuracy": 1, "thinking": 3}
+    assert results.of_length(5) == {"accuracy": 1 / 3, "thinking": 2}
+    assert results.of_length() == results.of_length(3, 5) == {"accuracy": 0.5, "thinking": 2.25}
+    with pytest.raises(ValueError, match=r"lengths: expected some of \[3, 5\], .* got \(4,\)"):
+        results.of_length(4)
+
+
+def test_a_policy_that_never_stops_is_wrong_and_thinks_to_its_limit():
+    results = ask(Writer(lambda q: [1] * 20, len(prompt_ids((1,)))), [(1, 2)], max_new_tokens=9)
+    assert results.of_length() == {"accuracy": 0, "thinking": 9}
+
+
+def test_without_thinking_there_is_no_thought():
+    def write(question):
+        return completion_ids([], running_totals(question)[-1], thinking=False)
+
+    policy = Writer(write, len(prompt_ids((1,), thinking=False)))
+    results = ask(policy, [(1, 2), (3, 4, 5)], thinking=False)
+    assert results.of_length() == {"accuracy": 1, "thinking": 0}
+
+
+def test_asking_leaves_the_random_numbers_alone_and_repeats_itself():
+    policy = tiny_llama(vocab_size=32, context=64)
+    state = torch.get_rng_state()
+    first, again = (ask(policy, [(1, 2, 3)] * 20, seed=4) for _ in range(2))
+    assert torch.equal(first.rollouts.completions, again.rollouts.completions)
+    other = ask(policy, [(1, 2, 3)] * 20, seed=5)
+    assert first.rollouts.completions.tolist() != other.rollouts.completions.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(ValueError, match="questions: expected one or more, got none"):
+        ask(policy, [])
+
+
+def test_the_hook_asks_the_same_held_out_questions_every_time(monkeypatch):
+    asked = []
+
+    def spy(policy, questions, **options):
+        asked.append(questions)
+        return ask(policy, questions, **options)
+
+    monkeypatch.setattr(arithmetic, "ask", spy)
+    scores = evaluate(Writer(lazy, len(prompt_ids((1,)))), n=20)
+    assert asked[0] == asked[1]  # sampled and greedy
+    assert len(asked[0]) == 30
+    assert all(map(is_held_out, asked[0]))
+    easy, hard = asked[0][:20], asked[0][20:]
+    assert {len(q) for q in easy} <= {*TRAINED_LENGTHS}
+    assert {len(q) for q in hard} == {*HARDER_LENGTHS}
+    right = [lazy(q)[-3] == running_totals(q)[-1] for q in asked[0]]
+    assert scores["accuracy"] == scores["greedy"] == sum(right[:20]) / 20
+    assert scores["harder"] == scores["harder_greedy"] == sum(right[20:]) / 10
+    assert scores["thinking"] == sum(lazy(q).index(END_THINK) for q in easy) / 20
