@@ -41,8 +41,9 @@ lab: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	@$(ACTIVE) tools/check.py
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed-dev
 	$(ACTIVE) tests/benchmarks/speed.py
+	$(ACTIVE) tests/benchmarks/peers.py
 	$(ACTIVE) tests/benchmarks/letters.py
 
 checkpoint: $(VENV)/.installed
