@@ -18,6 +18,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from minigrpo.gpt import GPT, GPTConfig
 
+
+def float64(*numbers) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
 # ---------------------------------------------------------------------------------------------
 # mutations
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import GARBAGE, must_fail_on, ragged_masks, uniform
+from support import GARBAGE, float64, must_fail_on, ragged_masks, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -46,10 +46,6 @@ from minigrpo.objective import (
 Rows = list[list[float]]
 
 NAN, INF = math.nan, math.inf
-
-
-def float64(*numbers) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support import mutated
+from support import float64, mutated
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -50,10 +50,6 @@ def finds(function: Callable, line: str, instead: str) -> Callable:
         return check
 
     return enter
-
-
-def float64(*numbers) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def loss_at(ratios, advantages=(1.0,), mask=None, **settings) -> tuple[float, Tensor]:

@@ -138,7 +138,6 @@ def their_steps(steps: int, epochs: int, seed: int = 0) -> list[float]:
 
     questions = draw_questions(QUESTIONS * steps, torch.Generator().manual_seed(seed))
     rows = [
-        # Without <s>, which the tokenizer would not add, and TRL not want twice.
         {"prompt": to_text(prompt_ids(question)), "answer": running_totals(question)[-1]}
         for question in questions
     ]

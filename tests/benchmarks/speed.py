@@ -25,6 +25,7 @@ from itertools import islice
 import torch
 import torch.nn.functional as F
 import transformers
+from letters import PROMPTS
 from torch import Tensor, nn
 
 from minigrpo.corpus import CharTokenizer, load_corpus, offline_text, random_batch, split
@@ -233,7 +234,7 @@ def step(quick: bool) -> list[Line]:
     """The run of notebook 03: 4 prompts, 16 completions each of 24 characters, 2 updates a step."""
     rounds = 3 if quick else 15
     config = GRPOConfig(level="sequence", inner_epochs=2, lr=3e-4, steps=1 + rounds)
-    task = TextTask(["ROMEO:", "JULIET:", "HENRY:", "My lord", "O, ", "To be, or"])
+    task = TextTask(PROMPTS)
     base = load_gpt(data_folder() / "char_gpt.safetensors").eval()
     ours = train_grpo(copy.deepcopy(base), task, config)
     plain = plain_grpo(copy.deepcopy(base), task, config)
