@@ -75,22 +75,31 @@ def group_advantages(
         group_size: G, 2 or more; N is a multiple of it.
         scale: divide by the std of the "group", of the whole "batch", or by nothing ("none").
         baseline: subtract the group's "mean", or the mean of the other members
-            ("leave_one_out"; Kool et al. 2019), which is the same times G / (G - 1).
+            ("leave_one_out"; Kool et al. 2019), which is the same times G / (G - 1), or nothing
+            ("none", with scale="none" only): plain REINFORCE, whose advantage is the reward.
         eps: added to the std.
 
     Returns:
-        (N,), of the dtype of the rewards (the default dtype for whole numbers); exactly 0 for a
-        group whose rewards are all equal.
+        (N,), of the dtype of the rewards (the default dtype for whole numbers); with a baseline
+        exactly 0 for a group whose rewards are all equal.
 
     Raises:
         ValueError: a group of one, rewards that do not fill groups or are not finite, unknown
             settings.
     """
     _check_choice("scale", scale, SCALES)
-    _check_choice("baseline", baseline, BASELINES)
+    _check_choice("baseline", baseline, (*BASELINES, "none"))
+    if baseline == "none" and scale != "none":
+        raise ValueError(
+            f"scale: expected 'none' with baseline='none', because a std is measured around a "
+            f"mean, got {scale!r}"
+        )
     if not (math.isfinite(eps) and eps >= 0):
         raise ValueError(f"eps: expected a finite number of 0 or more, got {eps}")
     groups = _groups(rewards, group_size)  # (P, G) float64
+    dtype = rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype()
+    if baseline == "none":
+        return rewards.to(dtype)
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if baseline == "leave_one_out":
         advantages = advantages * (group_size / (group_size - 1))
@@ -100,7 +109,6 @@ def group_advantages(
         advantages = advantages / (groups.std() + eps)
     # Rounding leaves a trace of the mean even in float64, and dividing by eps magnifies it.
     advantages = torch.where(_equal(groups)[:, None], 0.0, advantages).flatten()
-    dtype = rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype()
     return advantages.to(dtype)
 
 

@@ -8,6 +8,7 @@ A task has two methods, which is all that `train_grpo` asks for:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -185,6 +186,35 @@ def think_reward(completion: Completion, tags: Tags = TEXT_TAGS, *, given: int =
     """
     parts = split_parts(completion, tags, given=given)
     return float(parts is not None and len(parts.answer) == 1 and len(parts.thought) > 0)
+
+
+# --------------------------------------------------------------------------------------------
+# how often is one of several right
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """The chance that of k completions of one prompt at least one is right.
+
+    The unbiased estimate 1 - C(n - c, k) / C(n, k) from n samples of which c are right (Chen et
+    al. 2021, arXiv 2107.03374, eq. 1): of all ways to pick k of the n, the share that picks a
+    right one. The tempting 1 - (1 - c/n)^k is too low on average.
+
+    Args:
+        samples: n, completions of this prompt.
+        correct: c, how many of them are right.
+        k: how many one may try, 1 to n.
+
+    Raises:
+        ValueError: what is no whole number, or out of range.
+    """
+    for name, value, low, high in (
+        ("samples", samples, 1, math.inf),
+        ("correct", correct, 0, samples),
+        ("k", k, 1, samples),
+    ):
+        if not is_whole_number(value) or not low <= value <= high:
+            raise ValueError(f"{name}: expected a whole number from {low} to {high}, got {value!r}")
+    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
 def _right_answer(answer: int | str, tags: Tags) -> int | str:

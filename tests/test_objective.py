@@ -315,6 +315,17 @@ def test_a_shift_of_all_rewards_changes_nothing(rewards_and_size, shift):
             assert_close(advantages.view(-1, size).sum(dim=1).abs().max().item(), 0.0)
 
 
+def test_without_a_baseline_the_advantage_is_the_reward():
+    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.1, 0.1])
+    advantages = group_advantages(rewards, 2, scale="none", baseline="none")
+    assert torch.equal(advantages, rewards)
+    whole = group_advantages(torch.tensor([1, 0]), 2, scale="none", baseline="none")
+    assert whole.tolist() == [1.0, 0.0] and whole.dtype == torch.get_default_dtype()
+    for scale in ("group", "batch"):
+        with pytest.raises(ValueError, match=f"^scale: expected 'none' .*, got '{scale}'$"):
+            group_advantages(rewards, 2, scale=scale, baseline="none")
+
+
 @given(reward_groups(), st.floats(0.1, 100))
 def test_a_positive_factor_changes_nothing_but_the_share_of_eps(rewards_and_size, factor):
     rewards, size = rewards_and_size
@@ -1201,7 +1212,7 @@ REFUSED = {
     ),
     "baseline": (
         lambda: group_advantages(TWO, 2, baseline="rloo"),
-        r"baseline: expected one of mean, leave_one_out, got 'rloo'$",
+        r"baseline: expected one of mean, leave_one_out, none, got 'rloo'$",
     ),
     "negative eps": (
         lambda: group_advantages(TWO, 2, eps=-1e-4),

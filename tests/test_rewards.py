@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import product
+import itertools
+import math
+import re
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies as st
 from support import must_fail_on
 
 from minigrpo.corpus import CharTokenizer
@@ -16,6 +20,7 @@ from minigrpo.rewards import (
     answer_reward,
     format_reward,
     letter_share,
+    pass_at_k,
     split_parts,
     think_reward,
 )
@@ -169,8 +174,8 @@ def test_exactly_one_sequence_of_tags_counts():
     """Every completion of up to five tokens, and of six with an EOS at the end, from seven."""
     alphabet = "TtaAe37"  # the five tags, two digits
     ids = dict(zip(alphabet, [0, 1, 2, 3, 4, WORDS.index("3"), WORDS.index("7")]))
-    words = [word for length in range(6) for word in product(alphabet, repeat=length)]
-    words += [(*word, "e") for word in product(alphabet, repeat=5)]
+    words = [word for length in range(6) for word in itertools.product(alphabet, repeat=length)]
+    words += [(*word, "e") for word in itertools.product(alphabet, repeat=5)]
     rewarded = [
         "".join(w) for w in words if answer_reward([ids[c] for c in w], ids["7"], IDS) == 1.0
     ]
@@ -287,3 +292,47 @@ def test_an_answer_that_nobody_can_give_is_refused(answer, tags, error, message)
 def test_tags_that_cannot_be_told_apart_are_refused(tags, error, message):
     with pytest.raises(error, match=message):
         Tags(*tags)
+
+
+# ---------------------------------------------------------------------------------------------
+# pass@k
+
+
+def test_pass_at_k_counts_the_picks():
+    for n in range(1, 8):
+        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+            right = [True] * c + [False] * (n - c)
+            picks = list(itertools.combinations(right, k))
+            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, picks)) / len(picks))
+
+
+def test_pass_at_k_by_hand():
+    assert pass_at_k(4, 1, 1) == pytest.approx(0.25)
+    assert pass_at_k(4, 1, 2) == pytest.approx(0.5)
+    assert pass_at_k(4, 3, 2) == 1.0  # fewer wrong ones than picks
+    assert pass_at_k(1000, 1, 1000) == 1.0 and pass_at_k(1000, 0, 1000) == 0.0
+
+
+@hypothesis.given(st.integers(2, 40), st.floats(0.05, 0.95), st.integers(1, 10))
+def test_pass_at_k_is_unbiased(n, p, k):
+    """Its mean over all c that n throws can give is the true 1 - (1 - p)^k."""
+    k = min(k, n)
+    chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    mean = sum(chance * pass_at_k(n, c, k) for c, chance in enumerate(chances))
+    assert mean == pytest.approx(1 - (1 - p) ** k)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((0, 0, 1), "samples: expected a whole number from 1 to inf, got 0"),
+        ((4, 5, 1), "correct: expected a whole number from 0 to 4, got 5"),
+        ((4, -1, 1), "correct: expected a whole number from 0 to 4, got -1"),
+        ((4, 2, 5), "k: expected a whole number from 1 to 4, got 5"),
+        ((4, 2, 0), "k: expected a whole number from 1 to 4, got 0"),
+        ((4, 2, 1.5), "k: expected a whole number from 1 to 4, got 1.5"),
+    ],
+)
+def test_pass_at_k_refuses(arguments, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pass_at_k(*arguments)
