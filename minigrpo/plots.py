@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
 from torch import Tensor
 
 BLUE, ORANGE, GREEN, PINK, BLACK, GREY = (
@@ -134,3 +137,92 @@ def attention_grid(ax: Axes, weights: Tensor, labels: Sequence[str]) -> None:
     ax.set_yticks(range(len(shown)), shown, fontsize=8)
     ax.set(xlabel="token that is read", ylabel="token that reads")
     ax.tick_params(length=0)
+
+
+def token_strips(
+    ax: Axes,
+    tokens: Sequence[Sequence[str]],
+    values: Tensor,
+    labels: Sequence[str],
+    *,
+    middle: float = 0.0,
+    reach: float | None = None,
+    digits: int = 2,
+) -> None:
+    """Draw texts as strips of boxes, one per token, coloured by a number: blue above, orange below.
+
+    Each number is written under its token too, so that the figure can be read in grey.
+
+    Args:
+        ax: where to draw.
+        tokens: N rows of words, of any lengths.
+        values: (N, T) or wider than the longest row; what is beyond a row's end is not looked at.
+        labels: N, written to the left.
+        middle: the number that stays white.
+        reach: distance from it at which the colour is full; None = the largest there is.
+        digits: after the point.
+    """
+    shown = [row[: len(words)].tolist() for row, words in zip(values, tokens, strict=True)]
+    if reach is None:
+        reach = max((abs(value - middle) for row in shown for value in row), default=0.0) or 1.0
+    # Not too dark at the ends: the words stand on it.
+    color = LinearSegmentedColormap.from_list("strips", ["#F0A868", "#FFFFFF", "#7DB8DE"], N=257)
+    scale = Normalize(middle - reach, middle + reach, clip=True)
+    for row, (words, numbers) in enumerate(zip(tokens, shown, strict=True)):
+        for column, (word, number) in enumerate(zip(words, numbers, strict=True)):
+            box = Rectangle(
+                (column, row), 0.94, 0.86, facecolor=color(scale(number)), edgecolor=GREY, lw=0.5
+            )
+            ax.add_patch(box)
+            ax.text(column + 0.47, row + 0.34, word, ha="center", va="center", fontsize=7)
+            text = f"{number:.{digits}f}" if middle else f"{number:+.{digits}f}"
+            ax.text(column + 0.47, row + 0.67, text, ha="center", va="center", fontsize=6)
+    ax.set(xlim=(0, max(map(len, tokens))), ylim=(len(tokens), 0))
+    ax.set_yticks([row + 0.43 for row in range(len(tokens))], labels, fontsize=8)
+    ax.set_xticks([])
+    ax.tick_params(length=0)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+
+
+PANELS: dict[str, Sequence[tuple[str, Callable[[Any], float | None]]]] = {
+    "right answers": (
+        ("sampled", lambda m: m.evaluation.get("accuracy")),
+        ("greedy", lambda m: m.evaluation.get("greedy")),
+    ),
+    "tokens of thought": (("", lambda m: m.evaluation.get("thinking")),),
+    "reward": (("", lambda m: m.reward),),
+    "equal groups": (("", lambda m: m.frac_reward_zero_std),),
+    "KL (nats per token)": (("", lambda m: m.kl),),
+    "entropy (nats)": (("", lambda m: m.entropy),),
+    "clipped tokens": (
+        ("above", lambda m: m.clip_high),
+        ("below", lambda m: m.clip_low),
+    ),
+    "norm of the gradient": (("", lambda m: m.grad_norm),),
+}
+"""What `draw_run` draws of each StepMetrics, by the panel's title: (label, value) per line."""
+
+
+def draw_run(figure: Figure, run: Sequence[Any], start: Mapping[str, float] | None = None) -> None:
+    """Draw a run of `train_grpo` so far into a figure, over what it held before.
+
+    run: its StepMetrics; start: the evaluation of the policy before the first step.
+    """
+    figure.clear()
+    axes = figure.subplots(2, 4)
+    scores = {"sampled": "accuracy", "greedy": "greedy", "": "thinking"}
+    for number, (ax, (title, lines)) in enumerate(zip(axes.flat, PANELS.items(), strict=True)):
+        for label, value in lines:
+            points = [(m.step, value(m)) for m in run]
+            if start and number < 2:  # the two panels of the evaluation
+                points.insert(0, (0, start[scores[label]]))
+            points = [(x, y) for x, y in points if y is not None]
+            ax.plot([x for x, _ in points], [y for _, y in points], label=label)
+        if len(lines) > 1:
+            ax.legend(fontsize=7, handlelength=1.6)
+        ax.set_title(title, fontsize=8.5)
+        ax.tick_params(labelsize=7)
+        ax.set_ylim(bottom=0)
+    for ax in axes[1]:
+        ax.set_xlabel("step", fontsize=8)

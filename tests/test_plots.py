@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import matplotlib.pyplot as plt
 import pytest
 import torch
@@ -74,3 +76,63 @@ def test_the_house_style_fits_a_page():
     plots.use_house_style()
     width, height = plt.rcParams["figure.figsize"]
     assert width <= 7 and height <= 3.5
+
+
+def test_token_strips_write_each_token_with_its_number_and_colour_its_sign():
+    _, ax = plt.subplots()
+    values = torch.tensor([[0.5, -0.25, 0.0], [1.0, float("nan"), 9.0]])
+    plots.token_strips(ax, [["7", "</s>", "x"], ["1"]], values, ["first", "second"])
+    ax.figure.canvas.draw()
+    written = [text.get_text() for text in ax.texts]
+    assert written == ["7", "+0.50", "</s>", "-0.25", "x", "+0.00", "1", "+1.00"]
+    red, _, blue = zip(*(box.get_facecolor()[:3] for box in ax.patches), strict=True)
+    assert [b - r > 0.05 for r, b in zip(red, blue, strict=True)] == [True, False, False, True]
+    assert [r - b > 0.05 for r, b in zip(red, blue, strict=True)] == [False, True, False, False]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["first", "second"]
+
+
+def test_token_strips_around_one():
+    _, ax = plt.subplots()
+    plots.token_strips(ax, [["a", "b"]], torch.tensor([[1.0, 1.2]]), [""], middle=1.0, digits=1)
+    assert [text.get_text() for text in ax.texts] == ["a", "1.0", "b", "1.2"]
+    assert ax.patches[0].get_facecolor()[:3] == (1, 1, 1)
+
+
+def test_a_run_is_drawn_again_as_it_grows():
+    figure = plt.figure(figsize=(7, 3.5))
+    names = "reward frac_reward_zero_std kl entropy clip_high clip_low grad_norm".split()
+
+    def step(number: int) -> SimpleNamespace:
+        done = {"accuracy": 0.5, "greedy": 0.7, "thinking": 3.0} if number % 2 == 0 else {}
+        values = {name: number + i / 10 for i, name in enumerate(names)}
+        return SimpleNamespace(step=number, evaluation=done, **values)
+
+    for length in (1, 4):
+        start = {"accuracy": 0.1, "greedy": 0.2, "thinking": 1.0}
+        plots.draw_run(figure, [step(n + 1) for n in range(length)], start)
+        figure.canvas.draw()
+    assert len(figure.axes) == len(plots.PANELS) == 8
+    drawn = {
+        (ax.get_title(loc="left"), line.get_label()): [*map(list, line.get_data())]
+        for ax in figure.axes
+        for line in ax.get_lines()
+    }
+    assert drawn["right answers", "sampled"] == [[0, 2, 4], [0.1, 0.5, 0.5]]
+    assert drawn["right answers", "greedy"] == [[0, 2, 4], [0.2, 0.7, 0.7]]
+    assert drawn["clipped tokens", "below"] == [[1, 2, 3, 4], [1.5, 2.5, 3.5, 4.5]]
+    unlabelled = {title: data for (title, _), data in drawn.items()}
+    assert unlabelled["tokens of thought"] == [[0, 2, 4], [1.0, 3.0, 3.0]]
+    assert unlabelled["reward"][1] == [1, 2, 3, 4]
+    assert unlabelled["KL (nats per token)"][1] == [1.2, 2.2, 3.2, 4.2]
+
+
+def test_a_run_without_kl_or_evaluation_leaves_panels_empty():
+    figure = plt.figure()
+    step = SimpleNamespace(
+        step=1, evaluation={}, reward=0.5, frac_reward_zero_std=0.0, kl=None, entropy=1.0,
+        clip_high=0.0, clip_low=0.0, grad_norm=1.0,
+    )  # fmt: skip
+    plots.draw_run(figure, [step])
+    figure.canvas.draw()
+    lines = {ax.get_title(loc="left"): len(ax.get_lines()[0].get_xdata()) for ax in figure.axes}
+    assert lines["KL (nats per token)"] == lines["right answers"] == 0 and lines["reward"] == 1

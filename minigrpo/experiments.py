@@ -1,0 +1,161 @@
+"""The run of notebook 06, everything that is changed in it one thing at a time, and its results.
+
+`SUMMIT` is the run in which the tiny Llama learns to think. `EXPERIMENTS` lists what happens when
+one thing is different: a term of the objective, the task, the base model, the kind of training.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from minigrpo.arithmetic import EOS, PAD, Arithmetic, evaluate, warmup_batch
+from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.llama import WARMUP, WARMUP_ROWS, tiny_llama, warm_up
+from minigrpo.objective import VARIANTS
+from minigrpo.pretrain import PretrainConfig, pretrain
+from minigrpo.rewards import Tags, format_reward, think_reward
+
+SUMMIT = GRPOConfig(
+    steps=100,
+    prompts_per_step=16,
+    group_size=8,
+    max_new_tokens=16,
+    eos_id=EOS,
+    pad_id=PAD,
+    lr=1e-4,
+    inner_epochs=2,
+    how="token_mean",
+    kl_weight=0.01,
+)
+"""16 questions x 8 completions, two updates on each batch, a hundred times."""
+
+
+def only_form(completion: Tensor, answer: int, tags: Tags, *, given: int) -> float:
+    """A reward that looks at the form and not at the answer."""
+    return format_reward(completion, tags, given=given)
+
+
+def any_thought(completion: Tensor, answer: int, tags: Tags, *, given: int) -> float:
+    """A reward for a thought in its place, whatever it says and whatever is answered."""
+    return think_reward(completion, tags, given=given)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is different from the summit.
+
+    Attributes:
+        changes: settings of GRPOConfig.
+        task: settings of Arithmetic.
+        supervised: train on demonstrations instead, of which this share is complete, for as many
+            updates; None = by reward.
+        own_base: warm up a base model of its own for each seed, with these settings of
+            `warmup_documents`; None = start from the one that is given.
+    """
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    supervised: float | None = None
+    own_base: Mapping[str, Any] | None = None
+
+    @property
+    def config(self) -> GRPOConfig:
+        """The settings of the run."""
+        return replace(SUMMIT, **self.changes)
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "the run of notebook 06": Experiment(),
+    "a warm-up of its own for each seed": Experiment(own_base={}),
+    "one demonstration in five complete": Experiment(own_base={"complete": 0.2}),
+    "mixed operations": Experiment(task={"operations": "mixed"}, own_base={"operations": "mixed"}),
+    "no room to think": Experiment(task={"thinking": False}),
+    "reward for the form only": Experiment(task={"score": only_form}),
+    "reward for any thought": Experiment(task={"score": any_thought}),
+    "supervised, the same demonstrations": Experiment(supervised=0.0),
+    "supervised, right demonstrations": Experiment(supervised=1.0),
+    "no baseline": Experiment({"baseline": "none", "scale": "none"}),
+    "no division by the std": Experiment({"scale": "none"}),
+    "one ratio per sequence": Experiment({"level": "sequence"}),
+    "1 update per batch": Experiment({"inner_epochs": 1}),
+    "4 updates per batch": Experiment({"inner_epochs": 4}),
+    "KL weight 0": Experiment({"kl_weight": 0.0}),
+    "KL weight 0.1": Experiment({"kl_weight": 0.1}),
+    "KL weight 1": Experiment({"kl_weight": 1.0}),
+    **{name: Experiment(dict(settings)) for name, settings in VARIANTS.items()},
+}
+"""By name. Each is the first with one thing changed; the last six take a variant's settings."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run stands.
+
+    Attributes:
+        step: steps done; for supervised training, updates done / updates per step.
+        seconds: spent on training so far, evaluation left out.
+        scores: what `evaluate` measures on held-out questions.
+    """
+
+    step: int
+    seconds: float
+    scores: Mapping[str, float]
+
+
+def run(
+    experiment: Experiment,
+    base: nn.Module,
+    *,
+    seed: int = 0,
+    steps: int = SUMMIT.steps,
+    n: int = 512,
+) -> Iterator[Point]:
+    """Carry out an experiment on a copy of the base model, yielding a point every ten steps.
+
+    Args:
+        experiment: what to do.
+        base: the base model, which stays as it is.
+        seed: of the training; the questions of the evaluation are always the same.
+        steps: of rollouts; supervised training does as many updates as the summit would.
+        n: questions per evaluation.
+    """
+    policy = copy.deepcopy(base)
+    if experiment.own_base is not None:
+        policy = tiny_llama(seed).to(next(base.parameters()).device)
+        for _ in warm_up(policy, replace(WARMUP, seed=seed), **experiment.own_base):
+            pass
+        policy.eval()
+    asked = {
+        key: experiment.task[key] for key in ("operations", "thinking") & experiment.task.keys()
+    }
+    measure = partial(evaluate, n=n, **asked)
+    yield Point(0, 0.0, measure(policy))
+    if experiment.supervised is not None:
+        yield from _supervised(policy, experiment.supervised, seed, steps, measure)
+        return
+    config, seconds = replace(experiment.config, seed=seed, steps=steps), 0.0
+    for m in train_grpo(policy, Arithmetic(**experiment.task), config, evaluate=measure):
+        seconds += m.seconds
+        if m.evaluation:
+            yield Point(m.step, seconds, m.evaluation)
+
+
+def _supervised(
+    policy: nn.Module, complete: float, seed: int, steps: int, measure: Any
+) -> Iterator[Point]:
+    """As many updates as `steps` of the summit, on batches of as many rows."""
+    config = PretrainConfig(
+        steps=steps * SUMMIT.inner_epochs, lr=1e-3, matrix_lr=None, weight_decay=0.01, seed=seed + 1
+    )
+    documents = partial(warmup_batch, WARMUP_ROWS, complete=complete)
+    for m in pretrain(policy, documents, config):
+        if m.step % (10 * SUMMIT.inner_epochs) == 0:
+            policy.eval()
+            yield Point(m.step // SUMMIT.inner_epochs, m.seconds, measure(policy))
+            policy.train()

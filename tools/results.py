@@ -1,0 +1,190 @@
+"""Repeat the run of notebook 06, and every experiment on it, over several seeds.
+
+    python tools/results.py                       all of it (about half an hour on two cores)
+    python tools/results.py --only "KL weight 0"  one experiment again, the others as they are
+
+Writes data/results/results.json after each experiment, and then the two figures beside it. The
+table of README.md is made from the same file by tools/readme.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+os.environ.setdefault("MINIGRPO_THREADS", "1")  # with two, seeds cannot run side by side
+import matplotlib.pyplot as plt  # noqa: E402
+
+from minigrpo import plots  # noqa: E402
+from minigrpo.experiments import EXPERIMENTS, Experiment, run  # noqa: E402
+from minigrpo.llama import load_policy  # noqa: E402
+from minigrpo.runtime import setup  # noqa: E402 (before torch)
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "data" / "results"
+SUMMIT_NAME = next(iter(EXPERIMENTS))
+SUMMIT_SEEDS, SEEDS = range(5), range(3)
+GOOD = 0.9
+SCORES = ("accuracy", "greedy", "harder", "thinking")
+
+Results = dict[str, Any]
+
+
+def settings(experiment: Experiment) -> Results:
+    """All that decides how a run goes, in a form that can be compared with a stored one."""
+    task = {name: getattr(value, "__name__", value) for name, value in experiment.task.items()}
+    config = {
+        k: list(v) if isinstance(v, tuple) else v for k, v in asdict(experiment.config).items()
+    }
+    return {
+        "config": config,
+        "task": task,
+        "supervised": experiment.supervised,
+        "own_base": None if experiment.own_base is None else dict(experiment.own_base),
+    }
+
+
+def base_checksum() -> str:
+    """Of the weights that the runs start from."""
+    return sha256((ROOT / "data/tiny_llama/model.safetensors").read_bytes()).hexdigest()
+
+
+def measure(name: str, seeds: range) -> Results:
+    """Run one experiment with every seed; scores rounded to four digits."""
+    runs = []
+    for seed in seeds:
+        points = list(run(EXPERIMENTS[name], load_policy(), seed=seed))
+        curve = {score: [round(p.scores[score], 4) for p in points] for score in SCORES}
+        curve["step"] = [p.step for p in points]
+        runs.append({"seed": seed, "seconds": round(points[-1].seconds, 1), "curve": curve})
+        last = "  ".join(f"{score} {curve[score][-1]:.3f}" for score in SCORES)
+        print(f"{name:36} seed {seed}  {last}  {points[-1].seconds:4.0f} s", flush=True)
+    return {**settings(EXPERIMENTS[name]), "runs": runs}
+
+
+def load(folder: Path = FOLDER) -> Results:
+    """What is stored; empty if nothing is."""
+    path = folder / "results.json"
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {"experiments": {}}
+
+
+def save(results: Results, folder: Path = FOLDER) -> None:
+    """Written in one piece, in the order of EXPERIMENTS, one line per run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = results["experiments"]
+    lines = []
+    for name in filter(stored.get, EXPERIMENTS):
+        runs = ",\n".join(f"   {json.dumps(one)}" for one in stored[name]["runs"])
+        head = json.dumps({key: value for key, value in stored[name].items() if key != "runs"})
+        lines.append(f' {json.dumps(name)}: {head[:-1]}, "runs": [\n{runs}]}}')
+    text = f'{{"base": "{results["base"]}",\n"experiments": {{\n' + ",\n".join(lines) + "}}\n"
+    assert json.loads(text)["experiments"].keys() == stored.keys()
+    part = folder / "results.json.part"
+    part.write_text(text, "utf-8")
+    part.replace(folder / "results.json")
+
+
+# --------------------------------------------------------------------------------------------
+# what README.md and the figures show
+
+
+def final(runs: list[Results], score: str) -> list[float]:
+    """The last value of each seed."""
+    return [one["curve"][score][-1] for one in runs]
+
+
+def steps_to_good(one: Results) -> float:
+    """The first measured step with a sampled accuracy of GOOD; inf if there is none."""
+    curve = one["curve"]
+    return next(
+        (s for s, a in zip(curve["step"], curve["accuracy"], strict=True) if a >= GOOD),
+        float("inf"),
+    )
+
+
+def table(results: Results) -> str:
+    """One line per experiment: the mean over the seeds, and the lowest and highest of them."""
+    lines = [
+        f"| | seeds | sampled | greedy | 7 and 8 digits | tokens of thought | steps to {GOOD} |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, experiment in results["experiments"].items():
+        runs = experiment["runs"]
+        cells = []
+        for score, digits in zip(SCORES, (2, 2, 2, 1), strict=True):
+            values = final(runs, score)
+            mean, low, high = (f"{v:.{digits}f}" for v in (fmean(values), min(values), max(values)))
+            cells.append(mean if low == high else f"{mean} ({low} to {high})")
+        steps = median(map(steps_to_good, runs))
+        cells.append("never" if steps == float("inf") else f"{steps:.0f}")
+        lines.append(f"| {name} | {len(runs)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def band(ax: plt.Axes, runs: list[Results], score: str, color: str, dash: str = "-") -> None:
+    """Mean over the seeds, and everything between the lowest and the highest."""
+    steps = runs[0]["curve"]["step"]
+    values = [*zip(*(one["curve"][score] for one in runs), strict=True)]
+    ax.fill_between(steps, [*map(min, values)], [*map(max, values)], color=color, alpha=0.25, lw=0)
+    ax.plot(steps, [*map(fmean, values)], color=color, linestyle=dash)
+
+
+def summit_figure(results: Results) -> plt.Figure:
+    """Accuracy and thinking length, side by side."""
+    runs = results["experiments"][SUMMIT_NAME]["runs"]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.2))
+    labels = {"accuracy": "sampled", "greedy": "greedy", "harder": "7 and 8 digits"}
+    colors = {"accuracy": plots.BLUE, "greedy": plots.BLACK, "harder": plots.ORANGE}
+    for (score, label), dash, y in zip(labels.items(), ("-", ":", "--"), (0.38, 0.26, 0.14)):
+        band(left, runs, score, colors[score], dash)
+        left.text(36, y, label, color=colors[score])
+    band(right, runs, "thinking", plots.GREEN)
+    left.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1.05))
+    right.set(xlabel="step", ylabel="tokens of thought", ylim=(0, 5))
+    left.set_title("Answers become right ...")
+    right.set_title("... as thoughts become long")
+    return figure
+
+
+def experiments_figure(results: Results) -> plt.Figure:
+    """A dot for each seed of each experiment."""
+    names = list(results["experiments"])
+    figure, ax = plt.subplots(figsize=(7, 0.27 * len(names) + 1))
+    for row, name in enumerate(names):
+        values = final(results["experiments"][name]["runs"], "accuracy")
+        ax.plot([min(values), max(values)], [row, row], color=plots.BLUE, linewidth=1)
+        ax.plot(values, [row] * len(values), "o", color=plots.BLUE, markersize=4)
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    ax.set(xlim=(0, 1.03), xlabel="share of right answers, sampled, after the run")
+    ax.set_title("What matters: room to think, and a reward for the answer")
+    return figure
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, and write what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=[*EXPERIMENTS], help="this experiment alone")
+    only = parser.parse_args(arguments).only
+    setup(seed=0)
+    results = load()
+    if results.get("base") != base_checksum():
+        results = {"experiments": {}}  # measured on another base model
+    results["base"] = base_checksum()
+    for name in [only] if only else EXPERIMENTS:
+        results["experiments"][name] = measure(name, SUMMIT_SEEDS if name == SUMMIT_NAME else SEEDS)
+        save(results)
+    for name, draw in (("summit", summit_figure), ("experiments", experiments_figure)):
+        figure = draw(load())
+        figure.savefig(FOLDER / f"{name}.png", dpi=120, metadata={"Software": None})
+        plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
