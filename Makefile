@@ -13,7 +13,7 @@ ONLY ?=
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab test execute bench checkpoint clean
+.PHONY: help course lab test execute bench results checkpoint clean
 
 help:
 	@echo 'make course        execute every notebook and write readable pages to build/course/'
@@ -21,6 +21,7 @@ help:
 	@echo 'make test          lint, unit tests, and every notebook compared with its stored output'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure the speed, and repeat the run of notebook 03 with five seeds'
+	@echo 'make results       repeat the run of notebook 06 and its experiments over several seeds'
 	@echo 'make checkpoint    train the two models in data/ again'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
@@ -45,6 +46,10 @@ bench: $(VENV)/.installed-dev
 	$(ACTIVE) tests/benchmarks/speed.py
 	$(ACTIVE) tests/benchmarks/peers.py
 	$(ACTIVE) tests/benchmarks/letters.py
+
+results: $(VENV)/.installed
+	$(ACTIVE) tools/results.py
+	@$(ACTIVE) tools/readme.py
 
 checkpoint: $(VENV)/.installed
 	$(ACTIVE) -m minigrpo.pretrain --out data/char_gpt.safetensors

@@ -1,4 +1,4 @@
-"""The run of notebook 06, everything that is changed in it one thing at a time, and its results.
+"""The run of notebook 06, and everything that is changed in it, one thing at a time.
 
 `SUMMIT` is the run in which the tiny Llama learns to think. `EXPERIMENTS` lists what happens when
 one thing is different: a term of the objective, the task, the base model, the kind of training.
@@ -114,15 +114,17 @@ def run(
     *,
     seed: int = 0,
     steps: int = SUMMIT.steps,
+    every: int = 10,
     n: int = 512,
 ) -> Iterator[Point]:
-    """Carry out an experiment on a copy of the base model, yielding a point every ten steps.
+    """Carry out an experiment on a copy of the base model; a point before, during and after it.
 
     Args:
         experiment: what to do.
         base: the base model, which stays as it is.
         seed: of the training; the questions of the evaluation are always the same.
         steps: of rollouts; supervised training does as many updates as the summit would.
+        every: steps between two points.
         n: questions per evaluation.
     """
     policy = copy.deepcopy(base)
@@ -137,9 +139,10 @@ def run(
     measure = partial(evaluate, n=n, **asked)
     yield Point(0, 0.0, measure(policy))
     if experiment.supervised is not None:
-        yield from _supervised(policy, experiment.supervised, seed, steps, measure)
+        yield from _supervised(policy, experiment.supervised, seed, steps, every, measure)
         return
-    config, seconds = replace(experiment.config, seed=seed, steps=steps), 0.0
+    config = replace(experiment.config, seed=seed, steps=steps, evaluate_every=every)
+    seconds = 0.0
     for m in train_grpo(policy, Arithmetic(**experiment.task), config, evaluate=measure):
         seconds += m.seconds
         if m.evaluation:
@@ -147,15 +150,18 @@ def run(
 
 
 def _supervised(
-    policy: nn.Module, complete: float, seed: int, steps: int, measure: Any
+    policy: nn.Module, complete: float, seed: int, steps: int, every: int, measure: Any
 ) -> Iterator[Point]:
     """As many updates as `steps` of the summit, on batches of as many rows."""
     config = PretrainConfig(
-        steps=steps * SUMMIT.inner_epochs, lr=1e-3, matrix_lr=None, weight_decay=0.01, seed=seed + 1
+        steps=steps * SUMMIT.inner_epochs,
+        lr=1e-3,
+        matrix_lr=None,
+        weight_decay=0.01,
+        warmup=0,
+        seed=seed + 1,  # other documents than those of the warm-up
     )
     documents = partial(warmup_batch, WARMUP_ROWS, complete=complete)
     for m in pretrain(policy, documents, config):
-        if m.step % (10 * SUMMIT.inner_epochs) == 0:
-            policy.eval()
+        if m.step % (every * SUMMIT.inner_epochs) == 0 or m.step == config.steps:
             yield Point(m.step // SUMMIT.inner_epochs, m.seconds, measure(policy))
-            policy.train()

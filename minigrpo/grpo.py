@@ -304,7 +304,7 @@ def _step(state: _State, task: Task, step: int) -> StepMetrics:
         truncated=1 - ended.double().mean().item(),
         updates=len(updates),
         seconds=0.0,
-        rollouts=_to(rollouts, torch.device("cpu")),
+        rollouts=rollouts.to(torch.device("cpu")),
         rewards=rewards,
         advantages=advantages,
         evaluation={},
@@ -461,10 +461,6 @@ def _take(rollouts: Rollouts, rows: Tensor) -> Rollouts:
     if torch.equal(rows, torch.arange(len(rollouts.completions))):
         return rollouts
     return Rollouts(*(getattr(rollouts, field.name)[rows] for field in fields(rollouts)))
-
-
-def _to(rollouts: Rollouts, device: torch.device) -> Rollouts:
-    return Rollouts(*(getattr(rollouts, field.name).to(device) for field in fields(rollouts)))
 
 
 class _State:

@@ -175,6 +175,7 @@ def token_strips(
             )
             ax.add_patch(box)
             ax.text(column + 0.47, row + 0.34, word, ha="center", va="center", fontsize=7)
+            number = round(number, digits) + 0.0  # not -0.00
             text = f"{number:.{digits}f}" if middle else f"{number:+.{digits}f}"
             ax.text(column + 0.47, row + 0.67, text, ha="center", va="center", fontsize=6)
     ax.set(xlim=(0, max(map(len, tokens))), ylim=(len(tokens), 0))

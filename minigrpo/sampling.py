@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,10 @@ class Rollouts:
     def attention_mask(self) -> Tensor:
         """(N, P + T) bool: the mask that belongs to `input_ids`."""
         return torch.cat([self.prompt_mask, self.completion_mask], dim=1)
+
+    def to(self, device: torch.device | str) -> Rollouts:
+        """The same on another device."""
+        return Rollouts(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 def left_pad(sequences: Sequence[Tensor], pad_id: int = 0) -> tuple[Tensor, Tensor]:

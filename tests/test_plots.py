@@ -80,7 +80,7 @@ def test_the_house_style_fits_a_page():
 
 def test_token_strips_write_each_token_with_its_number_and_colour_its_sign():
     _, ax = plt.subplots()
-    values = torch.tensor([[0.5, -0.25, 0.0], [1.0, float("nan"), 9.0]])
+    values = torch.tensor([[0.5, -0.25, -0.001], [1.0, float("nan"), 9.0]])
     plots.token_strips(ax, [["7", "</s>", "x"], ["1"]], values, ["first", "second"])
     ax.figure.canvas.draw()
     written = [text.get_text() for text in ax.texts]

@@ -307,6 +307,13 @@ def test_rollouts_join_prompt_and_completion():
     assert r.attention_mask.int().tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
 
 
+def test_rollouts_move_whole():
+    r = Rollouts(*(torch.ones(2, 3) for _ in range(5)))
+    moved = r.to("meta")
+    assert {field.device.type for field in vars(moved).values()} == {"meta"}
+    assert {field.device.type for field in vars(r).values()} == {"cpu"}
+
+
 def test_the_prompts_of_the_caller_stay_as_they_were():
     ids, mask = (tensor.clone() for tensor in RAGGED)
     sample(tiny_gpt(), ids, mask, max_new_tokens=3, pad_id=9)

@@ -2,6 +2,7 @@
 
     python tools/results.py                       all of it (about half an hour on two cores)
     python tools/results.py --only "KL weight 0"  one experiment again, the others as they are
+    python tools/results.py --draw                the figures alone, of what is stored
 
 Writes data/results/results.json after each experiment, and then the two figures beside it. The
 table of README.md is made from the same file by tools/readme.py.
@@ -18,13 +19,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-os.environ.setdefault("MINIGRPO_THREADS", "1")  # with two, seeds cannot run side by side
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
-from minigrpo import plots  # noqa: E402
-from minigrpo.experiments import EXPERIMENTS, Experiment, run  # noqa: E402
-from minigrpo.llama import load_policy  # noqa: E402
-from minigrpo.runtime import setup  # noqa: E402 (before torch)
+from minigrpo import plots
+from minigrpo.experiments import EXPERIMENTS, Experiment, run
+from minigrpo.llama import load_policy
+from minigrpo.runtime import setup
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "data" / "results"
@@ -163,7 +163,7 @@ def experiments_figure(results: Results) -> plt.Figure:
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.03), xlabel="share of right answers, sampled, after the run")
-    ax.set_title("What matters: room to think, and a reward for the answer")
+    figure.suptitle("It takes room to think, and a reward for the answer", x=0.01, ha="left")
     return figure
 
 
@@ -171,17 +171,21 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, and write what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=[*EXPERIMENTS], help="this experiment alone")
-    only = parser.parse_args(arguments).only
+    parser.add_argument("--draw", action="store_true", help="the figures alone, of what is stored")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("MINIGRPO_THREADS", "1")  # two are no faster for so small a model
     setup(seed=0)
     results = load()
     if results.get("base") != base_checksum():
         results = {"experiments": {}}  # measured on another base model
     results["base"] = base_checksum()
-    for name in [only] if only else EXPERIMENTS:
+    for name in [] if options.draw else [options.only] if options.only else EXPERIMENTS:
         results["experiments"][name] = measure(name, SUMMIT_SEEDS if name == SUMMIT_NAME else SEEDS)
         save(results)
+    if results["experiments"].keys() != EXPERIMENTS.keys():
+        return  # the figures wait until there is something of everything
     for name, draw in (("summit", summit_figure), ("experiments", experiments_figure)):
-        figure = draw(load())
+        figure = draw(results)
         figure.savefig(FOLDER / f"{name}.png", dpi=120, metadata={"Software": None})
         plt.close(figure)
 

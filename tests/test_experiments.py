@@ -1,0 +1,240 @@
+"""The experiments around the run of notebook 06, and the results that are stored and shown."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import pytest
+import readme
+import results
+import torch
+
+from minigrpo import experiments
+from minigrpo.arithmetic import TAGS, completion_ids
+from minigrpo.experiments import EXPERIMENTS, SUMMIT, Experiment, any_thought, only_form, run
+from minigrpo.llama import load_policy, tiny_llama
+from minigrpo.objective import VARIANTS
+
+ROOT = Path(__file__).resolve().parent.parent
+SUMMIT_NAME = next(iter(EXPERIMENTS))
+STORED = results.load()
+TINY = {"steps": 2, "every": 1, "n": 8}
+
+
+@pytest.fixture(scope="module")
+def base():
+    return load_policy()
+
+
+# ---------------------------------------------------------------------------------------------
+# what the experiments are
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_changes_the_summit_and_is_a_valid_config(name):
+    config = EXPERIMENTS[name].config  # __post_init__ refuses what is wrong
+    changed = {
+        field.name
+        for field in fields(config)
+        if getattr(config, field.name) != getattr(SUMMIT, field.name)
+    }
+    assert changed <= set(EXPERIMENTS[name].changes)
+    different = changed or EXPERIMENTS[name] != replace(EXPERIMENTS[name], **asdict(Experiment()))
+    assert bool(different) == (name != SUMMIT_NAME) or name in VARIANTS
+
+
+def test_the_variants_are_those_of_the_objective():
+    assert [*EXPERIMENTS][-len(VARIANTS) :] == [*VARIANTS]
+    for name, settings in VARIANTS.items():
+        assert EXPERIMENTS[name].changes == settings
+
+
+def test_the_two_other_rewards_do_not_look_at_the_answer():
+    thought, guess = torch.tensor(completion_ids([7, 1], 1)), torch.tensor(completion_ids([], 3))
+    for answer in range(10):
+        assert only_form(thought, answer, TAGS, given=1) == 1.0
+        assert only_form(guess, answer, TAGS, given=1) == 1.0
+        assert any_thought(thought, answer, TAGS, given=1) == 1.0
+        assert any_thought(guess, answer, TAGS, given=1) == 0.0
+    assert only_form(thought[:-1], 1, TAGS, given=1) == any_thought(thought[:-1], 1, TAGS, given=1)
+
+
+# ---------------------------------------------------------------------------------------------
+# how they are run
+
+
+@pytest.mark.parametrize(
+    "name", ["no room to think", "supervised, the same demonstrations", "no baseline", "gspo"]
+)
+def test_a_run_measures_before_during_and_after_and_leaves_the_base_alone(base, name):
+    before = copy.deepcopy(base.state_dict())
+    points = list(run(EXPERIMENTS[name], base, seed=1, **TINY))
+    assert [point.step for point in points] == [0, 1, 2]
+    assert points[0].seconds == 0 < points[1].seconds < points[2].seconds
+    assert all(set(point.scores) >= set(results.SCORES) for point in points)
+    after = base.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before) and not base.training
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(base, monkeypatch):
+    experiment = Experiment({"lr": 1e-3})
+    one, again, other = (
+        [p.scores for p in run(experiment, base, seed=s, **{**TINY, "n": 64})] for s in (0, 0, 1)
+    )
+    assert one == again and one[0] == other[0] and one != other
+
+
+def test_a_run_without_room_to_think_is_asked_without_it(base):
+    points = list(run(EXPERIMENTS["no room to think"], base, **TINY))
+    assert {point.scores["thinking"] for point in points} == {0.0}
+
+
+def test_a_base_of_its_own_is_warmed_up_with_its_settings(base, monkeypatch):
+    asked = []
+
+    def warm_up(policy, config, **settings):
+        same = tiny_llama(config.seed).state_dict()
+        new = policy.state_dict()
+        asked.append((config.seed, settings, all(torch.equal(same[k], new[k]) for k in same)))
+        return iter(())
+
+    monkeypatch.setattr(experiments, "warm_up", warm_up)
+    # An untrained policy never ends, and the check of the first step would stop the run.
+    experiment = Experiment({"check": False}, own_base={"complete": 0.2})
+    list(run(experiment, base, seed=3, **TINY))
+    assert asked == [(3, {"complete": 0.2}, True)]
+
+
+def test_supervised_training_takes_as_many_updates(base, monkeypatch):
+    rows = []
+    real = experiments.warmup_batch
+
+    def spy(n, generator, **options):
+        rows.append((n, options))
+        return real(n, generator, **options)
+
+    monkeypatch.setattr(experiments, "warmup_batch", spy)
+    list(run(EXPERIMENTS["supervised, right demonstrations"], base, **TINY))
+    assert rows == [(SUMMIT.prompts_per_step * SUMMIT.group_size, {"complete": 1.0})] * 4
+
+
+# ---------------------------------------------------------------------------------------------
+# what is stored
+
+
+def test_the_stored_results_are_of_the_experiments_as_they_are():
+    """A changed setting, or another base model, asks for `make results`."""
+    assert STORED["base"] == results.base_checksum()
+    assert [*STORED["experiments"]] == [*EXPERIMENTS]
+    for name, experiment in EXPERIMENTS.items():
+        now = json.loads(json.dumps(results.settings(experiment)))
+        then = {key: value for key, value in STORED["experiments"][name].items() if key != "runs"}
+        assert then == now, f"{name}: measured with other settings"
+
+
+def test_enough_seeds_are_stored():
+    for name, experiment in STORED["experiments"].items():
+        seeds = [one["seed"] for one in experiment["runs"]]
+        assert seeds == list(range(5 if name == SUMMIT_NAME else 3)), name
+        for one in experiment["runs"]:
+            assert one["curve"]["step"] == list(range(0, 101, 10))
+            assert {len(values) for values in one["curve"].values()} == {11}
+
+
+def test_what_the_course_promises_holds_for_every_stored_seed():
+    for name in (SUMMIT_NAME, "a warm-up of its own for each seed"):
+        for one in STORED["experiments"][name]["runs"]:
+            curve = one["curve"]
+            assert curve["accuracy"][0] <= 0.40 and curve["accuracy"][-1] >= 0.97
+            assert curve["greedy"][-1] >= 0.99 and curve["harder"][-1] >= 0.90
+            assert curve["thinking"][-1] >= 3 * curve["thinking"][0]
+            assert one["seconds"] < 30
+    for one in STORED["experiments"]["no room to think"]["runs"]:
+        assert max(one["curve"]["accuracy"]) < 0.2
+
+
+def test_the_table_of_the_readme_is_made_of_the_stored_results():
+    assert readme.with_table((ROOT / "README.md").read_text("utf-8")) == (
+        ROOT / "README.md"
+    ).read_text("utf-8"), "README.md: python tools/readme.py writes the table again"
+
+
+def test_another_result_makes_another_table(monkeypatch):
+    text = (ROOT / "README.md").read_text("utf-8")
+    changed = copy.deepcopy(STORED)
+    changed["experiments"][SUMMIT_NAME]["runs"][2]["curve"]["accuracy"][-1] = 0.42
+    monkeypatch.setattr(results, "load", lambda: changed)
+    assert "0.42" in readme.with_table(text) != text
+
+
+def test_a_readme_without_a_place_for_the_table_is_an_error():
+    with pytest.raises(ValueError, match="README.md: expected one pair of .* got 0"):
+        readme.with_table("no place")
+
+
+# ---------------------------------------------------------------------------------------------
+# how they are stored
+
+
+def fake(accuracy: list[float], seed: int = 0) -> dict:
+    steps = [10 * i for i in range(len(accuracy))]
+    curve = {score: accuracy for score in results.SCORES} | {"step": steps}
+    return {"seed": seed, "seconds": 1.0, "curve": curve}
+
+
+def test_the_table_counts_by_hand():
+    runs = [fake([0.2, 0.95, 0.96]), fake([0.2, 0.5, 0.99], 1), fake([0.2, 0.3, 0.92], 2)]
+    lines = results.table({"experiments": {"one": {"runs": runs}}}).splitlines()
+    assert lines[0].endswith("| steps to 0.9 |")
+    assert lines[2] == (
+        "| one | 3 | 0.96 (0.92 to 0.99) | 0.96 (0.92 to 0.99) | 0.96 (0.92 to 0.99) "
+        "| 1.0 (0.9 to 1.0) | 20 |"
+    )
+    never = results.table({"experiments": {"two": {"runs": [fake([0.1, 0.1])]}}}).splitlines()[2]
+    assert never == "| two | 1 | 0.10 | 0.10 | 0.10 | 0.1 | never |"
+
+
+def test_what_is_saved_is_loaded_again(tmp_path):
+    names = list(EXPERIMENTS)[:2]
+    stored = {
+        "base": "abc",
+        "experiments": {
+            name: {**results.settings(EXPERIMENTS[name]), "runs": [fake([0.1]), fake([0.2], 1)]}
+            for name in names[::-1]
+        },
+    }
+    results.save(stored, tmp_path)
+    loaded = results.load(tmp_path)
+    assert loaded == json.loads(json.dumps(stored)) and [*loaded["experiments"]] == names
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert results.load(tmp_path / "nowhere") == {"experiments": {}}
+
+
+def test_a_measurement_runs_every_seed(monkeypatch, capsys):
+    asked = []
+
+    def one(experiment, base, *, seed):
+        asked.append(seed)
+        scores = dict.fromkeys(results.SCORES, 0.123456)
+        yield experiments.Point(0, 0.0, scores)
+        yield experiments.Point(10, 1.26, scores)
+
+    monkeypatch.setattr(results, "run", one)
+    measured = results.measure("dapo", range(2))
+    assert asked == [0, 1]
+    assert measured["runs"][1]["seconds"] == 1.3
+    assert measured["runs"][1]["curve"]["accuracy"] == [0.1235, 0.1235]
+    assert measured["config"]["clip"] == list(VARIANTS["dapo"]["clip"])
+    assert capsys.readouterr().out.count("dapo") == 2
+
+
+def test_the_figures_show_every_experiment():
+    figure = results.experiments_figure(STORED)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [*EXPERIMENTS]
+    left, right = results.summit_figure(STORED).axes
+    assert len(left.get_lines()) == 3 and len(right.get_lines()) == 1
+    results.plt.close("all")
