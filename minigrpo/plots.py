@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -227,3 +228,52 @@ def draw_run(figure: Figure, run: Sequence[Any], start: Mapping[str, float] | No
         ax.set_ylim(bottom=0)
     for ax in axes[1]:
         ax.set_xlabel("step", fontsize=8)
+
+
+CHART_PANELS: dict[str, Sequence[Callable[[Any], float | None]]] = {
+    "reward": (lambda m: m.reward,),
+    "KL (nats per token)": (lambda m: m.kl,),
+    "entropy (nats)": (lambda m: m.entropy,),
+    "norm of the gradient": (lambda m: m.grad_norm,),
+    "ratio, least and most": (lambda m: m.ratio_min, lambda m: m.ratio_max),
+    "clipped": (lambda m: m.clip_low + m.clip_high,),
+    "tokens": (lambda m: m.mean_length,),
+    "cut off": (lambda m: m.truncated,),
+}
+"""What `draw_charts` draws of each StepMetrics, by the panel's title."""
+
+
+def draw_charts(
+    charts: Mapping[str, Any], title: str, panels: Sequence[str] = tuple(CHART_PANELS)
+) -> None:
+    """Draw several runs into the same panels, each in its colour and dash, and show the figure.
+
+    Args:
+        charts: runs by name; of each, `steps` (its StepMetrics) is drawn. The first is the one
+            that the others are compared with.
+        title: the finding.
+        panels: some names of `CHART_PANELS`.
+
+    Raises:
+        KeyError: there is no such panel.
+    """
+    rows = 1 if len(panels) <= 4 else 2
+    figure, axes = plt.subplots(
+        rows, math.ceil(len(panels) / rows), figsize=(7.0, 2.3 if rows == 1 else 3.5), squeeze=False
+    )
+    styles = [(BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PINK, ":"), (BLACK, (0, (5, 1, 1, 1)))]
+    for ax, panel in zip(axes.flat, panels, strict=True):
+        for (name, chart), (color, dash) in zip(charts.items(), styles, strict=False):
+            for value in CHART_PANELS[panel]:
+                points = [(m.step, value(m)) for m in chart.steps if value(m) is not None]
+                label = name if value is CHART_PANELS[panel][0] else None
+                ax.plot(*zip(*points) if points else ((), ()), color=color, ls=dash, label=label)
+        ax.set_title(panel, fontsize=8.5)
+        ax.set_xlabel("step", fontsize=8)
+        ax.tick_params(labelsize=7)
+        if panel != "ratio, least and most":
+            ax.set_ylim(bottom=0)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(charts), fontsize=8)
+    plt.show()

@@ -18,7 +18,8 @@ from minigrpo import corpus
 from minigrpo.exercises import check, engine, hint, solution
 from minigrpo.exercises.engine import Checked, Exercise, judge
 
-EXERCISES = engine.every_exercise()
+# Reviews, where the reader's function is a test, are proven in test_reviews.py.
+EXERCISES = [exercise for exercise in engine.every_exercise() if isinstance(exercise, Exercise)]
 by_key = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.key)
 
 
@@ -169,13 +170,13 @@ def test_record_is_complete(exercise):
     assert not any(a in b for a in sentences for b in sentences if a is not b)
 
 
-@pytest.mark.parametrize("notebook", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("notebook", [1, 2, 3, 4, 5, 6, 7])
 def test_each_notebook_has_at_least_four_exercises(notebook):
     assert len(engine.records(notebook)) >= 4
 
 
 def test_keys_are_unique_and_in_order():
-    keys = [tuple(map(int, exercise.key.split("."))) for exercise in EXERCISES]
+    keys = [tuple(map(int, exercise.key.split("."))) for exercise in engine.every_exercise()]
     assert keys == sorted(set(keys))
 
 

@@ -1,5 +1,8 @@
-"""Exercises that check themselves: `check` an answer, ask for a `hint`, read the `solution`."""
+"""Exercises that check themselves: `check` an answer, ask for a `hint`, read the `solution`.
 
-from minigrpo.exercises.engine import Answer, Case, Checked, Exercise, check, hint, solution
+In a review, `show` the code first.
+"""
 
-__all__ = ["Answer", "Case", "Checked", "Exercise", "check", "hint", "solution"]
+from minigrpo.exercises.engine import Answer, Case, Checked, Exercise, check, hint, show, solution
+
+__all__ = ["Answer", "Case", "Checked", "Exercise", "check", "hint", "show", "solution"]

@@ -1,0 +1,833 @@
+"""The bug clinic: sick runs of GRPO, to be recognised by their charts.
+
+Every patient has a bug that a public implementation has had. Its record says what the bug does,
+where it was seen, by which sign a run that has it is known, the smallest test that exposes it, and
+the cure. `run(record, seed)` gives the chart of the sick run, `run(record, seed, sick=False)` that
+of the healthy one under the same settings; `patient(7)` a chart without a name, and
+`diagnose(7, "...")` the answer. As a command this writes the symptoms on one page:
+
+    python -m minigrpo.clinic --out bug_clinic.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minigrpo import bugs
+from minigrpo import smallest_tests as tests
+from minigrpo.arithmetic import Arithmetic, evaluate
+from minigrpo.experiments import SUMMIT
+from minigrpo.gpt import load_gpt
+from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
+from minigrpo.llama import load_policy
+from minigrpo.rewards import Tags, TextTask, answer_reward, letter_share
+from minigrpo.runtime import atomic_path, data_folder
+
+# --------------------------------------------------------------------------------------------
+# charts
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What is known of a run.
+
+    Attributes:
+        config: its settings, as far as they are not the bug itself.
+        steps: the metrics of each step.
+        before, after: `evaluate` on held-out questions; empty for a task that has none.
+        moved: how far the weights went, relative to their size.
+        stopped: what stopped the run early, or None.
+    """
+
+    config: GRPOConfig
+    steps: list[StepMetrics]
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    moved: float
+    stopped: str | None = None
+
+    def last(self, name: str, steps: int = 5) -> float:
+        """Mean of a metric over the last steps; NaN if there are none."""
+        values = [getattr(m, name) for m in self.steps[-steps:]]
+        return sum(values) / len(values) if values and None not in values else math.nan
+
+
+def off_one(steps: Sequence[StepMetrics]) -> float:
+    """How far the ratio is from 1."""
+    return max(max(m.ratio_max - 1, 1 - m.ratio_min) for m in steps)
+
+
+def luck(chart: Chart) -> float:
+    """The largest advantage in a group whose rewards are all equal; NaN without such a group."""
+    size, found = chart.config.group_size, []
+    for m in chart.steps:
+        rewards, advantages = m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)
+        found.extend(advantages[rewards.amax(1) == rewards.amin(1)].abs().flatten().tolist())
+    return max(found, default=math.nan)
+
+
+def gap(chart: Chart) -> float:
+    """Reward on the training questions, less right answers on held-out ones."""
+    return chart.last("reward") - chart.after.get("accuracy", math.nan)
+
+
+def reward_of(chart: Chart, which: Callable[[Tensor], Tensor]) -> float:
+    """Mean reward of the prompts of this length at the first step, where nothing is learned yet.
+
+    which: torch.amin for the shortest prompts, torch.amax for the longest.
+
+    Returns:
+        NaN if all prompts are equally long.
+    """
+    m = chart.steps[0]
+    lengths = (m.rollouts.prompt_ids != chart.config.pad_id).sum(1)  # a mask may be the bug
+    if lengths.min() == lengths.max():
+        return math.nan
+    return m.rewards[lengths == which(lengths)].mean().item()
+
+
+def off_by_hand(chart: Chart, without_last: bool = False) -> float:
+    """The largest `tests.loss_off_by_hand` of a run; NaN where it cannot be done by hand."""
+    config = chart.config
+    if config.inner_epochs > 1 or config.kl_weight or config.how != "token_mean":
+        return math.nan
+    return max(tests.loss_off_by_hand(m, without_last) for m in chart.steps)
+
+
+VITAL_SIGNS: dict[str, Callable[[Chart], float]] = {
+    "stopped by a loss that is NaN (1 = yes)": lambda chart: float(chart.stopped is not None),
+    "reward, first step": lambda chart: chart.steps[0].reward,
+    "reward, last steps": lambda chart: chart.last("reward"),
+    "right on held-out questions, before": lambda chart: chart.before.get("accuracy", math.nan),
+    "right on held-out questions, after": lambda chart: chart.after.get("accuracy", math.nan),
+    "reward above right answers, at the end": gap,
+    "change of the weights, of their size": lambda chart: chart.moved,
+    "norm of the gradient, largest": lambda chart: max(m.grad_norm for m in chart.steps),
+    "KL, first step": lambda chart: math.nan if (kl := chart.steps[0].kl) is None else kl,
+    "KL, last steps": lambda chart: chart.last("kl"),
+    "entropy, first step": lambda chart: chart.steps[0].entropy,
+    "entropy, last steps": lambda chart: chart.last("entropy"),
+    "ratio, smallest": lambda chart: min(m.ratio_min for m in chart.steps),
+    "ratio, largest": lambda chart: max(m.ratio_max for m in chart.steps),
+    "ratio off 1, first step": lambda chart: off_one(chart.steps[:1]),
+    "ratio off 1, any step": lambda chart: off_one(chart.steps),
+    "share clipped, last steps": lambda chart: chart.last("clip_low") + chart.last("clip_high"),
+    "tokens per completion, last steps": lambda chart: chart.last("mean_length"),
+    "share cut off at the limit": lambda chart: chart.last("truncated"),
+    "largest advantage where all rewards are equal": luck,
+    "loss, off the one by hand": off_by_hand,
+    "... if the last token is not counted": lambda chart: off_by_hand(chart, without_last=True),
+    "reward of the shortest prompts, first step": lambda chart: reward_of(chart, torch.amin),
+    "reward of the longest prompts, first step": lambda chart: reward_of(chart, torch.amax),
+}
+"""What is measured of every run, by name. NaN where there is nothing to measure."""
+
+
+def signs(**charts: Chart) -> str:
+    """The vital signs of some charts side by side, one line each; those that none has are left out.
+
+    A dash stands where there is nothing to measure.
+    """
+    width = max(map(len, VITAL_SIGNS))
+    lines = [" " * width + "".join(f"{name:>10}" for name in charts)]
+    for name, measure in VITAL_SIGNS.items():
+        values = [_measured(measure, chart) for chart in charts.values()]
+        if any(value and not math.isnan(value) for value in values):  # somewhere it is not 0
+            shown = ("-" if math.isnan(value) else f"{value:.2g}" for value in values)
+            lines.append(f"{name:{width}}" + "".join(f"{value:>10}" for value in shown))
+    lines += [f"{name} was stopped: {c.stopped}" for name, c in charts.items() if c.stopped]
+    return "\n".join(lines)
+
+
+def _measured(measure: Callable[[Chart], float], chart: Chart) -> float:
+    """NaN for a run that was stopped within its first step."""
+    try:
+        return measure(chart)
+    except (IndexError, ValueError):
+        return math.nan
+
+
+# --------------------------------------------------------------------------------------------
+# records
+
+SHORT = replace(SUMMIT, steps=10, evaluate_every=1000, check=False)
+"""The settings of the clinic: ten steps of the run of notebook 06, without its own checks."""
+
+
+@dataclass(frozen=True)
+class Patient:
+    """One bug.
+
+    Attributes:
+        name: what a colleague would call it.
+        ward: the symptom it is brought in with.
+        what: what the code does wrong.
+        seen: which kind of implementation had it, with a public thread where there is one.
+        sign: the signature of a sick run, in words.
+        vital_sign: the signature as a number: a name in `VITAL_SIGNS`.
+        threshold: the sick are beyond it and the healthy are not.
+        test: the smallest test that exposes it: passes on healthy code, fails with the bug.
+        cure: in one line.
+        above: whether "beyond" means above.
+        switch: puts the bug in for the length of a block.
+        settings: of the loop, for the sick run and the healthy one beside it.
+        bug_settings: further ones, which are the bug itself.
+        task: makes the task.
+        base: makes the policy to start from.
+    """
+
+    name: str
+    ward: str
+    what: str
+    seen: str
+    sign: str
+    vital_sign: str
+    threshold: float
+    test: Callable[[GRPOConfig], None]
+    cure: str
+    above: bool = True
+    switch: bugs.Switch = ExitStack
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    bug_settings: Mapping[str, Any] = field(default_factory=dict)
+    task: Callable[[], Any] = Arithmetic
+    base: Callable[[], nn.Module] = load_policy
+
+    def config(self, *, sick: bool) -> GRPOConfig:
+        """The settings of the run."""
+        return replace(SHORT, **{**self.settings, **(self.bug_settings if sick else {})})
+
+    @property
+    def question(self) -> str:
+        """What the smallest test asks, in words."""
+        return self.test.__name__.replace("_", " ") + "?"
+
+    def statistic(self, chart: Chart) -> float:
+        """The vital sign of a chart."""
+        return VITAL_SIGNS[self.vital_sign](chart)
+
+    def is_sick(self, chart: Chart) -> bool:
+        """Whether a chart has the signature."""
+        value = _measured(self.statistic, chart)
+        return value > self.threshold if self.above else value < self.threshold
+
+
+def run(patient: Patient, seed: int = 0, *, sick: bool = True, steps: int | None = None) -> Chart:
+    """Train with the bug, or without it under the same settings.
+
+    Args:
+        patient: the record.
+        seed: of prompts and sampling.
+        sick: False leaves the bug out.
+        steps: more or fewer than the record says.
+    """
+    policy = patient.base()
+    start = [p.detach().clone() for p in policy.parameters()]
+    done: list[StepMetrics] = []
+    stopped, told = None, replace(patient.config(sick=False), seed=seed)
+    told = replace(told, steps=steps or told.steps)
+    held_out = patient.base is load_policy  # questions for the Llama; the other task has none
+    before = evaluate(policy, n=128) if held_out else {}
+    with patient.switch() if sick else ExitStack():
+        try:
+            config = replace(patient.config(sick=sick), seed=seed, steps=told.steps)
+            done.extend(train_grpo(policy, patient.task(), config))
+        except FloatingPointError as error:  # what the loop says of a loss that is NaN
+            stopped = str(error)
+    after = evaluate(policy, n=128) if held_out else {}
+    moved = tests.relative_change(start, policy.parameters())
+    return Chart(told, done, before, after, moved, stopped)
+
+
+def caught(patient: Patient) -> bool:
+    """Whether the smallest test tells the bug from the healthy code."""
+    patient.test(patient.config(sick=False))  # the healthy code passes, or this raises
+    return complaint(patient) is not None
+
+
+def complaint(patient: Patient) -> str | None:
+    """What the smallest test says of the sick code; None if it says nothing."""
+    with patient.switch():
+        try:
+            patient.test(patient.config(sick=True))
+        except AssertionError as error:
+            return str(error)
+    return None
+
+
+# --------------------------------------------------------------------------------------------
+# tasks and policies
+
+
+def nearness(completion: Tensor, answer: int, tags: Tags, *, given: int) -> float:
+    """1 for the right answer, 0.2 less for each step that it is off on the ring of ten digits."""
+    steps = {(answer + off) % 10: abs(off) for off in range(-4, 6)}
+    paid = [
+        answer_reward(completion, digit, tags, given=given) * (1 - off / 5)
+        for digit, off in steps.items()
+    ]
+    return sum(paid)
+
+
+class Ragged(Arithmetic):
+    """Every other prompt comes without the worked example."""
+
+    def prompts(self, n, generator):
+        prompts = super().prompts(n, generator)
+        return [p if i % 2 else torch.cat([p[:1], p[-10:]]) for i, p in enumerate(prompts)]
+
+
+@dataclass(frozen=True)
+class SevenTenths(Arithmetic):
+    """Pays 0.7 for the right answer to a sum of two digits."""
+
+    lengths: Sequence[int] = (2,)
+
+    def reward(self, prompts, completions):
+        return [0.7 * paid for paid in super().reward(prompts, completions)]
+
+
+@dataclass(frozen=True)
+class Nearness(Arithmetic):
+    """Pays a sum of three to six digits by how near the answer is; groups seldom are equal."""
+
+    lengths: Sequence[int] = (3, 4, 5, 6)
+    score: Callable[..., float] = nearness
+
+
+def letters() -> TextTask:
+    """The task of notebook 03: the letter e."""
+    return TextTask(["ROMEO:", "JULIET:", "HENRY:", "My lord"], letter_share)
+
+
+def char_gpt() -> nn.Module:
+    """The GPT that ships with the course."""
+    return load_gpt(data_folder() / "char_gpt.safetensors").eval()
+
+
+# --------------------------------------------------------------------------------------------
+# the patients
+
+WARDS = (
+    "the reward stays flat",
+    "the reward rises, right answers do not",
+    "the KL is wrong",
+    "the ratio is not 1 at the first update",
+    "completions run to the limit",
+    "the entropy is wrong",
+    "the loss is NaN",
+    "all looks fine, and it learns, only something else or worse",
+)
+"""The symptoms with which a run is brought in."""
+
+FLAT, HACKED, KL, RATIO, LENGTH, ENTROPY, NAN, FINE = WARDS
+GITHUB = "https://github.com/"
+LETTERS = {
+    "eos_id": None, "prompts_per_step": 4, "group_size": 8, "max_new_tokens": 48, "lr": 3e-4,
+    "kl_weight": 0.0, "how": "sequence_mean",
+}  # fmt: skip
+ON_POLICY = {"inner_epochs": 1, "kl_weight": 0.0, "steps": 5}
+
+PATIENTS: tuple[Patient, ...] = (
+    Patient(
+        name="logits not shifted",
+        ward=FLAT,
+        what="scores each token with the logits at its own position, which predict the next one",
+        seen="a tiny-Llama notebook; off by one after a refactor: "
+        + GITHUB
+        + "PrimeIntellect-ai/prime-rl/pull/1525",
+        sign="the reward stays below 0.3, and the gradient is large",
+        vital_sign="reward, last steps",
+        threshold=0.3,
+        above=False,
+        test=tests.a_certain_text_has_log_prob_0,
+        cure="score token t + 1 with the logits at position t",
+        switch=bugs.loop(completion_log_probs_and_entropy=bugs.unshifted, sample=bugs.scored_twice),
+    ),
+    Patient(
+        name="a learning rate that moves nothing",
+        ward=FLAT,
+        what="trains a fresh or small model with the learning rate of a large one, 1e-6",
+        seen="a tiny-Llama notebook that copied the setting of a model of billions of parameters",
+        sign="after the run the weights have moved by less than a thousandth of their size",
+        vital_sign="change of the weights, of their size",
+        threshold=1e-3,
+        above=False,
+        test=tests.weights_move,
+        cure="choose the learning rate by how far the weights move, and watch the reward",
+        settings={"steps": 5},
+        bug_settings={"lr": 1e-6},
+    ),
+    Patient(
+        name="old log-probs not detached",
+        ward=FLAT,
+        what="computes old from new with the graph attached, so their ratio has no gradient",
+        seen="the counterpart of a question that is asked again and again (why is the ratio "
+        "always 1?): " + GITHUB + "huggingface/trl/issues/2608",
+        sign="the norm of the gradient is 0 in every step",
+        vital_sign="norm of the gradient, largest",
+        threshold=1e-3,
+        above=False,
+        test=tests.the_ratio_has_a_gradient,
+        cure="detach the old log-probs, or compute them under no_grad",
+        switch=bugs.terms(_ratio=bugs.graph_in_old),
+        settings={"steps": 5},
+    ),
+    Patient(
+        name="groups that mix prompts",
+        ward=FINE,
+        what="reshapes the rewards the wrong way round, so that a group holds several prompts",
+        seen="from-scratch notebooks, and a mean over the batch: "
+        + GITHUB
+        + "XU-YIJIE/grpo-flat/issues/2",
+        sign="completions of a question that all were wrong, or all right, get advantages",
+        vital_sign="largest advantage where all rewards are equal",
+        threshold=0.1,
+        test=tests.luck_of_the_prompt_is_no_advantage,
+        cure="rewards.view(-1, group_size), prompt by prompt",
+        switch=bugs.loop(group_advantages=bugs.interleaved),
+        settings={"steps": 5},
+    ),
+    Patient(
+        name="a reward that reads the prompt",
+        ward=HACKED,
+        what="takes the first answer in prompt and completion, the worked example's, for the right "
+        "one",
+        seen="a tiny-Llama notebook whose check is satisfied by the prompt alone",
+        sign="the reward is ahead of the right answers on held-out questions by more than 0.4",
+        vital_sign="reward above right answers, at the end",
+        threshold=0.4,
+        test=tests.a_wrong_answer_is_not_paid,
+        cure="a reward gets the completion, and never the prompt's text",
+        switch=lambda: bugs.exchanged(
+            Arithmetic, {"reward": lambda healthy: bugs.ReadsThePrompt.reward}
+        ),
+        settings={"steps": 20},
+    ),
+    Patient(
+        name="KL to another model",
+        ward=KL,
+        what="measures the KL to a network that the policy did not start from",
+        seen="a tiny-Llama notebook with a second random network; a reference loaded from disk: "
+        + GITHUB
+        + "huggingface/trl/issues/3948",
+        sign="the KL is above 1 nat per token at the very first step",
+        vital_sign="KL, first step",
+        threshold=0.1,
+        test=tests.the_kl_is_0_before_the_first_update,
+        cure="the reference is a frozen copy of the policy before its first update",
+        switch=bugs.loop(_State=bugs.another_reference),
+        settings={"steps": 5},
+    ),
+    Patient(
+        name="a KL that uses the policy ratio",
+        ward=KL,
+        what="puts the old log-probs where those of the reference belong",
+        seen="a char-GPT notebook that appends the policy's ratio to the list of reference ratios",
+        sign="the KL stays near 0 while the policy has clearly changed",
+        vital_sign="KL, last steps",
+        threshold=0.01,
+        above=False,
+        test=tests.the_loss_depends_on_the_reference,
+        cure="score the batch with the reference policy as well",
+        switch=bugs.loop(grpo_loss=bugs.kl_to_old),
+    ),
+    Patient(
+        name="k1 as the loss",
+        ward=KL,
+        what="adds log_probs - ref_log_probs to the loss, whose mean gradient is 0",
+        seen="a well-known course's scripts; " + GITHUB + "allenai/open-instruct/issues/534",
+        sign="with a weight of 1 the KL is as large as with a weight of 0.01",
+        vital_sign="KL, last steps",
+        threshold=0.07,
+        test=tests.the_kl_term_has_a_mean_gradient,
+        cure="k3, or better k2, in the loss; k1 belongs into the reward",
+        settings={"kl_weight": 1.0, "steps": 15},
+        bug_settings={"estimator": "k1"},
+    ),
+    Patient(
+        name="the clip on the wrong side",
+        ward=KL,
+        what="takes the maximum instead of the minimum where the advantage is negative",
+        seen="a well-known course's scripts, mended in "
+        + GITHUB
+        + "rasbt/reasoning-from-scratch/pull/240",
+        sign="with eight updates per batch the KL runs ahead: nothing stops what is pushed down",
+        vital_sign="KL, last steps",
+        threshold=0.13,
+        test=tests.a_low_ratio_of_a_bad_token_is_left_alone,
+        cure="the minimum, for both signs",
+        switch=bugs.terms(clipped_surrogate=bugs.wrong_side),
+        settings={"inner_epochs": 8, "lr": 2e-4, "steps": 3},
+    ),
+    Patient(
+        name="stale old log-probs",
+        ward=RATIO,
+        what="copies the weights into the old policy before the update, so old is one batch late",
+        seen="a char-GPT notebook",
+        sign="from the second step on the first ratio of a batch is off 1",
+        vital_sign="ratio off 1, any step",
+        threshold=0.02,
+        test=tests.the_ratio_is_1_at_every_first_update,
+        cure="keep the log-probs that the batch was sampled with",
+        switch=bugs.loop(sample=bugs.one_batch_late),
+        settings={"inner_epochs": 1, "steps": 8},
+    ),
+    Patient(
+        name="top-p in the sampler only",
+        ward=RATIO,
+        what="samples from the likeliest tokens that make up 0.8, and scores with all of them",
+        seen="a GRPO-from-scratch article; " + GITHUB + "huggingface/trl/issues/6789",
+        sign="the ratio is off 1 before anything was learned, below it only",
+        vital_sign="ratio off 1, first step",
+        threshold=0.02,
+        test=tests.sampler_and_scorer_agree,
+        cure="no top-p and no top-k in training",
+        switch=bugs.loop(sample=bugs.sampled_with(top_p=0.8)),
+        settings={"inner_epochs": 1, "steps": 5},
+    ),
+    Patient(
+        name="a temperature in the sampler only",
+        ward=RATIO,
+        what="samples with temperature 0.7 and scores with 1",
+        seen="a small GRPO repository; " + GITHUB + "huggingface/trl/pull/3029",
+        sign="the ratio is off 1 before anything was learned, on both sides",
+        vital_sign="ratio off 1, first step",
+        threshold=0.02,
+        test=tests.sampler_and_scorer_agree,
+        cure="divide the logits by the temperature when scoring too",
+        switch=bugs.loop(sample=bugs.sampled_with(temperature=0.7)),
+        settings={"inner_epochs": 1, "steps": 5},
+    ),
+    Patient(
+        name="a sampler that does not know the end",
+        ward=LENGTH,
+        what="samples without the id of the end token, or with that of another token",
+        seen="a tiny-Llama notebook whose end token is a data word",
+        sign="no completion ends: all are cut off at the limit",
+        vital_sign="share cut off at the limit",
+        threshold=0.5,
+        test=tests.completions_end,
+        cure="give the sampler the tokenizer's own EOS, and watch the share that is cut off",
+        settings={"steps": 5},
+        bug_settings={"eos_id": None},
+    ),
+    Patient(
+        name="EOS masked out",
+        ward=FINE,
+        what="makes the mask from ids != pad where pad and EOS are the same token",
+        seen="a GRPO-from-scratch article; " + GITHUB + "huggingface/trl/pull/4970",
+        sign="the loss is the one by hand only if the last token of each row is not counted",
+        vital_sign="loss, off the one by hand",
+        threshold=1e-4,
+        test=tests.the_loss_is_the_one_by_hand,
+        cure="make the mask from positions: up to and including the first EOS",
+        switch=bugs.loop(_learn=bugs.eos_masked),
+        settings=ON_POLICY,
+    ),
+    Patient(
+        name="the entropy bonus detached",
+        ward=ENTROPY,
+        what="computes the entropy for the log, without gradient, and adds it to the loss",
+        seen="small repositories in which one entropy serves as metric and as bonus",
+        sign="with a weight of 1 the entropy falls as if there were no bonus",
+        vital_sign="entropy, last steps",
+        threshold=0.25,
+        above=False,
+        test=tests.the_entropy_bonus_has_a_gradient,
+        cure="compute the bonus with gradient; check it at advantages of 0",
+        switch=bugs.loop(grpo_loss=bugs.detached_entropy),
+        settings={"entropy_weight": 1.0, "steps": 15},
+    ),
+    Patient(
+        name="a policy scored on its own samples",
+        ward=ENTROPY,
+        what="grades a policy by how probable its own completions are under itself",
+        seen="evaluations by the perplexity of a model's own text",
+        sign="the reward climbs towards 1 and the entropy falls towards 0: it repeats itself",
+        vital_sign="entropy, last steps",
+        threshold=0.6,
+        above=False,
+        test=tests.rewards_do_not_ask_the_policy,
+        cure="grade by a rule, or by a model that is not trained; compare on texts of a third side",
+        switch=bugs.loop(_rewards=bugs.confidence),
+        settings={**LETTERS, "max_new_tokens": 24, "group_size": 16, "steps": 10, "lr": 6e-4},
+        task=letters,
+        base=char_gpt,
+    ),
+    Patient(
+        name="no floor under the std",
+        ward=FINE,
+        what="divides by the std of equal rewards, which rounding has left slightly above 0",
+        seen="a training library; " + GITHUB + "NVIDIA-NeMo/RL/pull/4161",
+        sign="groups in which all rewards are 0.7 get a large advantage, the same for all",
+        vital_sign="largest advantage where all rewards are equal",
+        threshold=0.1,
+        test=tests.equal_rewards_give_no_advantage,
+        cure="exactly 0 for equal rewards, 1e-4 under the line, and float64",
+        switch=bugs.loop(group_advantages=bugs.no_floor),
+        task=SevenTenths,
+    ),
+    Patient(
+        name="0 divided by 0",
+        ward=NAN,
+        what="divides by the std as it is, which is 0 when all rewards of a group are equal",
+        seen="small repositories; " + GITHUB + "ruc-datalab/DeepAnalyze/issues/116",
+        sign="all is well, until a batch has a group of equal rewards: then the loss is NaN",
+        vital_sign="stopped by a loss that is NaN (1 = yes)",
+        threshold=0.5,
+        test=tests.equal_rewards_give_no_advantage,
+        cure="exactly 0 for equal rewards, and 1e-4 under the line",
+        switch=bugs.loop(group_advantages=bugs.zero_over_zero, grpo_loss=bugs.unguarded),
+        settings={"steps": 20, "prompts_per_step": 8},
+        task=Nearness,
+    ),
+    Patient(
+        name="the mask below the line only",
+        ward=FINE,
+        what="sums over the filling too, and divides by the number of real tokens",
+        seen="a GRPO-from-scratch article; " + GITHUB + "alibaba/ROLL/pull/444",
+        sign="learns more slowly, and the KL to the reference is above 1 nat per token",
+        vital_sign="KL, last steps",
+        threshold=0.6,
+        test=tests.the_filling_gets_no_gradient,
+        cure="torch.where(mask, x, 0), before the sum",
+        switch=bugs.loop(
+            completion_log_probs_and_entropy=bugs.padding_counted,
+            sample=bugs.scored_twice,
+            grpo_loss=bugs.denominator_only,
+        ),
+    ),
+    Patient(
+        name="prompts padded on the right",
+        ward=FINE,
+        what="fills short prompts up on the right, so that they end in padding",
+        seen="tutorials that call generate with a tokenizer's default side",
+        sign="the short prompts of a batch are hardly ever answered rightly",
+        vital_sign="reward of the shortest prompts, first step",
+        threshold=0.1,
+        above=False,
+        test=tests.prompts_end_in_the_last_column,
+        cure="pad prompts on the left, and pass the mask",
+        switch=bugs.loop(left_pad=bugs.padded_on_the_right),
+        settings={"steps": 5, "prompts_per_step": 32},
+        task=Ragged,
+    ),
+    Patient(
+        name="a token mean per micro-batch",
+        ward=FINE,
+        what="takes the token mean in each micro-batch, and the mean of these",
+        seen="gradient accumulation in several trainers; " + GITHUB + "huggingface/trl/issues/2995",
+        sign="the loss is not the one by hand, with the last tokens or without",
+        vital_sign="loss, off the one by hand",
+        threshold=1e-4,
+        test=tests.the_loss_is_the_one_by_hand,
+        cure="divide the sum of every micro-batch by the token count of the whole batch",
+        switch=bugs.loop(grpo_loss=bugs.per_micro_batch),
+        settings=ON_POLICY,
+    ),
+    Patient(
+        name="the product ratio on long text",
+        ward=FINE,
+        what="multiplies the ratios of all tokens and clips the product",
+        seen="a char-GPT notebook and a GPT-2 notebook; "
+        + GITHUB
+        + "rasbt/reasoning-from-scratch/issues/243",
+        sign="a third of all completions is clipped at the second update",
+        vital_sign="share clipped, last steps",
+        threshold=0.2,
+        test=tests.a_small_drift_of_a_long_text_keeps_its_gradient,
+        cure="one ratio per token",
+        settings={**LETTERS, "steps": 4},
+        bug_settings={"level": "sequence"},
+        task=letters,
+        base=char_gpt,
+    ),
+)
+"""In the order of the wards' tour; `PATIENTS[i].name` is the diagnosis."""
+
+
+def record(name: str) -> Patient:
+    """The patient with this name; capital letters and spaces do not matter.
+
+    Raises:
+        KeyError: there is none.
+    """
+    for one in PATIENTS:
+        if one.name.lower() == " ".join(name.lower().split()):
+            return one
+    raise KeyError(f"name: expected one of those in PATIENTS, got {name!r}")
+
+
+# --------------------------------------------------------------------------------------------
+# the blind diagnosis
+
+
+@dataclass(frozen=True)
+class Case:
+    """A patient without a name: the chart of the sick run, and the healthy one beside it.
+
+    Attributes:
+        number: of the patient.
+        told: the task, and how the settings differ from `SHORT`.
+        sick, healthy: two charts.
+    """
+
+    number: int
+    told: str
+    sick: Chart
+    healthy: Chart
+
+    def __str__(self) -> str:
+        """What the patient tells, and the vital signs of both."""
+        return f"Patient {self.number}. {self.told}\n" + signs(healthy=self.healthy, sick=self.sick)
+
+
+def numbered() -> tuple[Patient, ...]:
+    """The patients in the order of their numbers, which gives nothing away."""
+    return tuple(
+        sorted(PATIENTS, key=lambda patient: hashlib.sha256(patient.name.encode()).hexdigest())
+    )
+
+
+@cache
+def patient(number: int, seed: int = 0) -> Case:
+    """Run an unnamed patient, and the healthy code under the same settings.
+
+    Args:
+        number: 1 to 22.
+        seed: another seed is another run.
+
+    Raises:
+        ValueError: there is no such patient.
+    """
+    one = _record(number)
+    settings = "".join(f", {name} = {value}" for name, value in one.settings.items())
+    told = f"Task: {str(one.task.__doc__).splitlines()[0]} Settings: SHORT{settings}."
+    return Case(number, told, run(one, seed), run(one, seed, sick=False))
+
+
+def diagnose(number: int, name: str, seed: int = 0) -> None:
+    """Print whether this is what the patient has, and by which evidence.
+
+    Args:
+        number: of the patient.
+        name: one of the names in `PATIENTS`, capital letters or not.
+        seed: of the run that was looked at.
+
+    Raises:
+        ValueError: there is no such patient.
+    """
+    print(judge(number, name, seed)[1])
+
+
+def judge(number: int, name: str, seed: int = 0) -> tuple[bool, str]:
+    """Whether the diagnosis is right, and what is to be said about it."""
+    one, names = _record(number), {known.name.lower(): known for known in PATIENTS}
+    if not name.strip(" ."):
+        return False, f"Patient {number} waits for a diagnosis."
+    named = names.get(" ".join(name.lower().split()))
+    if named is None:
+        near = get_close_matches(name.lower(), names, n=1, cutoff=0.4)
+        meant = f" Is {near[0]!r} meant?" if near else ""
+        return False, f"No diagnosis is called {name!r}.{meant} The names are in the list above."
+    case = patient(number, seed)
+    here, healthy = _reading(named, case.sick), _reading(named, case.healthy)
+    if named is one:
+        return True, (
+            f"Patient {number}: {named.name}. Right.\n"
+            f"The evidence: {named.sign}.\n"
+            f"{named.vital_sign}: {here}, and {healthy} in the healthy run.\n"
+            f"The test that decides: {named.question} With the bug it says\n"
+            f"    {complaint(named)}\n"
+            f"The cure: {named.cure}."
+        )
+    return False, (
+        f"Patient {number}: not {named.name}. Its sign would be: {named.sign}.\n"
+        f"{named.vital_sign}: {here} here, and {healthy} in the healthy run. "
+        + _against(named, case)
+        + f"\nBrought in because: {one.ward}."
+    )
+
+
+def _record(number: int) -> Patient:
+    if number not in range(1, len(PATIENTS) + 1):
+        raise ValueError(f"number: expected 1 to {len(PATIENTS)}, got {number!r}")
+    return numbered()[number - 1]
+
+
+def _reading(named: Patient, chart: Chart) -> str:
+    """The number that decides, read from a chart."""
+    value = _measured(named.statistic, chart)
+    return "not to be measured" if math.isnan(value) else f"{value:.2g}"
+
+
+def _against(named: Patient, case: Case) -> str:
+    """Why a wrong diagnosis is not the right one."""
+    if not named.is_sick(case.sick):
+        side = "above" if named.above else "below"
+        return f"Those who have it are {side} {named.threshold:g}."
+    if named.is_sick(case.healthy):
+        return "Under these settings the healthy are there too, so it says nothing."
+    return "It fits, but something else on the chart fits better: what else is out of order?"
+
+
+# --------------------------------------------------------------------------------------------
+# the page to keep
+
+
+def table() -> str:
+    """Symptom, likely causes, sign, test and cure as an HTML table."""
+    rows = ["<tr><th>symptom</th><th>likely cause</th><th>sign</th><th>test</th><th>cure</th></tr>"]
+    for ward in WARDS:
+        ill = [one for one in PATIENTS if one.ward == ward]
+        for one in ill:
+            cells = [one.name, one.sign, one.question, one.cure]
+            first = f'<td rowspan="{len(ill)}"><b>{html.escape(ward)}</b></td>'
+            row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+            rows.append(f"<tr>{first if one is ill[0] else ''}{row}</tr>")
+    return "<table>\n" + "\n".join(rows) + "\n</table>"
+
+
+STYLE = """
+@page { size: A4 landscape; margin: 9mm }
+body { font: 7.6pt/1.22 sans-serif; margin: 0 }
+h1 { font-size: 12pt; margin: 0 0 4pt }
+table { border-collapse: collapse; width: 100% }
+td, th { border: 0.5pt solid #999; padding: 1.2pt 3pt; text-align: left; vertical-align: top }
+"""
+
+
+def page() -> str:
+    """The table as an HTML document that prints on one sheet."""
+    title = "Is my GRPO run sick?"
+    return (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'
+        f"<style>{STYLE}</style>\n<h1>{title}</h1>\n{table()}\n</html>\n"
+    )
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description="Write symptoms, causes and tests on one page.")
+    parser.add_argument("--out", type=Path, default=Path("bug_clinic.html"), help="an HTML file")
+    out = parser.parse_args().out
+    with atomic_path(out) as path:
+        path.write_text(page(), encoding="utf-8")
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()
