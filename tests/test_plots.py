@@ -147,7 +147,7 @@ def test_charts_share_their_panels_and_the_first_is_blue():
     plots.draw_charts({"healthy": chart(0.1), "sick": chart(None)}, "a finding", panels)
     figure = plt.gcf()
     figure.canvas.draw()
-    assert [ax.get_title() for ax in figure.axes] == panels
+    assert [ax.get_title("left") + ax.get_title() for ax in figure.axes] == panels
     assert [len(ax.get_lines()) for ax in figure.axes] == [2, 2, 4]
     assert figure.axes[0].get_lines()[0].get_color() == plots.BLUE
     assert len(figure.axes[1].get_lines()[1].get_xdata()) == 0  # no KL to draw
