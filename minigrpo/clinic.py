@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import html
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -212,7 +213,8 @@ class Patient:
     @property
     def question(self) -> str:
         """What the smallest test asks, in words."""
-        return self.test.__name__.replace("_", " ") + "?"
+        words = self.test.__name__.replace("_", " ").replace("log prob", "log-prob")
+        return re.sub(r"\bkl\b", "KL", words) + "?"
 
     def statistic(self, chart: Chart) -> float:
         """The vital sign of a chart."""
@@ -681,7 +683,7 @@ class Case:
 
     Attributes:
         number: of the patient.
-        told: the task, and how the settings differ from `SHORT`.
+        told: the task, and how the settings of both runs differ from `SHORT`.
         sick, healthy: two charts.
     """
 
@@ -714,8 +716,10 @@ def patient(number: int, seed: int = 0) -> Case:
         ValueError: there is no such patient.
     """
     one = _record(number)
-    settings = "".join(f", {name} = {value}" for name, value in one.settings.items())
-    told = f"Task: {str(one.task.__doc__).splitlines()[0]} Settings: SHORT{settings}."
+    about = str(one.task.__doc__).splitlines()[0]
+    task = "The sums of notebook 06." if one.task is Arithmetic else about
+    settings = ", ".join(f"{name} = {value}" for name, value in one.settings.items())
+    told = f"{task} Ten steps" + (f", but {settings}." if settings else ".")
     return Case(number, told, run(one, seed), run(one, seed, sick=False))
 
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 BLUE, ORANGE, GREEN, PINK, BLACK, GREY = (
@@ -230,50 +231,57 @@ def draw_run(figure: Figure, run: Sequence[Any], start: Mapping[str, float] | No
         ax.set_xlabel("step", fontsize=8)
 
 
-CHART_PANELS: dict[str, Sequence[Callable[[Any], float | None]]] = {
-    "reward": (lambda m: m.reward,),
-    "KL (nats per token)": (lambda m: m.kl,),
-    "entropy (nats)": (lambda m: m.entropy,),
-    "norm of the gradient": (lambda m: m.grad_norm,),
-    "ratio, least and most": (lambda m: m.ratio_min, lambda m: m.ratio_max),
-    "clipped": (lambda m: m.clip_low + m.clip_high,),
-    "tokens": (lambda m: m.mean_length,),
-    "cut off": (lambda m: m.truncated,),
+CHART_PANELS: dict[str, tuple[str, Sequence[Callable[[Any], float | None]]]] = {
+    "reward": ("reward", (lambda m: m.reward,)),
+    "kl": ("KL (nats per token)", (lambda m: m.kl,)),
+    "log kl": ("KL (nats per token, log scale)", (lambda m: m.kl,)),
+    "entropy": ("entropy (nats)", (lambda m: m.entropy,)),
+    "gradient": ("norm of the gradient", (lambda m: m.grad_norm,)),
+    "ratio": ("ratio, least and most", (lambda m: m.ratio_min, lambda m: m.ratio_max)),
+    "clipped": ("share clipped", (lambda m: m.clip_low + m.clip_high,)),
+    "tokens": ("tokens per completion", (lambda m: m.mean_length,)),
+    "cut off": ("share cut off", (lambda m: m.truncated,)),
 }
-"""What `draw_charts` draws of each StepMetrics, by the panel's title."""
+"""What `draw_charts` draws of each StepMetrics: title of the panel, and one value per line."""
 
 
-def draw_charts(
-    charts: Mapping[str, Any], title: str, panels: Sequence[str] = tuple(CHART_PANELS)
-) -> None:
+def draw_charts(charts: Mapping[str, Any], title: str, *panels: str) -> None:
     """Draw several runs into the same panels, each in its colour and dash, and show the figure.
 
     Args:
-        charts: runs by name; of each, `steps` (its StepMetrics) is drawn. The first is the one
-            that the others are compared with.
+        charts: runs by name; of each, `steps` (its StepMetrics) is drawn. One called "healthy" is
+            blue, one called "after the cure" green.
         title: the finding.
-        panels: some names of `CHART_PANELS`.
+        panels: some names of `CHART_PANELS`; if none is given, all but "log kl".
 
     Raises:
         KeyError: there is no such panel.
     """
+    panels = panels or tuple(name for name in CHART_PANELS if name != "log kl")
     rows = 1 if len(panels) <= 4 else 2
     figure, axes = plt.subplots(
         rows, math.ceil(len(panels) / rows), figsize=(7.0, 2.3 if rows == 1 else 3.5), squeeze=False
     )
-    styles = [(BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PINK, ":"), (BLACK, (0, (5, 1, 1, 1)))]
+    others = iter([(ORANGE, "--"), (PINK, ":"), (GREY, (0, (5, 1, 1, 1))), (BLACK, (0, (1, 1)))])
+    known = {"healthy": (BLUE, "-"), "after the cure": (GREEN, "-.")}
+    styles = [known[name] if name in known else next(others) for name in charts]
     for ax, panel in zip(axes.flat, panels, strict=True):
-        for (name, chart), (color, dash) in zip(charts.items(), styles, strict=False):
-            for value in CHART_PANELS[panel]:
+        heading, values = CHART_PANELS[panel]
+        for (name, chart), (color, dash) in zip(charts.items(), styles, strict=True):
+            for number, value in enumerate(values):
                 points = [(m.step, value(m)) for m in chart.steps if value(m) is not None]
-                label = name if value is CHART_PANELS[panel][0] else None
+                label = None if number else name
                 ax.plot(*zip(*points) if points else ((), ()), color=color, ls=dash, label=label)
-        ax.set_title(panel, fontsize=8.5)
+        ax.set_title(heading, fontsize=8.5)
         ax.set_xlabel("step", fontsize=8)
         ax.tick_params(labelsize=7)
-        if panel != "ratio, least and most":
-            ax.set_ylim(bottom=0)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        if panel == "log kl":
+            ax.set_yscale("log")
+        elif panel != "ratio":
+            ax.set_ylim(0, 1.06 * ax.get_ylim()[1])
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(charts), fontsize=8)
+    columns = 2 if sum(map(len, labels)) > 70 else len(labels)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
     plt.show()

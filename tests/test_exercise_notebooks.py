@@ -16,7 +16,9 @@ from minigrpo.exercises import engine
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
-CHECK = re.compile(r"^\w+ = check\(\"(?P<key>[\d.]+)\", (?P<name>\w+)\)$", re.MULTILINE)
+CHECK = re.compile(
+    r"^\w+ = check\(\"(?P<key>[\d.]+)\", (?P<name>\w+)(?P<review>, line)?\)$", re.MULTILINE
+)
 
 
 def exercise_cells(nb: NotebookNode) -> dict[str, tuple[int, int]]:
@@ -31,6 +33,10 @@ def exercise_cells(nb: NotebookNode) -> dict[str, tuple[int, int]]:
                 if head in c.source and "raise NotImplementedError" in c.source
             ]
             assert stubs, f"check({match['key']!r}) has no stub before it"
+            is_review = isinstance(engine.find(match["key"]), engine.Review)
+            assert (
+                bool(match["review"]) == is_review == ("line = None" in nb.cells[stubs[-1]].source)
+            )
             found[match["key"]] = (stubs[-1], at)
     return found
 
@@ -43,11 +49,17 @@ def execute(nb: NotebookNode, monkeypatch, folder: Path = NOTEBOOKS) -> None:
     NotebookClient(nb, timeout=600, kernel_name="python3", resources=resources).execute()
 
 
+def with_line(key: str, source: str) -> str:
+    """In a review, with the number of the wrong line too."""
+    exercise = engine.find(key)
+    return f"{source}\nline = {exercise.line}" if isinstance(exercise, engine.Review) else source
+
+
 def solve(nb: NotebookNode) -> list[str]:
     """Put every solution in the place of its stub; returns the keys."""
     cells = exercise_cells(nb)
     for key, (stub, _) in cells.items():
-        nb.cells[stub].source = engine.solution_source(key)
+        nb.cells[stub].source = with_line(key, engine.solution_source(key))
     return list(cells)
 
 
@@ -81,7 +93,7 @@ def test_notebook_fails_with_one_wrong_answer_pasted_in(path, monkeypatch):
     paste = (
         f"from minigrpo.exercises import engine\n\n{name} = engine.find({key!r}).wrong[0].function"
     )
-    nb.cells[stub].source = paste
+    nb.cells[stub].source = with_line(key, paste)
     nb.cells = nb.cells[: at + 1]
     with pytest.raises(CellExecutionError, match="AssertionError"):
         execute(nb, monkeypatch)

@@ -143,13 +143,17 @@ def test_charts_share_their_panels_and_the_first_is_blue():
         step = {"reward": 0.5, "kl": kl, "ratio_min": 0.9, "ratio_max": 1.1}
         return SimpleNamespace(steps=[SimpleNamespace(step=n, **step) for n in (1, 2)])
 
-    panels = ["reward", "KL (nats per token)", "ratio, least and most"]
-    plots.draw_charts({"healthy": chart(0.1), "sick": chart(None)}, "a finding", panels)
+    charts = {"healthy": chart(0.1), "sick": chart(None)}
+    plots.draw_charts(charts, "a finding", "reward", "kl", "ratio")
     figure = plt.gcf()
     figure.canvas.draw()
-    assert [ax.get_title("left") + ax.get_title() for ax in figure.axes] == panels
+    assert [ax.get_title("left") + ax.get_title() for ax in figure.axes] == [
+        "reward",
+        "KL (nats per token)",
+        "ratio, least and most",
+    ]
     assert [len(ax.get_lines()) for ax in figure.axes] == [2, 2, 4]
     assert figure.axes[0].get_lines()[0].get_color() == plots.BLUE
     assert len(figure.axes[1].get_lines()[1].get_xdata()) == 0  # no KL to draw
     with pytest.raises(KeyError, match="pulse"):
-        plots.draw_charts({"healthy": chart(0.1)}, "a finding", ["pulse"])
+        plots.draw_charts({"healthy": chart(0.1)}, "a finding", "pulse")
