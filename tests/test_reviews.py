@@ -132,7 +132,8 @@ def wrong_lines(review: Review):
     """Lines that are not right, each with what must be said."""
     wanted = [bug.line for bug in review.bugs]
     last = len(code_lines(review))
-    others = [line for line in range(1, last + 1) if line not in wanted]
+    also = {line for bug in review.bugs for line in bug.also}
+    others = [line for line in range(1, last + 1) if line not in {*wanted, *also}]
     yield last + 1, f"There is no line {last + 1}: the code has lines 1 to {last}."
     yield 0, "There is no line 0"
     yield (*wanted, others[0]), f"You name {len(wanted) + 1} lines; name {len(wanted)}."
@@ -226,7 +227,7 @@ def only_in_first(first: list[str], second: list[str]) -> set[int]:
 def test_the_code_differs_from_the_right_one_in_the_named_lines_only(review):
     shown, right = source(review.code), source(review.right)
     assert only_in_first(shown, right) == {bug.line for bug in review.bugs}
-    assert len(shown) == len(right)
+    assert len(shown) <= len(right)
     for bug in review.bugs:
         assert only_in_first(source(bug.version), right) == {bug.line}
 
@@ -566,3 +567,13 @@ def test_a_differentiated_result_is_noticed_in_either_way():
 
 def test_a_review_is_no_exercise():
     assert not any(isinstance(review, Exercise) for review in REVIEWS)
+
+
+def test_another_line_in_which_the_bug_can_be_mended_is_right_too():
+    review = engine.find("7.4")
+    (bug,) = review.bugs
+    for line in bug.also:
+        status, message, _ = judge_review(review, review.reference, line)
+        assert status == "passed" and f"Line {line}: found." in message
+    status, message, _ = judge_review(review, review.reference, bug.also)
+    assert status == "wrong" and "You name 2 lines; name 1." in message

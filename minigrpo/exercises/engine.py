@@ -131,11 +131,13 @@ class Bug:
         line: its number in the code that is shown, whose first line is 1.
         version: the code with this bug and no other.
         cure: one sentence.
+        also: other lines in which it can be mended as well; naming one of them is right too.
     """
 
     line: int
     version: Function
     cure: str
+    also: tuple[int, ...] = ()
 
 
 @dataclass
@@ -770,6 +772,9 @@ def _judge_line(review: Review, line: Any) -> tuple[str, str]:
     if beyond := sorted(number for number in named if not 1 <= number <= last):
         return "wrong", f"There is no line {beyond[0]}: the code has lines 1 to {last}."
     lines = " and ".join(map(str, sorted(named)))
+    for bug in review.bugs:
+        if bug.line not in named and (elsewhere := named.intersection(bug.also)):
+            named = named - {min(elsewhere)} | {bug.line}  # it can be mended there too
     if named == wanted:
         return "passed", f"Lines {lines}: found." if two else f"Line {lines}: found."
     if len(named) > len(wanted):

@@ -463,6 +463,7 @@ K3 = Review(
             "ref_log_probs - log_probs. In k3 the reference stands on top, exp(ref - new). Turned "
             "round, it is still never negative and 0 for equal policies, but its mean is another "
             "number.",
+            also=(6, 8),
         ),
     ),
     reference=test_kl_per_token,
@@ -552,7 +553,9 @@ def _mixed_group_advantages(rewards, group_size):
     """
     groups = rewards.view(group_size, -1)
     mean = groups.mean(dim=1, keepdim=True)
-    advantages = (groups - mean) / (groups.std(dim=1, keepdim=True) + 1e-4)
+    scaled = (groups - mean) / (groups.std(dim=1, keepdim=True) + 1e-4)
+    equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)  # rounding may leave a std above 0
+    advantages = torch.where(equal, 0.0, scaled)
     return advantages.flatten()
 
 
@@ -574,7 +577,9 @@ def _right_group_advantages(rewards, group_size):
     """
     groups = rewards.view(-1, group_size)
     mean = groups.mean(dim=1, keepdim=True)
-    advantages = (groups - mean) / (groups.std(dim=1, keepdim=True) + 1e-4)
+    scaled = (groups - mean) / (groups.std(dim=1, keepdim=True) + 1e-4)
+    equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)  # rounding may leave a std above 0
+    advantages = torch.where(equal, 0.0, scaled)
     return advantages.flatten()
 
 
@@ -595,6 +600,12 @@ def _prompts_apart(function: Code) -> None:
 def _three_calls(function: Code) -> None:
     _close(function(torch.tensor([0.0, 1, 7, 8, 3, 4]), 2), [-0.7070, 0.7070] * 3, atol=1e-3)
     _close(function(torch.tensor([2.0, 2, 2, 0, 1, 2]), 3)[:3], [0.0, 0, 0])
+
+
+def _no_rounding(function: Code) -> None:
+    _expect(not function(torch.full((6,), 0.7), 3).any())
+    found = function(torch.tensor([0.0, 1, 1, 10, 11, 11]), 3)
+    _expect(torch.allclose(found[:3], found[3:], atol=1e-3))
 
 
 def _rows(a: SimpleNamespace) -> Tensor:
@@ -621,7 +632,8 @@ GROUPS = Review(
         Bug(
             8,
             _bare_group_advantages,
-            "divide by the std + 1e-4. A group with equal rewards has std 0, and 0 / 0 is NaN.",
+            "divide by the std + 1e-4, and give equal rewards exactly 0: their std is 0, and 0 / 0 "
+            "is NaN, or it is a rounding error, and then the quotient is anything.",
         ),
     ),
     reference=test_group_advantages,
@@ -632,6 +644,12 @@ GROUPS = Review(
             _prompts_apart,
             "two prompts with the same rewards, one of them 10 higher: both groups must get the "
             "same advantages; and equal rewards give zeros.",
+        ),
+        Answer(
+            "equal rewards that are no round number",
+            _no_rounding,
+            "three times 0.7 has a mean that is not 0.7; two groups of it must still give zeros, "
+            "and two groups with the same differences the same advantages.",
         ),
         Answer(
             "one call for each bug",
@@ -1051,8 +1069,9 @@ LOOP = Review(
         Weak(
             "it learns",
             lambda f: _expect(_after(f, 1.0, 20) > 0),
-            "Your test asks whether the policy moves, and in which direction. One step is enough "
-            "for that. The question is how far it gets in many.",
+            "Your test asks whether the policy moves, and in which direction, for which one step "
+            "is enough; or its steps are so small that no ratio comes near the clip. The question "
+            "is how far it gets in many.",
             _passes(_once),
         ),
     ),
@@ -1147,6 +1166,7 @@ FIRST_UPDATE = Review(
             policy_loss,
             "log_probs.detach(). The ratio has the value 1 either way, but without the detach it "
             "is exp(x - x), whose gradient is 0: nothing is learned.",
+            also=(5,),
         ),
     ),
     reference=test_policy_loss,
