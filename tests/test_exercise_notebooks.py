@@ -95,6 +95,9 @@ def test_notebook_fails_with_one_wrong_answer_pasted_in(path, monkeypatch):
     )
     nb.cells[stub].source = with_line(key, paste)
     nb.cells = nb.cells[: at + 1]
+    if isinstance(engine.find(key), engine.Review):  # needs nothing of the notebook but its imports
+        imports = [cell for cell in nb.cells if cell.cell_type == "code"][:2]
+        nb.cells = [*imports, nb.cells[stub], nb.cells[at]]
     with pytest.raises(CellExecutionError, match="AssertionError"):
         execute(nb, monkeypatch)
     assert wrong.sentence in nb.cells[-1].outputs[-1].evalue
