@@ -24,7 +24,7 @@ from minigrpo.logprobs import (
 )
 from minigrpo.objective import equal_groups, group_advantages, grpo_loss
 from minigrpo.runtime import atomic_path
-from minigrpo.sampling import Rollouts, left_pad, sample
+from minigrpo.sampling import Rollouts, is_stop, left_pad, sample, stop_ids
 
 
 class Task(Protocol):
@@ -47,7 +47,7 @@ class GRPOConfig:
         group_size: G, completions per prompt.
         max_new_tokens: tokens that a completion may have.
         temperature: of sampling and of scoring, which must not differ.
-        eos_id: the token that ends a completion; None = all run to `max_new_tokens`.
+        eos_id: the token that ends a completion, or several; None = all run to `max_new_tokens`.
         pad_id: fills the shorter rows of a batch.
         scale, baseline, eps: see `group_advantages`.
         level, clip, surrogate, how, kl_weight, estimator, kl_correction, entropy_weight: see
@@ -73,7 +73,7 @@ class GRPOConfig:
     group_size: int = 16
     max_new_tokens: int = 24
     temperature: float = 1.0
-    eos_id: int | None = None
+    eos_id: int | Sequence[int] | None = None
     pad_id: int = 0
     scale: str = "group"
     baseline: str = "mean"
@@ -113,6 +113,7 @@ class GRPOConfig:
             if not (value > 0 and (math.isfinite(value) or name == "max_grad_norm")):
                 raise ValueError(f"{name}: expected a number above 0, got {value!r}")
         check_sampling_settings(self.temperature)
+        stop_ids(self.eos_id)
         # What the two functions refuse, they refuse here, and not after a batch was sampled.
         zeros = torch.zeros(2, 1)
         group_advantages(torch.zeros(2 * self.group_size), self.group_size, **self.advantages)
@@ -445,11 +446,10 @@ def _rewards(task: Task, prompts: list[Tensor], rollouts: Rollouts) -> Tensor:
     return rewards
 
 
-def _ended(rollouts: Rollouts, eos_id: int | None) -> Tensor:
+def _ended(rollouts: Rollouts, eos_id: int | Sequence[int] | None) -> Tensor:
     """(N,) bool: whether the last token of a completion is EOS."""
     last = rollouts.completion_mask.sum(dim=1, keepdim=True) - 1
-    ends = rollouts.completions.gather(1, last)[:, 0] == (-1 if eos_id is None else eos_id)
-    return ends.cpu()
+    return is_stop(rollouts.completions.gather(1, last)[:, 0], eos_id).cpu()
 
 
 # --------------------------------------------------------------------------------------------

@@ -73,15 +73,32 @@ def left_pad(sequences: Sequence[Tensor], pad_id: int = 0) -> tuple[Tensor, Tens
     return ids, mask
 
 
-def completion_mask(completions: Tensor, eos_id: int | None) -> Tensor:
+def stop_ids(eos_id: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The ids that end a completion: none, one, or several (chat models often have two).
+
+    Raises:
+        TypeError: something that is no token id.
+    """
+    ids = () if eos_id is None else (eos_id,) if is_whole_number(eos_id) else eos_id
+    if not isinstance(ids, (list, tuple)) or not all(map(is_whole_number, ids)):
+        raise TypeError(f"eos_id: expected a token id, several, or None, got {eos_id!r}")
+    return tuple(ids)
+
+
+def is_stop(tokens: Tensor, eos_id: int | Sequence[int] | None) -> Tensor:
+    """Which of the tokens end a completion; any shape -> the same shape, bool."""
+    return torch.isin(
+        tokens, torch.tensor(stop_ids(eos_id), dtype=torch.long, device=tokens.device)
+    )
+
+
+def completion_mask(completions: Tensor, eos_id: int | Sequence[int] | None) -> Tensor:
     """True up to and including the first EOS of each row; all True in a row without one.
 
     Made from positions: a pad token that happens to have the id of the EOS changes nothing.
     completions (N, T) -> (N, T) bool.
     """
-    if eos_id is None:
-        return torch.ones_like(completions, dtype=torch.bool)
-    is_eos = completions == eos_id
+    is_eos = is_stop(completions, eos_id)
     eos_before = is_eos.long().cumsum(dim=1) - is_eos.long()
     return eos_before == 0
 
@@ -97,7 +114,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    eos_id: int | None = None,
+    eos_id: int | Sequence[int] | None = None,
     pad_id: int = 0,
     generator: torch.Generator | None = None,
     use_cache: bool = True,
@@ -117,7 +134,8 @@ def sample(
         completions_per_prompt: G, 1 or more: continue every prompt so many times. It is read once
             all the same. The rows come prompt by prompt.
         temperature, top_k, top_p: as in `next_token_log_probs`.
-        eos_id: the token that ends a row; None = every row runs to `max_new_tokens`.
+        eos_id: the token that ends a row, or several of them; None = every row runs to
+            `max_new_tokens`.
         pad_id: fills a row after its end; may equal `eos_id`.
         generator: the source of randomness (of the model's device); the same seed gives the
             same text.
@@ -127,11 +145,13 @@ def sample(
         Rollouts with N * G rows and T = the longest completion.
 
     Raises:
+        TypeError: an `eos_id` that is no token id.
         ValueError: an empty prompt, a prompt that leaves no room for `max_new_tokens` in the
             model's context, a mask that does not fit, settings out of range, or logits that are
             no distribution.
     """
     check_sampling_settings(temperature, top_k, top_p)
+    stops = stop_ids(eos_id)
     for name, count in (
         ("max_new_tokens", max_new_tokens),
         ("completions_per_prompt", completions_per_prompt),
@@ -186,8 +206,8 @@ def sample(
         mask[active, end] = True
         log_probs[active, end - prompt_length] = distribution.gather(1, token)[:, 0]
 
-        if eos_id is not None:
-            going = token[:, 0] != eos_id
+        if stops:
+            going = ~is_stop(token[:, 0], stops)
             if not going.all():
                 active = active[going]
                 if len(active) == 0:
