@@ -1,0 +1,489 @@
+"""Texts, chats and rewards over a real tokenizer; models of three families from their folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.logprobs import token_log_probs
+from minigrpo.sampling import left_pad, sample
+from minigrpo.text import (
+    TextProblems,
+    answer_reward,
+    decode_completion,
+    encode_prompt,
+    format_reward,
+    load_policy,
+    number,
+    stop_tokens,
+    text_of,
+    train_tokenizer,
+)
+
+TEXTS = ["Ann has 3 apples and buys 4 more. How many apples does Ann have?", "Ben has 12 pens."]
+RIGHT = "<think>3 + 4 = 7</think><answer>7</answer>"
+CHAT = [{"role": "user", "content": "How many?"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS * 5, vocab_size=300)
+
+
+# --------------------------------------------------------------------------------------------
+# text to ids and back
+
+
+@given(st.text(max_size=40))
+def test_any_text_comes_back_byte_by_byte(text):
+    tokenizer = train_tokenizer(TEXTS, vocab_size=270)
+    if "<" not in text:
+        ids = tokenizer(text)["input_ids"]
+        assert decode_completion(tokenizer, torch.tensor(ids, dtype=torch.long)) == text
+
+
+def test_tags_are_single_tokens_that_survive_decoding_without_special_tokens(tokenizer):
+    ids = tokenizer(RIGHT)["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == RIGHT
+    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
+        assert len(tokenizer(tag)["input_ids"]) == 1
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("size", [0, 265])
+def test_a_vocabulary_that_is_too_small(size):
+    with pytest.raises(ValueError, match=f"vocab_size: expected 266 or more, got {size}"):
+        train_tokenizer(TEXTS, vocab_size=size)
+
+
+def test_a_plain_prompt_and_a_chat(tokenizer):
+    assert tokenizer.decode(encode_prompt(tokenizer, TEXTS[0])) == TEXTS[0]
+    chat = [{"role": "system", "content": "Think."}, *CHAT]
+    written = "<|system|>Think.<|end|>\n<|user|>How many?<|end|>\n<|assistant|>"
+    assert tokenizer.decode(encode_prompt(tokenizer, chat)) == written
+
+
+def test_a_chat_has_one_bos_where_the_template_writes_it(tokenizer):
+    class WithBos:
+        """A tokenizer that puts a BOS in front of every text, and whose template writes it too."""
+
+        chat_template = "there is one"
+
+        def apply_chat_template(self, messages, **options):
+            assert options == {"add_generation_prompt": True, "tokenize": False}
+            return "<|user|>" + messages[0]["content"]
+
+        def __call__(self, text, add_special_tokens=True):
+            ids = tokenizer(text)["input_ids"]
+            return {"input_ids": [1, *ids] if add_special_tokens else ids}
+
+    plain, chat = encode_prompt(WithBos(), "hi"), encode_prompt(WithBos(), CHAT)
+    assert plain[0] == 1 and chat[0] == tokenizer.get_vocab()["<|user|>"]
+
+
+def test_prompts_that_cannot_be_written(tokenizer):
+    with pytest.raises(ValueError, match="prompt: expected at least one token, got ''"):
+        encode_prompt(tokenizer, "")
+    bare = train_tokenizer(TEXTS, vocab_size=280)
+    bare.chat_template = None
+    with pytest.raises(ValueError, match="no chat template, got a chat"):
+        encode_prompt(bare, CHAT)
+
+
+def test_a_completion_ends_at_its_first_stop_token(tokenizer):
+    vocabulary = tokenizer.get_vocab()
+    eos, end, pad = (vocabulary[t] for t in ("<|endoftext|>", "<|end|>", "<|pad|>"))
+    written = tokenizer(RIGHT)["input_ids"]
+    for ids in ([*written, end, pad, pad], [*written, eos, end, pad], [*written, end, *written]):
+        assert decode_completion(tokenizer, torch.tensor(ids), (eos, end)) == RIGHT
+    assert decode_completion(tokenizer, torch.tensor(written), (eos, end)) == RIGHT
+    assert decode_completion(tokenizer, torch.tensor([end]), (eos, end)) == ""
+    # What is not a stop token is text, special or not.
+    assert "<|end|>" in decode_completion(tokenizer, torch.tensor([*written, end]), (eos,))
+
+
+def test_stop_tokens_are_those_of_tokenizer_and_model(tokenizer):
+    model = tiny("gpt2", len(tokenizer))
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    eos, end = (tokenizer.get_vocab()[t] for t in ("<|endoftext|>", "<|end|>"))
+    assert stop_tokens(tokenizer, model) == (eos,)
+    model.generation_config.eos_token_id = [end, eos]
+    assert stop_tokens(tokenizer, model) == (eos, end)
+    model.generation_config.eos_token_id = end
+    assert stop_tokens(tokenizer, model) == (eos, end)
+    bare = train_tokenizer(TEXTS, vocab_size=280)
+    bare.eos_token = None
+    model.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match="tokenizer: expected an EOS token"):
+        stop_tokens(bare, model)
+
+
+def test_text_of_a_completion():
+    assert text_of(RIGHT) == RIGHT
+    assert text_of([{"role": "assistant", "content": RIGHT}]) == RIGHT
+    assert text_of([]) == ""
+
+
+# --------------------------------------------------------------------------------------------
+# rewards
+
+FORM = {
+    RIGHT: 1,
+    "<think>3 + 4 = 7</think>\n<answer>7</answer>": 1,
+    " \n<think>\n3 + 4\n= 7\n</think>\n\n  <answer>\n 7\n</answer>\n": 1,
+    "<think></think><answer>7</answer>": 1,
+    "": 0,
+    "7": 0,
+    "<answer>7</answer>": 0,
+    "<think>3 + 4 = 7</think> 7": 0,
+    "<think>3 + 4 = 7</think><answer></answer>": 0,
+    "<think>3 + 4 = 7</think><answer> \n </answer>": 0,
+    "<think>3 + 4 = 7<answer>7</answer>": 0,
+    "<think>3 + 4 = 7</think><answer>7": 0,
+    "<think>a</think><answer>6</answer><answer>7</answer>": 0,
+    "<think>a</think><think>b</think><answer>7</answer>": 0,
+    "<think>a <answer>7</answer></think>": 0,
+    "<answer>7</answer><think>a</think>": 0,
+    "So: <think>a</think><answer>7</answer>": 0,
+    "<think>a</think> is <answer>7</answer>": 0,
+    "<think>a</think><answer>7</answer> or 8": 0,
+    "<Think>a</Think><answer>7</answer>": 0,
+    "< think>a</think><answer>7</answer>": 0,
+    "<think>a</think><answer><answer>7</answer></answer>": 0,
+}
+
+
+@pytest.mark.parametrize(("completion", "reward"), FORM.items(), ids=range(len(FORM)))
+def test_the_format_reward(completion, reward):
+    assert format_reward(prompts=["?"], completions=[completion], answer=["7"]) == [reward]
+    chat = [[{"role": "assistant", "content": completion}]]
+    assert format_reward(prompts=[CHAT], completions=chat, answer=["7"]) == [reward]
+    # The form is half of the answer reward.
+    assert answer_reward(prompts=["?"], completions=[completion], answer=["7"]) == [reward]
+
+
+def test_a_prompt_that_opens_the_thought():
+    for prompt in ("How many? <think>", "How many?\n<think>\n"):
+        assert format_reward([prompt], ["3 + 4 = 7</think><answer>7</answer>"]) == [1]
+        assert format_reward([prompt], [RIGHT]) == [0]  # opened twice
+    assert format_reward(["How many?"], ["3 + 4 = 7</think><answer>7</answer>"]) == [0]
+
+
+@pytest.mark.parametrize("completion", ["", "I don't know", "</answer>", "7"])
+def test_a_worked_example_in_the_prompt_is_never_paid(completion):
+    prompts = [f"Like this: {RIGHT} How many?", f"How many? {RIGHT}", f"{RIGHT}<think>"]
+    for prompt in prompts:
+        assert format_reward([prompt], [completion]) == [0]
+        assert answer_reward([prompt], [completion], answer=["7"]) == [0]
+
+
+ANSWERS = [
+    ("7", "7", 1),
+    ("7", " 7.0 ", 1),
+    ("7.0", "7", 1),
+    ("1234", "1,234", 1),
+    ("$1,234.50", "1234.5", 1),
+    ("-3", "\N{MINUS SIGN}3", 1),
+    ("0.5", "1/2", 1),
+    ("7", "8", 0),
+    ("7", "7 8", 0),
+    ("7", "6 7", 0),
+    ("7", "77", 0),
+    ("7", "7 or 8", 0),
+    ("7", "0123456789", 0),
+    ("7", "seven", 0),
+    ("7", "7 apples", 0),
+    ("-3", "3", 0),
+    ("12", "1,2", 0),
+    ("7", "9" * 5000, 0),
+    ("7", "7" + "0" * 5000, 0),
+    ("7", "7e0", 0),
+    ("Ann", " Ann ", 1),
+    ("Ann Lee", "Ann\nLee", 1),
+    ("Ann", "ann", 0),
+    ("Ann", "Ann or Ben", 0),
+    ("Ann", "An", 0),
+]
+
+
+@pytest.mark.parametrize(("right", "given_answer", "reward"), ANSWERS, ids=range(len(ANSWERS)))
+def test_the_answer_reward(right, given_answer, reward):
+    completion = f"<think>a</think><answer>{given_answer}</answer>"
+    assert answer_reward(["?"], [completion], answer=[right]) == [reward]
+
+
+def test_an_empty_right_answer_is_refused():
+    with pytest.raises(ValueError, match="answer: expected right answers that are not empty"):
+        answer_reward(["?"], [RIGHT], answer=[" "])
+    with pytest.raises(ValueError):
+        answer_reward(["?", "?"], [RIGHT], answer=["7"])
+
+
+@given(st.fractions(max_denominator=10**6).filter(lambda x: abs(x) < 10**12))
+def test_a_number_is_read_exactly(value):
+    assert number(f" {value} ") == value
+    assert number(str(value).replace("-", "\N{MINUS SIGN}")) == value
+    whole = value.numerator
+    assert number(f"{whole:,}") == number(f"{whole}.00") == Fraction(whole)
+
+
+@given(st.text(max_size=12))
+def test_whatever_is_no_number_is_none_and_no_error(text):
+    value = number(text)
+    assert value is None or any(character.isdigit() for character in text)
+
+
+# --------------------------------------------------------------------------------------------
+# the task
+
+
+def rows(n: int = 3) -> list[dict]:
+    return [{"prompt": f"What is {k} + 1?", "answer": str(k + 1)} for k in range(n)]
+
+
+def test_the_task_pays_with_weights_and_hands_over_the_columns(tokenizer):
+    seen = {}
+
+    def spy(prompts, completions, **columns):
+        seen.update(columns, prompts=prompts, completions=completions)
+        return [None, 1.0]
+
+    functions, weights = (format_reward, answer_reward, spy), (1.0, 2.0, 10.0)
+    eos = tokenizer.eos_token_id
+    task = TextProblems(tokenizer, rows(), functions, weights, stops=(eos,))
+    prompts = [encode_prompt(tokenizer, row["prompt"]) for row in rows()[:2]]
+    texts = ["<think>a</think><answer>1</answer>", "<think>a</think><answer>1</answer>"]
+    written = [torch.tensor([*tokenizer(text)["input_ids"], eos]) for text in texts]
+    assert task.reward(prompts, written) == [3.0, 11.0]
+    assert seen["answer"] == ["1", "2"] and seen["completions"] == texts
+    assert seen["prompts"] == [row["prompt"] for row in rows()[:2]]
+
+
+def test_a_chat_is_handed_over_as_a_chat(tokenizer):
+    def spy(prompts, completions, **_):
+        assert prompts == [CHAT] and completions == [[{"role": "assistant", "content": "7"}]]
+        return [1]
+
+    task = TextProblems(tokenizer, [{"prompt": CHAT, "answer": "7"}], (spy,))
+    (prompt,) = task.prompts(1, torch.Generator())
+    assert task.reward([prompt], [torch.tensor(tokenizer("7")["input_ids"])]) == [1.0]
+
+
+def test_every_prompt_comes_once_before_any_comes_twice(tokenizer):
+    task = TextProblems(tokenizer, rows(3))
+    drawn = task.prompts(6, torch.Generator().manual_seed(0))
+    texts = sorted(tokenizer.decode(ids) for ids in drawn)
+    assert texts == sorted(2 * [row["prompt"] for row in rows(3)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rows": []}, "rows: expected one or more"),
+        ({"rows": [{"answer": "7"}]}, "each with a 'prompt'"),
+        ({"rows": [{"prompt": "a", "answer": "7"}, {"prompt": "b"}]}, "the same columns in all"),
+        ({"rows": [{"prompt": "a", "answer": "7"}, {"prompt": "a", "answer": "8"}]}, "'a' differ"),
+        ({"rows": rows(), "reward_functions": ()}, "reward_functions: expected one or more"),
+        ({"rows": rows(), "weights": (1.0,)}, "weights: expected one for each of 2"),
+    ],
+)
+def test_a_task_that_makes_no_sense(tokenizer, settings, message):
+    with pytest.raises(ValueError, match=message):
+        TextProblems(tokenizer, **settings)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0, 2.0], "broken: expected 1 rewards, got 2"),
+        ([float("nan")], "broken: expected finite"),
+    ],
+)
+def test_a_reward_function_that_returns_nonsense_is_named(tokenizer, returned, message):
+    def broken(prompts, completions, **_):
+        return returned
+
+    task = TextProblems(tokenizer, rows(1), (broken,))
+    with pytest.raises(ValueError, match=message):
+        task.reward(task.prompts(1, torch.Generator()), [torch.tensor([5])])
+
+
+# --------------------------------------------------------------------------------------------
+# policies from a folder
+
+
+def tiny(family: str, vocab_size: int):
+    torch.manual_seed(0)
+    wide = {"vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 64}
+    deep = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    room = {"max_position_embeddings": 64, "initializer_range": 0.1}
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
+    if family == "gpt2":
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+        config = GPT2Config(vocab_size=vocab_size, **sizes, initializer_range=0.1, **ids)
+        return GPT2LMHeadModel(config)
+    kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+    config, model = kinds[family]
+    return model(config(**wide, **deep, **room, **ids))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tokenizer):
+    found = {}
+    for family in ("gpt2", "llama", "qwen2"):
+        folder = tmp_path_factory.mktemp(family)
+        tiny(family, len(tokenizer)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        found[family] = folder
+    return found
+
+
+@pytest.fixture
+def folder(folders, tmp_path):
+    """A copy of one of them, to be broken."""
+    return shutil.copytree(folders["llama"], tmp_path / "model")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
+def test_a_model_loads_from_its_folder_and_trains_three_steps(folders, family):
+    policy, tokenizer = load_policy(folders[family], device="cpu")
+    assert not policy.training and tokenizer.padding_side == "left"
+    assert policy.dtype == torch.float32
+    assert tokenizer.chat_template is not None
+    stops = stop_tokens(tokenizer, policy)
+    start = [p.detach().clone() for p in policy.parameters()]
+
+    def letters(prompts, completions, **_):
+        return [text.count("e") / (1 + len(text)) for text in completions]
+
+    task = TextProblems(tokenizer, rows(4), (letters,), stops=stops)
+    config = GRPOConfig(
+        steps=3, prompts_per_step=2, group_size=4, max_new_tokens=8, eos_id=stops,
+        pad_id=tokenizer.pad_token_id, kl_weight=0.01, inner_epochs=2, lr=1e-3, check=False,
+    )  # fmt: skip
+    run = list(train_grpo(policy, task, config))
+    assert len(run) == 3 and all(m.grad_norm > 0 for m in run)
+    assert any(not torch.equal(p, q) for p, q in zip(policy.parameters(), start))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
+def test_prompts_of_different_length_are_scored_as_they_are_alone(folders, family):
+    """Also on absolute positions: a left-padded prompt keeps the positions it has alone."""
+    policy, tokenizer = load_policy(folders[family], device="cpu")
+    prompts = [encode_prompt(tokenizer, text) for text in TEXTS]
+    ids, mask = left_pad(prompts, tokenizer.pad_token_id)
+    generator = torch.Generator().manual_seed(0)
+    stops = stop_tokens(tokenizer, policy)
+    both = sample(policy, ids, mask, max_new_tokens=5, eos_id=stops, generator=generator)
+    scored = token_log_probs(policy, both.input_ids, both.attention_mask)
+    for row, prompt in enumerate(prompts):
+        written = both.completions[row][both.completion_mask[row]]
+        alone = token_log_probs(policy, torch.cat([prompt, written])[None])[0, -len(written) :]
+        start = both.prompt_ids.shape[1] - 1
+        in_batch = scored[row, start : start + len(written)]
+        torch.testing.assert_close(in_batch, alone, atol=1e-5, rtol=0)
+        recorded = both.log_probs[row, : len(written)]
+        torch.testing.assert_close(recorded, alone, atol=1e-4, rtol=0)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    for name in (tmp_path / "none", "./none", "~/none-of-this-name"):
+        with pytest.raises(FileNotFoundError, match="name_or_path: expected a folder, found none"):
+            load_policy(name)
+    file = tmp_path / "a-file"
+    file.write_text("x")
+    with pytest.raises(FileNotFoundError, match="expected a folder, found none"):
+        load_policy(file)
+    with pytest.raises(FileNotFoundError, match="found no config.json"):
+        load_policy(tmp_path)
+
+
+def test_a_name_out_of_reach(monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise OSError("We couldn't connect")
+
+    monkeypatch.setattr("minigrpo.text.AutoTokenizer.from_pretrained", unreachable)
+    with pytest.raises(OSError, match="no folder here, and the hub did not give it .*connect"):
+        load_policy("openai-community/gpt2")
+
+
+def test_a_folder_without_weights_or_tokenizer(folder):
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match="name_or_path: expected a tokenizer in"):
+        load_policy(folder, device="cpu")
+
+
+def test_a_folder_without_weights(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="name_or_path: expected weights in"):
+        load_policy(folder, device="cpu")
+
+
+@pytest.mark.parametrize("size", [0, 10, 5000])
+def test_damaged_weights(folder, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match="name_or_path: expected a folder that save_pretrained"):
+        load_policy(folder, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_damaged_settings(folder, name):
+    (folder / name).write_text("{")
+    with pytest.raises(ValueError, match="name_or_path: expected a folder that save_pretrained"):
+        load_policy(folder, device="cpu")
+
+
+def test_a_model_with_weights_missing(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match="weights missing: model.layers.2"):
+        load_policy(folder, device="cpu")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(folder, tokenizer):
+    bigger = train_tokenizer(TEXTS, vocab_size=300)
+    bigger.add_tokens(["one", "two", "three"])
+    bigger.save_pretrained(folder)
+    assert len(bigger) > len(tokenizer)
+    with pytest.raises(ValueError, match="tokenizer: expected ids below .* its largest is"):
+        load_policy(folder, device="cpu")
+
+
+def test_a_model_with_more_tokens_than_the_tokenizer_is_fine(folder, tokenizer):
+    tiny("llama", len(tokenizer) + 20).save_pretrained(folder)
+    policy, _ = load_policy(folder, device="cpu")
+    assert policy.config.vocab_size == len(tokenizer) + 20
+
+
+def test_a_tokenizer_without_a_pad_token(folder):
+    bare = train_tokenizer(TEXTS * 5, vocab_size=300)
+    bare.pad_token = None
+    bare.save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"has none; name one, .* pad_token='<\|endoftext\|>'"):
+        load_policy(folder, device="cpu")
+    with pytest.raises(ValueError, match="pad_token: expected a token of the tokenizer, got 'x y'"):
+        load_policy(folder, device="cpu", pad_token="x y")
+    policy, tokenizer = load_policy(folder, device="cpu", pad_token="<|endoftext|>")
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+
+
+def test_bfloat16_on_request(folder):
+    policy, _ = load_policy(folder, device="cpu", dtype=torch.bfloat16)
+    assert policy.dtype == torch.bfloat16
