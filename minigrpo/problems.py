@@ -1,0 +1,143 @@
+"""Word problems in plain English, made by rule: a question, a thought and an answer as text.
+
+The task of notebooks 08 and 09. A `careless` pupil writes the demonstrations that a base model is
+warmed up on: sometimes all is as it should be, sometimes the form is wrong, sometimes the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+NAMES = ("Ann", "Ben", "Clara", "David", "Emma", "Fred")
+THINGS = ("apples", "books", "coins", "eggs", "pens", "stamps")
+GAINS = ("buys", "finds", "gets")
+LOSSES = ("loses", "sells", "gives away")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, and how it is solved.
+
+    Attributes:
+        question: text.
+        thought: the steps, such as "3 + 4 = 7, 7 - 2 = 5".
+        answer: a number, as text.
+    """
+
+    question: str
+    thought: str
+    answer: str
+
+    @property
+    def prompt(self) -> str:
+        """What the policy is given."""
+        return f"{self.question}\n"
+
+    @property
+    def completion(self) -> str:
+        """What a careful pupil writes."""
+        return f"<think>{self.thought}</think>\n<answer>{self.answer}</answer>"
+
+    @property
+    def row(self) -> dict[str, str]:
+        """A row of data for `TextProblems` and for TRL."""
+        return {"prompt": self.prompt, "answer": self.answer}
+
+
+def is_held_out(have: int, gain: int, loss: int) -> bool:
+    """Whether problems with these numbers are kept from all training: one in five."""
+    return (31 * have + 17 * gain + 7 * loss) % 5 == 0
+
+
+def draw_problem(generator: torch.Generator, *, held_out: bool = False) -> Problem:
+    """Draw a problem with one step or two, from one side of the split."""
+
+    def pick(choices: Sequence[Any]) -> Any:
+        return choices[int(torch.randint(len(choices), (), generator=generator))]
+
+    while True:
+        have, gain = pick(range(2, 10)), pick(range(0, 10))
+        loss = pick(range(0, have + gain))
+        if (gain or loss) and is_held_out(have, gain, loss) == held_out:
+            break
+    name, things = pick(NAMES), pick(THINGS)
+    deeds, steps, now = [], [], have
+    if gain:
+        deeds.append(f"{pick(GAINS)} {gain} more")
+        steps.append(f"{now} + {gain} = {now + gain}")
+        now += gain
+    if loss:
+        deeds.append(f"{pick(LOSSES)} {loss}")
+        steps.append(f"{now} - {loss} = {now - loss}")
+        now -= loss
+    question = f"{name} has {have} {things} and {' and then '.join(deeds)}. How many {things} now?"
+    return Problem(question, ", ".join(steps), str(now))
+
+
+def careless(problem: Problem, generator: torch.Generator) -> str:
+    """A completion by a pupil who is careless: right in form and answer about one time in three."""
+
+    def chance() -> float:
+        return float(torch.rand((), generator=generator))
+
+    guess = int(torch.randint(19, (), generator=generator))
+    answer = problem.answer if chance() < 0.7 else str(guess)
+    thought = problem.thought
+    if chance() < 0.25:  # does not think, and guesses
+        thought, answer = "", str(guess)
+    slips = (
+        f"The answer is {answer}.",
+        f"<think>{thought} <answer>{answer}</answer>",
+        f"<think>{thought}</think>\n{answer}",
+        f"<answer>{answer}</answer>",
+    )
+    if chance() < 0.4:
+        return slips[int(torch.randint(len(slips), (), generator=generator))]
+    return f"<think>{thought}</think>\n<answer>{answer}</answer>"
+
+
+def draw_rows(
+    n: int, generator: torch.Generator, *, held_out: bool = False
+) -> list[dict[str, str]]:
+    """n different rows of data for `TextProblems` and for TRL.
+
+    Raises:
+        ValueError: n below 1.
+    """
+    if n < 1:
+        raise ValueError(f"n: expected 1 or more, got {n}")
+    rows: dict[str, dict[str, str]] = {}
+    while len(rows) < n:
+        problem = draw_problem(generator, held_out=held_out)
+        rows.setdefault(problem.prompt, problem.row)
+    return list(rows.values())
+
+
+def warmup_batch(
+    n: int, generator: torch.Generator, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Tensor, Tensor]:
+    """n careless demonstrations as a batch for `pretrain`; none is held out.
+
+    Returns:
+        ids (n, S), padded on the right, and the loss mask (n, S), 1 on the completion and its EOS.
+    """
+    documents = []
+    for _ in range(n):
+        problem = draw_problem(generator)
+        given = tokenizer(problem.prompt)["input_ids"]
+        learned = tokenizer(careless(problem, generator))["input_ids"]
+        documents.append((given, [*learned, tokenizer.eos_token_id]))
+    width = max(len(given) + len(learned) for given, learned in documents)
+    ids = torch.full((n, width), tokenizer.pad_token_id)
+    mask = torch.zeros(n, width, dtype=torch.bool)
+    for row, (given, learned) in enumerate(documents):
+        end = len(given) + len(learned)
+        ids[row, :end] = torch.tensor([*given, *learned])
+        mask[row, len(given) : end] = True
+    return ids, mask

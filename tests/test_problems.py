@@ -1,0 +1,89 @@
+"""Word problems: solved rightly, split cleanly, demonstrated carelessly."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from minigrpo.problems import careless, draw_problem, draw_rows, is_held_out, warmup_batch
+from minigrpo.text import answer_reward, format_reward, train_tokenizer
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def numbers(question: str) -> tuple[int, int, int]:
+    """What a reader of the question finds: had, came, went."""
+    had = re.search(r"has (\d+)", question)
+    came = re.search(r"(?:buys|finds|gets) (\d+) more", question)
+    went = re.search(r"(?:loses|sells|gives away) (\d+)", question)
+    return tuple(int(found[1]) if found else 0 for found in (had, came, went))
+
+
+def test_thought_and_answer_are_right():
+    g = generator()
+    kinds = set()
+    for _ in range(300):
+        problem = draw_problem(g)
+        had, came, went = numbers(problem.question)
+        assert problem.answer == str(had + came - went) and had + came - went > 0
+        steps = problem.thought.split(", ")
+        for step in steps:
+            left, result = step.split(" = ")
+            a, sign, b = left.split()
+            assert int(result) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
+        assert steps[-1].endswith(f"= {problem.answer}")
+        kinds.add((len(steps), "+" in problem.thought))
+    assert kinds == {(1, True), (1, False), (2, True)}
+
+
+def test_a_careful_completion_is_paid_in_full():
+    problem = draw_problem(generator())
+    paid = {"prompts": [problem.prompt], "completions": [problem.completion]}
+    assert format_reward(**paid) == answer_reward(**paid, answer=[problem.answer]) == [1]
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_the_split_goes_by_the_numbers(held_out):
+    rows = draw_rows(200, generator(), held_out=held_out)
+    assert all(is_held_out(*numbers(row["prompt"])) == held_out for row in rows)
+    assert len({row["prompt"] for row in rows}) == 200
+
+
+def test_one_in_five_is_held_out():
+    numbers = [(a, b, c) for a in range(2, 10) for b in range(10) for c in range(a + b)]
+    assert 0.15 < sum(is_held_out(*n) for n in numbers) / len(numbers) < 0.25
+
+
+def test_the_pupil_is_right_one_time_in_three_and_wrong_in_every_way():
+    g = generator()
+    problems = [draw_problem(g) for _ in range(1000)]
+    texts = [careless(problem, g) for problem in problems]
+    prompts = [problem.prompt for problem in problems]
+    form = sum(format_reward(prompts, texts)) / 1000
+    right = sum(answer_reward(prompts, texts, answer=[p.answer for p in problems])) / 1000
+    assert 0.55 < form < 0.65 and 0.28 < right < 0.38
+    for slip in (r"The answer is \d+\.", r"<answer>\d+</answer>", r"<think>[^/]*</think>\n\d+"):
+        assert any(re.fullmatch(slip, text) for text in texts)
+
+
+def test_a_warmup_batch_learns_completions_and_their_end():
+    texts = [row["prompt"] for row in draw_rows(50, generator())]
+    tokenizer = train_tokenizer(texts, vocab_size=320)
+    ids, mask = warmup_batch(16, generator(1), tokenizer)
+    assert ids.shape == mask.shape and len(ids) == 16
+    for row, learned in zip(ids, mask):
+        assert row[learned][-1] == tokenizer.eos_token_id
+        given = tokenizer.decode(row[: int(learned.nonzero()[0])])
+        assert given.endswith("now?\n") and not is_held_out(*numbers(given))
+        assert set(row[int(learned.nonzero()[-1]) + 1 :].tolist()) <= {tokenizer.pad_token_id}
+    again, _ = warmup_batch(16, generator(1), tokenizer)
+    assert torch.equal(ids, again)
+
+
+def test_no_rows_at_all():
+    with pytest.raises(ValueError, match="n: expected 1 or more, got 0"):
+        draw_rows(0, generator())
