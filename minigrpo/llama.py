@@ -22,7 +22,13 @@ import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from minigrpo.arithmetic import BOS, EOS, OPERATIONS, PAD, VOCABULARY, evaluate, warmup_batch
 from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain
@@ -36,6 +42,7 @@ AdamW alone: at this size Muon does no better, and takes longer.
 WARMUP_ROWS = 128
 
 SAVED_FILES = {
+    "chat_template.jinja",
     "config.json",
     "generation_config.json",
     "model.safetensors",
@@ -92,11 +99,20 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save_policy(policy: LlamaForCausalLM, folder: str | Path) -> None:
+def save_policy(
+    policy: PreTrainedModel,
+    folder: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
     """Write model and tokenizer so that `AutoModelForCausalLM` and `AutoTokenizer` can load them.
 
     The folder gets its name only when it is complete. A policy that was saved there before is
     replaced, and comes back if that fails.
+
+    Args:
+        policy: the model.
+        folder: where to.
+        tokenizer: None = the one of the 32 tokens.
 
     Raises:
         FileExistsError: something else has this name, and would be lost.
@@ -115,7 +131,7 @@ def save_policy(policy: LlamaForCausalLM, folder: str | Path) -> None:
     replaced = folder.with_name(f".{folder.name}.{mark}.old")
     try:
         policy.save_pretrained(unfinished)
-        build_tokenizer().save_pretrained(unfinished)
+        (tokenizer or build_tokenizer()).save_pretrained(unfinished)
         if folder.exists():  # a folder that is not empty cannot be replaced in one step
             os.replace(folder, replaced)
         os.replace(unfinished, folder)

@@ -7,7 +7,15 @@ import re
 import pytest
 import torch
 
-from minigrpo.problems import careless, draw_problem, draw_rows, is_held_out, warmup_batch
+from minigrpo.problems import (
+    GAINS,
+    MOST,
+    careless,
+    draw_problem,
+    draw_rows,
+    is_held_out,
+    warmup_batch,
+)
 from minigrpo.text import answer_reward, format_reward, train_tokenizer
 
 
@@ -15,12 +23,11 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def numbers(question: str) -> tuple[int, int, int]:
-    """What a reader of the question finds: had, came, went."""
-    had = re.search(r"has (\d+)", question)
-    came = re.search(r"(?:buys|finds|gets) (\d+) more", question)
-    went = re.search(r"(?:loses|sells|gives away) (\d+)", question)
-    return tuple(int(found[1]) if found else 0 for found in (had, came, went))
+def numbers(question: str) -> tuple[int, list[int]]:
+    """What a reader of the question finds: how many there were, and the changes."""
+    had = int(re.search(r"has (\d+)", question)[1])
+    deeds = re.findall(r"(buys|finds|gets|loses|sells|drops) (\d+)", question)
+    return had, [int(n) if deed in GAINS else -int(n) for deed, n in deeds]
 
 
 def test_thought_and_answer_are_right():
@@ -28,16 +35,17 @@ def test_thought_and_answer_are_right():
     kinds = set()
     for _ in range(300):
         problem = draw_problem(g)
-        had, came, went = numbers(problem.question)
-        assert problem.answer == str(had + came - went) and had + came - went > 0
+        now, changes = numbers(problem.question)
         steps = problem.thought.split(", ")
-        for step in steps:
-            left, result = step.split(" = ")
-            a, sign, b = left.split()
-            assert int(result) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
-        assert steps[-1].endswith(f"= {problem.answer}")
-        kinds.add((len(steps), "+" in problem.thought))
-    assert kinds == {(1, True), (1, False), (2, True)}
+        assert len(steps) == len(changes)
+        for step, change in zip(steps, changes):
+            sign = "+" if change > 0 else "-"
+            assert step == f"{now} {sign} {abs(change)} = {now + change}"
+            now += change
+            assert 1 <= now <= MOST
+        assert problem.answer == str(now)
+        kinds.add(len(steps))
+    assert kinds == {1, 2, 3}
 
 
 def test_a_careful_completion_is_paid_in_full():
@@ -54,8 +62,9 @@ def test_the_split_goes_by_the_numbers(held_out):
 
 
 def test_one_in_five_is_held_out():
-    numbers = [(a, b, c) for a in range(2, 10) for b in range(10) for c in range(a + b)]
-    assert 0.15 < sum(is_held_out(*n) for n in numbers) / len(numbers) < 0.25
+    changes = range(-8, 9)
+    numbers = [(have, (a, b)) for have in range(1, 10) for a in changes for b in changes]
+    assert 0.18 < sum(is_held_out(*n) for n in numbers) / len(numbers) < 0.22
 
 
 def test_the_pupil_is_right_one_time_in_three_and_wrong_in_every_way():
