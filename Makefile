@@ -22,7 +22,7 @@ help:
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure the speed, and repeat the run of notebook 03 with five seeds'
 	@echo 'make results       repeat the run of notebook 06 and its experiments over several seeds'
-	@echo 'make checkpoint    train the two models in data/ again'
+	@echo 'make checkpoint    train the models in data/ again'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
 	@echo 'ONLY=02            course, execute: this notebook alone'
@@ -54,6 +54,7 @@ results: $(VENV)/.installed
 checkpoint: $(VENV)/.installed
 	$(ACTIVE) -m minigrpo.pretrain --out data/char_gpt.safetensors
 	$(ACTIVE) -m minigrpo.llama --out data/tiny_llama
+	$(ACTIVE) -m minigrpo.text_models --out data
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .pytest_cache .ruff_cache

@@ -33,7 +33,7 @@ from minigrpo.runtime import setup
 from minigrpo.text import train_tokenizer
 
 WIDTH, LAYERS, HEADS, CONTEXT = 96, 2, 4, 128
-VOCABULARY = 384
+VOCABULARY = 384  # at most; there are no more pairs to merge after 375
 WARMUP = PretrainConfig(steps=1000, lr=3e-3, matrix_lr=None, weight_decay=0.01, warmup=30)
 """How the base models are trained, on batches of `WARMUP_ROWS`."""
 WARMUP_ROWS = 64
@@ -41,7 +41,7 @@ FAMILIES = ("gpt2", "llama")
 
 
 def problem_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of 384 tokens that has seen 500 word problems and what pupils wrote to them."""
+    """A tokenizer of 375 tokens that has seen 500 word problems and what pupils wrote to them."""
     generator = torch.Generator().manual_seed(0)
     problems = [draw_problem(generator) for _ in range(500)]
     texts = [problem.prompt + problem.completion for problem in problems]
@@ -53,8 +53,8 @@ def small_model(family: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) 
     """An untrained model of 2 layers, 96 wide, with a context of 128 tokens.
 
     Args:
-        family: "gpt2" (learned absolute positions, 273,024 parameters) or "llama" (rotary
-            positions, 369,120 parameters).
+        family: "gpt2" (learned absolute positions, 272,160 parameters) or "llama" (rotary
+            positions, 367,392 parameters).
         tokenizer: its vocabulary is the model's.
         seed: same seed, same weights; the global random state is left as it was.
 

@@ -1,0 +1,138 @@
+"""The two small text models: shapes, warm-up, what ships, and that reward teaches them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from minigrpo import text_models
+from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.llama import SAVED_FILES
+from minigrpo.problems import draw_rows, warmup_batch
+from minigrpo.runtime import data_folder
+from minigrpo.sampling import left_pad, sample
+from minigrpo.text import (
+    TextProblems,
+    answer_reward,
+    decode_completion,
+    encode_prompt,
+    format_reward,
+    load_policy,
+    stop_tokens,
+)
+from minigrpo.text_models import FAMILIES, problem_tokenizer, small_model, warm_up
+
+by_family = pytest.mark.parametrize("family", FAMILIES)
+SHIPPED = {family: data_folder() / f"text_{family}" for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return problem_tokenizer()
+
+
+@pytest.mark.parametrize(("family", "size"), [("gpt2", 272_160), ("llama", 367_392)])
+def test_a_small_model_has_its_size_and_its_seed(family, size, tokenizer):
+    state = torch.random.get_rng_state()
+    model, same, other = (small_model(family, tokenizer, seed) for seed in (0, 0, 1))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert sum(p.numel() for p in model.parameters()) == size
+    first, second, third = (next(m.parameters()) for m in (model, same, other))
+    assert torch.equal(first, second) and not torch.equal(first, third)
+
+
+def test_another_family_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="family: expected one of gpt2, llama, got 'bert'"):
+        small_model("bert", tokenizer)
+
+
+@by_family
+def test_the_warm_up_learns(family, tokenizer):
+    model = small_model(family, tokenizer)
+    config = text_models.replace(text_models.WARMUP, steps=31)
+    losses = [m.loss for m in warm_up(model, tokenizer, config)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_tokenizer_that_ships_is_the_one_that_is_made(tokenizer):
+    for folder in SHIPPED.values():
+        shipped = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        assert shipped.get_vocab() == tokenizer.get_vocab()
+        assert shipped.chat_template == tokenizer.chat_template
+
+
+def test_what_ships_is_small_and_tells_nothing_about_where_it_was_made():
+    files = [file for folder in SHIPPED.values() for file in folder.iterdir()]
+    assert {f.name for f in files} <= SAVED_FILES
+    assert sum(f.stat().st_size for f in files) <= 2_000_000
+    for file in files:
+        head = file.read_bytes()[:5000]
+        for word in (b"/home", b"/tmp", b"/work", b"/root", b"Users", b"_name_or_path", b"2026-"):
+            assert word not in head, file.name
+
+
+def measure(policy, tokenizer, n: int = 128) -> tuple[float, float]:
+    """Share of right forms and of right answers on held-out problems."""
+    rows = draw_rows(n, torch.Generator().manual_seed(5), held_out=True)
+    stops = stop_tokens(tokenizer, policy)
+    ids, mask = left_pad([encode_prompt(tokenizer, row["prompt"]) for row in rows], 1)
+    generator = torch.Generator().manual_seed(9)
+    settings = {"max_new_tokens": 40, "eos_id": stops, "pad_id": tokenizer.pad_token_id}
+    written = sample(policy, ids, mask, generator=generator, **settings)
+    texts = [decode_completion(tokenizer, row, stops) for row in written.completions]
+    prompts, right = [row["prompt"] for row in rows], [row["answer"] for row in rows]
+    form = sum(format_reward(prompts, texts)) / n
+    return form, sum(answer_reward(prompts, texts, answer=right)) / n
+
+
+@by_family
+def test_the_shipped_models_are_careless_and_reward_makes_them_careful(family):
+    policy, tokenizer = load_policy(SHIPPED[family], device="cpu")
+    form, right = measure(policy, tokenizer)
+    assert 0.4 < form < 0.7 and 0.2 < right < 0.5
+    stops = stop_tokens(tokenizer, policy)
+    rows = draw_rows(500, torch.Generator().manual_seed(1))
+    task = TextProblems(tokenizer, rows, weights=(1.0, 2.0), stops=stops)
+    config = GRPOConfig(
+        steps=15, prompts_per_step=16, group_size=8, max_new_tokens=40, eos_id=stops,
+        pad_id=tokenizer.pad_token_id, lr=1e-4, inner_epochs=2, how="token_mean", kl_weight=0.01,
+    )  # fmt: skip
+    list(train_grpo(policy, task, config))
+    form_after, right_after = measure(policy, tokenizer)
+    assert form_after > form + 0.15 and right_after > right + 0.2
+
+
+@by_family
+def test_they_load_in_plain_transformers(family):
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED[family], local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED[family], local_files_only=True)
+    row = draw_rows(1, torch.Generator().manual_seed(3))[0]
+    given = tokenizer(row["prompt"], return_tensors="pt")
+    written = model.float().generate(**given, max_new_tokens=40, do_sample=False)
+    assert len(tokenizer.decode(written[0])) > len(row["prompt"])
+
+
+def test_warm_up_and_held_out_problems_do_not_meet(tokenizer):
+    held_out = {r["prompt"] for r in draw_rows(300, torch.Generator(), held_out=True)}
+    ids, mask = warmup_batch(200, torch.Generator(), tokenizer)
+    for row, learned in zip(ids, mask):
+        assert tokenizer.decode(row[: int(learned.nonzero()[0])]) not in held_out
+
+
+def test_the_command_writes_both(tmp_path, capsys, monkeypatch):
+    text_models.main(["--out", str(tmp_path), "--steps", "31"])
+    for family in FAMILIES:
+        policy, _ = load_policy(tmp_path / f"text_{family}", device="cpu")
+        assert policy.config.model_type == family
+    assert "llama  step   31" in capsys.readouterr().out
+
+
+@by_family
+def test_the_readme_names_every_file_with_its_checksum(family):
+    readme = (data_folder() / "README.md").read_text(encoding="utf-8")
+    for file in SHIPPED[family].iterdir():
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert f"| `text_{family}/{file.name}` | `{digest}` |" in readme
