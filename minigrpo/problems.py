@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from minigrpo.text import answer_reward, format_reward, write
 
 NAMES = ("Ann", "Ben", "Clara", "David", "Emma", "Fred")
 THINGS = ("apples", "books", "coins", "eggs", "pens", "stamps")
@@ -145,3 +147,23 @@ def warmup_batch(
         ids[row, :end] = torch.tensor([*given, *learned])
         mask[row, len(given) : end] = True
     return ids, mask
+
+
+def evaluate(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n: int = 128, seed: int = 5
+) -> dict[str, float]:
+    """How good a policy is on n held-out problems, one sampled completion each.
+
+    Returns:
+        "form" and "right": shares of completions in the right form, and with the right answer too;
+        "length": tokens per completion.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = draw_rows(n, generator, held_out=True)
+    prompts, answers = [row["prompt"] for row in rows], [row["answer"] for row in rows]
+    rollouts, texts = write(policy, tokenizer, prompts, seed=seed)
+    return {
+        "form": sum(format_reward(prompts, texts)) / n,
+        "right": sum(answer_reward(prompts, texts, answer=answers)) / n,
+        "length": rollouts.completion_mask.sum(dim=1).double().mean().item(),
+    }

@@ -30,7 +30,7 @@ from transformers import (
 
 from minigrpo.logprobs import is_whole_number
 from minigrpo.rewards import TEXT_TAGS, Parts, split_parts
-from minigrpo.sampling import completion_mask
+from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
 
 Message = Mapping[str, str]
 """{"role": "user", "content": "How many?"}"""
@@ -114,6 +114,39 @@ def text_of(completion: Text) -> str:
     if isinstance(completion, str):
         return completion
     return completion[-1]["content"] if completion else ""
+
+
+def write(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Text],
+    *,
+    max_new_tokens: int = 40,
+    seed: int = 0,
+    **settings: Any,
+) -> tuple[Rollouts, list[str]]:
+    """Let the policy continue prompts of any lengths, plain texts or chats, all at once.
+
+    settings: of `sample`, such as temperature.
+
+    Returns:
+        the rollouts, and the completions as texts.
+    """
+    device = next(policy.parameters()).device
+    stops = stop_tokens(tokenizer, policy)
+    ids, mask = left_pad([encode_prompt(tokenizer, p) for p in prompts], tokenizer.pad_token_id)
+    rollouts = sample(
+        policy,
+        ids.to(device),
+        mask.to(device),
+        max_new_tokens=max_new_tokens,
+        eos_id=stops,
+        pad_id=tokenizer.pad_token_id,
+        generator=torch.Generator(device).manual_seed(seed),
+        **settings,
+    )
+    completions = rollouts.completions.cpu()
+    return rollouts, [decode_completion(tokenizer, row, stops) for row in completions]
 
 
 # --------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from minigrpo.text import (
     stop_tokens,
     text_of,
     train_tokenizer,
+    write,
 )
 
 TEXTS = ["Ann has 3 apples and buys 4 more. How many apples does Ann have?", "Ben has 12 pens."]
@@ -137,6 +138,23 @@ def test_text_of_a_completion():
     assert text_of(RIGHT) == RIGHT
     assert text_of([{"role": "assistant", "content": RIGHT}]) == RIGHT
     assert text_of([]) == ""
+
+
+def test_texts_and_chats_are_continued_at_once(tokenizer):
+    model = tiny("gpt2", len(tokenizer)).eval()
+    prompts = [TEXTS[0], CHAT, "Ben"]
+    rollouts, texts = write(model, tokenizer, prompts, max_new_tokens=6, seed=1)
+    assert len(rollouts.completions) == len(texts) == 3
+    assert torch.equal(rollouts.prompt_mask.sum(1), torch.tensor([
+        len(encode_prompt(tokenizer, prompt)) for prompt in prompts
+    ]))  # fmt: skip
+    again = write(model, tokenizer, prompts, max_new_tokens=6, seed=1)[1]
+    assert texts == again != write(model, tokenizer, prompts, max_new_tokens=6, seed=2)[1]
+    greedy = write(model, tokenizer, prompts, max_new_tokens=1, top_k=1)[0]
+    assert greedy.completions.shape == (3, 1)
+        3,
+        1,
+    )
 
 
 # --------------------------------------------------------------------------------------------

@@ -11,18 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from minigrpo import text_models
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.llama import SAVED_FILES
-from minigrpo.problems import draw_rows, warmup_batch
+from minigrpo.problems import draw_rows, evaluate, warmup_batch
 from minigrpo.runtime import data_folder
-from minigrpo.sampling import left_pad, sample
-from minigrpo.text import (
-    TextProblems,
-    answer_reward,
-    decode_completion,
-    encode_prompt,
-    format_reward,
-    load_policy,
-    stop_tokens,
-)
+from minigrpo.text import TextProblems, load_policy, stop_tokens
 from minigrpo.text_models import FAMILIES, problem_tokenizer, small_model, warm_up
 
 by_family = pytest.mark.parametrize("family", FAMILIES)
@@ -74,25 +65,11 @@ def test_what_ships_is_small_and_tells_nothing_about_where_it_was_made():
             assert word not in head, file.name
 
 
-def measure(policy, tokenizer, n: int = 128) -> tuple[float, float]:
-    """Share of right forms and of right answers on held-out problems."""
-    rows = draw_rows(n, torch.Generator().manual_seed(5), held_out=True)
-    stops = stop_tokens(tokenizer, policy)
-    ids, mask = left_pad([encode_prompt(tokenizer, row["prompt"]) for row in rows], 1)
-    generator = torch.Generator().manual_seed(9)
-    settings = {"max_new_tokens": 40, "eos_id": stops, "pad_id": tokenizer.pad_token_id}
-    written = sample(policy, ids, mask, generator=generator, **settings)
-    texts = [decode_completion(tokenizer, row, stops) for row in written.completions]
-    prompts, right = [row["prompt"] for row in rows], [row["answer"] for row in rows]
-    form = sum(format_reward(prompts, texts)) / n
-    return form, sum(answer_reward(prompts, texts, answer=right)) / n
-
-
 @by_family
 def test_the_shipped_models_are_careless_and_reward_makes_them_careful(family):
     policy, tokenizer = load_policy(SHIPPED[family], device="cpu")
-    form, right = measure(policy, tokenizer)
-    assert 0.4 < form < 0.7 and 0.2 < right < 0.5
+    before = evaluate(policy, tokenizer)
+    assert 0.4 < before["form"] < 0.7 and 0.2 < before["right"] < 0.5
     stops = stop_tokens(tokenizer, policy)
     rows = draw_rows(500, torch.Generator().manual_seed(1))
     task = TextProblems(tokenizer, rows, weights=(1.0, 2.0), stops=stops)
@@ -101,8 +78,8 @@ def test_the_shipped_models_are_careless_and_reward_makes_them_careful(family):
         pad_id=tokenizer.pad_token_id, lr=1e-4, inner_epochs=2, how="token_mean", kl_weight=0.01,
     )  # fmt: skip
     list(train_grpo(policy, task, config))
-    form_after, right_after = measure(policy, tokenizer)
-    assert form_after > form + 0.15 and right_after > right + 0.2
+    after = evaluate(policy, tokenizer)
+    assert after["form"] > before["form"] + 0.15 and after["right"] > before["right"] + 0.2
 
 
 @by_family
