@@ -152,9 +152,6 @@ def test_texts_and_chats_are_continued_at_once(tokenizer):
     assert texts == again != write(model, tokenizer, prompts, max_new_tokens=6, seed=2)[1]
     greedy = write(model, tokenizer, prompts, max_new_tokens=1, top_k=1)[0]
     assert greedy.completions.shape == (3, 1)
-        3,
-        1,
-    )
 
 
 # --------------------------------------------------------------------------------------------
