@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from minigrpo import parallel
 from minigrpo.logprobs import (
     check_sampling_settings,
     completion_log_probs_and_entropy,
@@ -64,6 +65,8 @@ class GRPOConfig:
         seed: of prompts, sampling and the order of rows.
         evaluate_every: steps between calls of the evaluation hook (always one after the last).
         save_every: steps between checkpoints (always one after the last).
+        split_invariant: draw the random numbers of all rows beforehand, so that a run is the same
+            on any number of processes (up to rounding); otherwise each process has its own.
         check: stop the run when the ratio is not 1 at the first update of a batch, the KL not 0
             at the first update of all, or no completion of the first batch ends.
     """
@@ -96,6 +99,7 @@ class GRPOConfig:
     seed: int = 0
     evaluate_every: int = 10
     save_every: int = 10
+    split_invariant: bool = False
     check: bool = True
 
     def __post_init__(self) -> None:
@@ -202,7 +206,9 @@ def train_grpo(
     policy that samples another one than the policy that is scored.
 
     Args:
-        policy: any causal language model with the Hugging Face call.
+        policy: any causal language model with the Hugging Face call; with several processes (see
+            `parallel`) in DistributedDataParallel, and then each step's metrics are those of this
+            process's share.
         task: prompts and rewards.
         config: how to train.
         evaluate: measures the policy, called every `config.evaluate_every` steps. It has to use
@@ -239,7 +245,8 @@ def _steps(
             seconds = time.perf_counter() - began
             state.done = step
             last = step == config.steps
-            if checkpoint is not None and (last or step % config.save_every == 0):
+            save = checkpoint is not None and (last or step % config.save_every == 0)
+            if save and parallel.rank() == 0:
                 state.save(checkpoint)
             due = evaluate is not None and (last or step % config.evaluate_every == 0)
             evaluation = dict(evaluate(policy)) if due else {}
@@ -251,11 +258,11 @@ def _steps(
 def _step(state: _State, task: Task, step: int) -> StepMetrics:
     """Rollouts, rewards, advantages, updates."""
     policy, config = state.policy, state.config
-    prompts = _prompts(task, config, state.order)
+    prompts = parallel.share(_prompts(task, config, state.order))
     group = [prompt for prompt in prompts for _ in range(config.group_size)]  # prompt-major
     ids, mask = left_pad(prompts, config.pad_id)
     rollouts = sample(
-        policy,
+        parallel.unwrapped(policy),
         ids.to(state.device),
         mask.to(state.device),
         max_new_tokens=config.max_new_tokens,
@@ -264,6 +271,7 @@ def _step(state: _State, task: Task, step: int) -> StepMetrics:
         eos_id=config.eos_id,
         pad_id=config.pad_id,
         generator=state.sampling,
+        uniforms=state.uniforms(),
     )
     ended = _ended(rollouts, config.eos_id)
     if config.check and step == 1 and config.eos_id is not None and not ended.any():
@@ -340,6 +348,7 @@ def _learn(
                 entropy=entropy,
                 **config.loss,
             )
+            loss = loss * parallel.loss_weight(batch.completion_mask, config.how)
             metrics["loss"] = loss.item()
             if config.check and not updates:
                 _check_first_update(log_probs, batch, metrics, step)
@@ -471,20 +480,33 @@ class _State:
         self.device = next(policy.parameters()).device
         self.reference = None
         if config.kl_weight:
-            self.reference = copy.deepcopy(policy).eval().requires_grad_(False)
+            start = parallel.unwrapped(policy)
+            self.reference = copy.deepcopy(start).eval().requires_grad_(False)
+        if parallel.world_size() > 1:
+            _check_parallel(policy, config)
         trained = [p for p in policy.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.betas, weight_decay=0.0
         )
-        self.sampling = torch.Generator(self.device).manual_seed(config.seed)
+        seed = config.seed if config.split_invariant else config.seed + 7919 * parallel.rank()
+        self.sampling = torch.Generator(self.device).manual_seed(seed)
         self.order = torch.Generator().manual_seed(config.seed)  # prompts, order of rows
         self.done = 0
+
+    def uniforms(self) -> Tensor | None:
+        """The random numbers of this process's rows, if all are drawn beforehand."""
+        config = self.config
+        if not config.split_invariant:
+            return None
+        rows = config.prompts_per_step * config.group_size
+        size, generator = (rows, config.max_new_tokens), self.sampling
+        return parallel.share(torch.rand(size, generator=generator, device=self.device))
 
     def save(self, path: Path) -> None:
         state = {
             "step": self.done,
             "config": _comparable(self.config),
-            "policy": self.policy.state_dict(),
+            "policy": parallel.unwrapped(self.policy).state_dict(),
             "reference": None if self.reference is None else self.reference.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "sampling": self.sampling.get_state(),
@@ -511,7 +533,7 @@ class _State:
                     f"run has {mine[name]!r}; use the same config, or another file"
                 )
         try:
-            self.policy.load_state_dict(policy)
+            parallel.unwrapped(self.policy).load_state_dict(policy)
             if self.reference is not None:
                 self.reference.load_state_dict(reference)
         except RuntimeError as error:
@@ -520,6 +542,25 @@ class _State:
         self.sampling.set_state(sampling.cpu())
         self.order.set_state(order.cpu())
         self.done = done
+
+
+def _check_parallel(policy: nn.Module, config: GRPOConfig) -> None:
+    """What would make processes wait for each other for ever, or average what is no average."""
+    if parallel.unwrapped(policy) is policy:
+        raise ValueError(
+            "policy: expected one in DistributedDataParallel, because there are "
+            f"{parallel.world_size()} processes; without it each would train its own"
+        )
+    if config.skip_equal_groups:
+        raise ValueError(
+            "skip_equal_groups: expected False with several processes, which would take different "
+            "numbers of updates, got True"
+        )
+    if config.entropy_weight and config.how != "token_mean":
+        raise ValueError(
+            "entropy_weight: expected 0 with several processes, unless how is 'token_mean' (the "
+            f"bonus is a mean over tokens), got {config.entropy_weight}"
+        )
 
 
 def _comparable(config: GRPOConfig) -> dict[str, Any]:

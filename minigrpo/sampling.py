@@ -117,6 +117,7 @@ def sample(
     eos_id: int | Sequence[int] | None = None,
     pad_id: int = 0,
     generator: torch.Generator | None = None,
+    uniforms: Tensor | None = None,
     use_cache: bool = True,
 ) -> Rollouts:
     """Let the policy continue every prompt, one token at a time, all rows at once.
@@ -139,6 +140,8 @@ def sample(
         pad_id: fills a row after its end; may equal `eos_id`.
         generator: the source of randomness (of the model's device); the same seed gives the
             same text.
+        uniforms: (N * G, max_new_tokens) random numbers from 0 to 1, instead of a generator: row i
+            then depends on `uniforms[i]` alone, however the rows are spread over batches.
         use_cache: False reads the whole text again at every step: slow, the same text.
 
     Returns:
@@ -164,6 +167,11 @@ def sample(
     prompt_ids, prompt_mask = _check_prompts(prompt_ids, attention_mask, device)
     _check_room(model, prompt_mask, max_new_tokens)
 
+    if uniforms is not None:
+        shape = (len(prompt_ids) * completions_per_prompt, max_new_tokens)
+        if tuple(uniforms.shape) != shape:
+            raise ValueError(f"uniforms: expected shape {shape}, got {tuple(uniforms.shape)}")
+        uniforms = uniforms.to(device)
     prompt_ids = prompt_ids.repeat_interleave(completions_per_prompt, dim=0)  # (N G, P)
     prompt_mask = prompt_mask.repeat_interleave(completions_per_prompt, dim=0)
     num_rows, prompt_length = prompt_ids.shape
@@ -199,7 +207,10 @@ def sample(
             distribution = distribution.repeat_interleave(copies, dim=0)
             if cache is not None:
                 cache.batch_repeat_interleave(copies)
-        token = torch.multinomial(distribution.exp(), 1, generator=generator)  # (active, 1)
+        if uniforms is None:
+            token = torch.multinomial(distribution.exp(), 1, generator=generator)  # (active, 1)
+        else:
+            token = _invert(distribution.exp(), uniforms[active, end - prompt_length, None])
         if log_probs is None:
             log_probs = distribution.new_zeros(num_rows, max_new_tokens)
         ids[active, end] = token[:, 0]
@@ -223,6 +234,13 @@ def sample(
         completion_mask=mask[:, prompt_length:stop],
         log_probs=log_probs[:, : stop - prompt_length],
     )
+
+
+def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """The token at which the sum of probabilities (N, V) first exceeds the number. (N, 1)"""
+    sums = probabilities.double().cumsum(dim=-1)
+    token = torch.searchsorted(sums, uniforms.double() * sums[:, -1:], right=True)
+    return token.clamp(max=probabilities.shape[1] - 1)
 
 
 def _check_prompts(
