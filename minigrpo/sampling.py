@@ -98,7 +98,8 @@ def completion_mask(completions: Tensor, eos_id: int | Sequence[int] | None) -> 
     Made from positions: a pad token that happens to have the id of the EOS changes nothing.
     completions (N, T) -> (N, T) bool.
     """
-    is_eos = is_stop(completions, eos_id)
+    stops = torch.tensor([] if eos_id is None else eos_id, device=completions.device).reshape(-1)
+    is_eos = torch.isin(completions, stops)
     eos_before = is_eos.long().cumsum(dim=1) - is_eos.long()
     return eos_before == 0
 

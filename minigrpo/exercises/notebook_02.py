@@ -445,7 +445,12 @@ COMPLETION_MASK = Exercise(
     key="2.5",
     title="completion mask",
     reference=sampling.completion_mask,
-    imports=("import torch", "from torch import Tensor"),
+    imports=(
+        "from collections.abc import Sequence",
+        "",
+        "import torch",
+        "from torch import Tensor",
+    ),
     package=sampling.completion_mask,
     others=(
         Answer("row by row", _loop, "find the first EOS of each row in a loop."),
