@@ -1,7 +1,7 @@
 """What `make test` runs: lint, unit tests, and every notebook against its stored output.
 
-The stages run one after the other, because the machine's cores belong to torch and to the kernel
-of one notebook. The first stage that fails ends the run with its exit status; otherwise the last
+The stages run one after the other. Unit tests run in two processes with one thread each, file by
+file; the notebooks in one, because cores belong to the kernel of one notebook. The first stage that fails ends the run with its exit status; otherwise the last
 line counts what passed.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
+PARALLEL = ["-n", "2", "--dist", "loadfile"]  # what a file has prepared, it prepares once
 CELL_TIMEOUT = 600  # seconds; nbval also waits that long for a kernel that has died
 
 Runner = Callable[[list[str]], int]
@@ -65,7 +66,7 @@ def check(run: Runner = python, notebooks: Path = ROOT / "notebooks") -> int:
         for stage in (
             ["ruff", "check", "."],
             ["ruff", "format", "--check", "."],
-            ["pytest", "-q", f"--junitxml={units}", "tests"],
+            ["pytest", "-q", *PARALLEL, f"--junitxml={units}", "tests"],
             ["pytest", "-v", f"--junitxml={cells}", *strict, "notebooks"],
         ):
             status = run(stage)
