@@ -18,7 +18,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
-PARALLEL = ["-n", "2", "--dist", "loadfile"]  # what a file has prepared, it prepares once
+# What a file has prepared, it prepares once; in their order, so that the longest come early.
+PARALLEL = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 CELL_TIMEOUT = 600  # seconds; nbval also waits that long for a kernel that has died
 
 Runner = Callable[[list[str]], int]
