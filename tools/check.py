@@ -1,8 +1,8 @@
 """What `make test` runs: lint, unit tests, and every notebook against its stored output.
 
 The stages run one after the other. Unit tests run in two processes with one thread each, file by
-file; the notebooks in one, because cores belong to the kernel of one notebook. The first stage that fails ends the run with its exit status; otherwise the last
-line counts what passed.
+file; the notebooks in one, because the cores belong to the kernel of one notebook. The first stage
+that fails ends the run with its exit status; otherwise the last line counts what passed.
 """
 
 from __future__ import annotations
