@@ -8,6 +8,8 @@ REQUIREMENTS := requirements.txt pyproject.toml
 
 # make course ONLY=02 and make execute ONLY=02 take that notebook alone.
 ONLY ?=
+# make course SCALE=1 and make execute SCALE=1 install the extra `scale` and take notebook 09 as well.
+SCALE ?=
 # A package index for torch alone, such as the one of its CPU builds; everything else comes from
 # the usual one.
 TORCH_INDEX ?=
@@ -26,14 +28,17 @@ help:
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
 	@echo 'ONLY=02            course, execute: this notebook alone'
+	@echo 'SCALE=1            course, execute: notebook 09 as well; installs the extra it needs'
 	@echo 'PYTHON=python3.12  the Python (3.10 to 3.13) that the environment .venv is made with'
 	@echo 'TORCH_INDEX=URL    install torch from this package index, such as one of CPU builds'
 
-course: $(VENV)/.installed
-	@$(ACTIVE) tools/course.py run $(if $(ONLY),--only '$(ONLY)')
+COURSE_OPTIONS = $(if $(ONLY),--only '$(ONLY)') $(if $(SCALE),--scale)
 
-execute: $(VENV)/.installed
-	@$(ACTIVE) tools/course.py execute $(if $(ONLY),--only '$(ONLY)')
+course: $(VENV)/.installed$(if $(SCALE),-scale)
+	@$(ACTIVE) tools/course.py run $(COURSE_OPTIONS)
+
+execute: $(VENV)/.installed$(if $(SCALE),-scale)
+	@$(ACTIVE) tools/course.py execute $(COURSE_OPTIONS)
 	@$(ACTIVE) tools/readme.py
 
 lab: $(VENV)/.installed
@@ -78,6 +83,10 @@ $(VENV)/.installed: $(VENV)/.created $(REQUIREMENTS)
 	@touch $@
 
 # requirements.txt once more, so that the extras cannot move a pin.
+$(VENV)/.installed-scale: $(VENV)/.installed
+	$(PIP) install -r requirements.txt -e '.[scale]'
+	@touch $@
+
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) install -r requirements.txt -e '.[dev,scale]'
 	@touch $@

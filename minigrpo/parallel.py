@@ -24,7 +24,7 @@ def join(backend: str = "gloo") -> tuple[int, int]:
     """Join the group that torchrun started.
 
     Args:
-        backend: "gloo" on CPUs, "nccl" on GPUs.
+        backend: "gloo" on CPUs, "cpu:gloo,cuda:nccl" on GPUs (counts are added up on the CPU).
 
     Returns:
         the rank of this process, and how many there are.

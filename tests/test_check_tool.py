@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import course
 import pytest
 
 from tools import check
@@ -79,3 +80,14 @@ def test_what_tested_nothing_has_not_passed(notebooks, capsys, units, cells):
 
 def test_no_notebooks_is_a_failure(tmp_path):
     assert check.check(Stages(UNITS.format(""), CELLS), tmp_path) == 1
+
+
+def test_a_notebook_without_its_library_is_skipped_and_named(notebooks, capsys, monkeypatch):
+    monkeypatch.setattr(course, "NEEDS", {"02_two": "no_such_library"})
+    cells = CELLS.replace("02_two", "01_one")
+    stages = Stages(UNITS.format(""), cells)
+    assert check.check(stages, notebooks) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "skipped: 02_two.ipynb: no_such_library is not installed"
+    assert "in 1 notebook, ruff clean, 1 skipped" in lines[-1]
+    assert "--ignore=notebooks/02_two.ipynb" in stages.seen[-1]

@@ -61,6 +61,30 @@ def test_choose_takes_all_in_order_or_one(folder):
     assert [p.stem for p in course.choose(folder, "2")] == ["02_two"]
 
 
+def test_a_notebook_that_needs_more_is_taken_when_asked_for(folder, monkeypatch):
+    monkeypatch.setattr(course, "NEEDS", {"02_two": "no_such_library"})
+    names = [path.stem for path in course.choose(folder)]
+    assert names == ["01_one"]
+    assert [p.stem for p in course.choose(folder, scale=True)] == ["01_one", "02_two"]
+    assert [p.stem for p in course.choose(folder, "02")] == ["02_two"]
+
+
+@pytest.mark.parametrize("options", [("--scale",), ("--only", "02")])
+def test_what_it_needs_is_looked_for_before_anything_runs(folder, capsys, monkeypatch, options):
+    monkeypatch.setattr(course, "NEEDS", {"02_two": "no_such_library"})
+    assert call("run", folder, *options) == 1
+    printed = capsys.readouterr()
+    assert "02_two needs no_such_library" in printed.err and "SCALE=1" in printed.err
+    assert "01_one" not in printed.out
+    assert course.lacks(folder / "01_one.ipynb") is None
+    monkeypatch.setattr(course, "NEEDS", {"02_two": "pytest"})
+    assert course.lacks(folder / "02_two.ipynb") is None
+
+
+def test_the_notebooks_that_need_more_are_there():
+    assert all((course.ROOT / "notebooks" / f"{name}.ipynb").is_file() for name in course.NEEDS)
+
+
 @pytest.mark.parametrize("command", ["run", "execute"])
 def test_unknown_number_lists_what_there_is(folder, capsys, command):
     assert call(command, folder, "--only", "07") == 1
@@ -194,6 +218,10 @@ def test_run_writes_pages_and_an_index(folder, capsys, monkeypatch):
     assert call("run", folder, "--only", "01") == 0
     assert files(out) == ["01_one.html", "01_one.ipynb", "index.html"]
     assert "<li>Changed (not executed yet)</li>" in (out / "index.html").read_text()
+    monkeypatch.setattr(course, "NEEDS", {"02_two": "pytest"})
+    course.write_index(folder, out)
+    needs = "<li>Changed (not executed yet; needs make course SCALE=1)</li>"
+    assert needs in (out / "index.html").read_text()
 
     # So does one that fails, although it has not changed; what comes after it is not run.
     (folder.parent / "README.md").unlink()

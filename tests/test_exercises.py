@@ -170,7 +170,7 @@ def test_record_is_complete(exercise):
     assert not any(a in b for a in sentences for b in sentences if a is not b)
 
 
-@pytest.mark.parametrize("notebook", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("notebook", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 def test_each_notebook_has_at_least_four_exercises(notebook):
     assert len(engine.records(notebook)) >= 4
 

@@ -11,12 +11,19 @@ from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.problems import draw_rows
 from minigrpo.runtime import data_folder
+from minigrpo.scaling import problem_config, problem_rows, trl_loss, trl_trainer
 from minigrpo.text import TextProblems, answer_reward, format_reward, load_policy, write
 
-trl = pytest.importorskip("trl", reason="the extra `scale` is not installed")
+pytest.importorskip("trl", reason="the extra `scale` is not installed")
 
-# TRL's loss_type, and what it is called here.
-KINDS = {"grpo": "sequence_mean", "bnpo": "token_mean", "dr_grpo": "constant"}
+CHANGES = {
+    "sequence mean": {"how": "sequence_mean"},
+    "token mean": {"how": "token_mean"},
+    "constant": {"how": "constant"},
+    "other clip": {"how": "token_mean", "clip": (0.05, 0.1)},
+    "geometric": {"how": "sequence_mean", "level": "geometric"},
+    "cispo": {"how": "token_mean", "surrogate": "cispo", "clip": (0.2, 0.1)},
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,30 +32,13 @@ def text_policy():
     return policy.double(), tokenizer
 
 
-def trainer(policy, tokenizer, folder, **settings):
-    """A GRPOTrainer as a user makes one."""
-    from datasets import Dataset
-
-    args = trl.GRPOConfig(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        gradient_checkpointing=False,
-        per_device_train_batch_size=12,
-        num_generations=4,
-        max_completion_length=40,
-        reward_weights=[1.0, 2.0],
-        **settings,
-    )
-    rows = Dataset.from_list(draw_rows(12, torch.Generator().manual_seed(0)))
-    return trl.GRPOTrainer(
-        model=policy,
-        reward_funcs=[format_reward, answer_reward],
-        args=args,
-        train_dataset=rows,
-        processing_class=tokenizer,
-    )
+def trainer(policy, tokenizer, how="token_mean", **changes):
+    """A GRPOTrainer as a user makes one, from our settings."""
+    config = problem_config(policy, tokenizer, how=how, **{**changes, "kl_weight": 0.0})
+    peer = trl_trainer(policy, tokenizer, problem_rows()[:16], config)
+    # With a beta it would load a reference of its own.
+    peer.beta = changes.get("kl_weight", 0.0)
+    return peer
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +69,21 @@ def moved(policy):
     return other
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("beta", "correction"), [(0.0, False), (0.1, False), (0.1, True)])
+@pytest.mark.parametrize(
+    ("name", "beta", "correction"),
+    [
+        (name, beta, correction)
+        for name in CHANGES
+        for beta, correction in ((0.0, False), (0.1, False), (0.1, True))
+        if not (beta and name == "geometric")  # TRL's KL is then weighted by sequences
+    ],
+)
 def test_the_same_tokens_give_the_same_loss_and_gradient(
-    text_policy, batch, kind, beta, correction, tmp_path
+    text_policy, batch, name, beta, correction
 ):
-    (policy, tokenizer), (rollouts, advantages) = text_policy, batch
+    (policy, tokenizer), (r, advantages) = text_policy, batch
+    changes = {**CHANGES[name], "kl_weight": beta, "kl_correction": correction}
     ours, theirs = moved(policy), moved(policy)
-    r = rollouts
     with torch.no_grad():
         ref, _ = completion_log_probs_and_entropy(
             policy, r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask
@@ -94,40 +91,28 @@ def test_the_same_tokens_give_the_same_loss_and_gradient(
     log_probs, _ = completion_log_probs_and_entropy(
         ours, r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask
     )
-    settings = {"kl_weight": beta, "how": KINDS[kind], "max_length": 40}
-    settings["kl_correction"] = correction
     loss, _ = grpo_loss(
-        log_probs, r.log_probs, advantages, r.completion_mask, ref_log_probs=ref, **settings
+        log_probs,
+        r.log_probs,
+        advantages,
+        r.completion_mask,
+        ref_log_probs=ref,
+        max_length=40,
+        **changes,
     )
     loss.backward()
-
-    # With a beta it would load a reference of its own.
-    args = {"loss_type": kind, "beta": 0.0, "use_bias_correction_kl": correction}
-    teacher = trainer(theirs, tokenizer, tmp_path, **args)
-    teacher.beta = beta
-    teacher.current_gradient_accumulation_steps = 1
-    teacher.model.train()
-    inputs = {
-        "prompt_ids": r.prompt_ids,
-        "prompt_mask": r.prompt_mask.long(),
-        "completion_ids": r.completions,
-        "completion_mask": r.completion_mask.long(),
-        "advantages": advantages,
-        "old_per_token_logps": r.log_probs,
-        "ref_per_token_logps": ref,
-        "num_items_in_batch": r.completion_mask.sum(),
-    }
-    their_loss = teacher._compute_loss(teacher.model, inputs)
+    peer = trainer(theirs, tokenizer, **changes)
+    their_loss = trl_loss(peer, r, advantages, ref)
     their_loss.backward()
 
     assert abs(loss.item() - their_loss.item()) < 1e-6
     assert abs(loss.item()) > 1e-3
-    pairs = zip(ours.parameters(), teacher.model.parameters(), strict=True)
+    pairs = zip(ours.parameters(), peer.model.parameters(), strict=True)
     assert max((p.grad - q.grad).abs().max().item() for p, q in pairs) < 1e-6
     assert max(p.grad.abs().max().item() for p in ours.parameters()) > 1e-3
 
 
-def test_one_reward_function_serves_both(text_policy, tmp_path):
+def test_one_reward_function_serves_both(text_policy):
     """TRL calls it with more columns than we do, and gets the same numbers."""
     policy, tokenizer = text_policy
     rows = draw_rows(3, torch.Generator().manual_seed(4))
@@ -137,8 +122,8 @@ def test_one_reward_function_serves_both(text_policy, tmp_path):
     ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
     mine = task.reward([torch.tensor(tokenizer(p)["input_ids"]) for p in prompts], ids)
 
-    teacher = trainer(copy.deepcopy(policy), tokenizer, tmp_path)
+    peer = trainer(copy.deepcopy(policy), tokenizer)
     inputs = [{"prompt": p, "answer": a} for p, a in zip(prompts, answers)]
-    each = teacher._calculate_rewards(inputs, prompts, texts, [i.tolist() for i in ids])
+    each = peer._calculate_rewards(inputs, prompts, texts, [i.tolist() for i in ids])
     theirs = (each * torch.tensor([1.0, 2.0])).sum(1)
     assert mine == theirs.tolist()

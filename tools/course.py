@@ -3,8 +3,9 @@
     python tools/course.py run [--only 02]        pages to read in build/course/
     python tools/course.py execute [--only 02]    the notebooks in place, as they are committed
 
-Both execute every notebook of notebooks/ in order, each in a fresh kernel, and stop at the first
-failure with exit status 1.
+Both execute the notebooks of notebooks/ in order, each in a fresh kernel, and stop at the first
+failure with exit status 1. A notebook that needs more than the packages of requirements.txt is left
+out, unless `--scale` or its number asks for it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 from urllib.parse import unquote
@@ -28,6 +30,8 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
+NEEDS = {"09_scaling_out": "trl"}
+"""Notebooks that need a library of the extra `scale`, and which."""
 TRACEBACK_LINES = 12  # of a failure, the last ones: they name the line and the error
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -45,18 +49,37 @@ class CourseError(Exception):
 # choosing and executing
 
 
-def choose(folder: Path, only: str | None = None) -> list[Path]:
-    """The notebooks of `folder` in order, or the one whose number is `only` ("02" or "2")."""
+def choose(folder: Path, only: str | None = None, scale: bool = False) -> list[Path]:
+    """The notebooks of `folder` in order, or the one whose number is `only` ("02" or "2").
+
+    Those that need the extra `scale` are among them only if asked for.
+    """
     every = sorted(folder.glob("*.ipynb"))
     if not every:
         raise CourseError(f"there is no notebook in {folder}")
     if only is None:
-        return every
+        return [path for path in every if scale or path.stem not in NEEDS]
     chosen = [path for path in every if _number(path.stem) == _number(only)]
     if not chosen:
         names = ", ".join(path.stem for path in every)
         raise CourseError(f"there is no notebook {only!r}; there are: {names}")
     return chosen
+
+
+def lacks(path: Path) -> str | None:
+    """The library that a notebook needs and that is not installed, or None."""
+    library = NEEDS.get(path.stem)
+    return library if library and find_spec(library) is None else None
+
+
+def check_installed(paths: list[Path]) -> None:
+    """Before anything is executed, say which library is missing and how it is installed."""
+    for path in paths:
+        if lacks(path):
+            raise CourseError(
+                f"{path.stem} needs {lacks(path)}, which comes with the extra `scale` (Python 3.11 "
+                "or newer): add SCALE=1, as in make course SCALE=1"
+            )
 
 
 def _number(name: str) -> str:
@@ -302,7 +325,7 @@ def _sources(path: Path) -> list[str]:
 def write_index(folder: Path, out: Path) -> None:
     """Write index.html: the notebooks in order, with a link to each page there is."""
     items = []
-    for path in choose(folder):
+    for path in choose(folder, scale=True):
         executed = out / path.name
         if executed.exists():
             nb = read(executed)
@@ -310,7 +333,8 @@ def write_index(folder: Path, out: Path) -> None:
             items.append(f"<li>{link} ({nb.metadata.minigrpo.seconds:.0f} s)</li>")
         else:
             name = html.escape(title_of(read(path), path.stem))
-            items.append(f"<li>{name} (not executed yet)</li>")
+            why = "; needs make course SCALE=1" if path.stem in NEEDS else ""
+            items.append(f"<li>{name} (not executed yet{why})</li>")
     write(
         out / "index.html",
         "<!DOCTYPE html>\n"
@@ -402,12 +426,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("command", choices=["run", "execute"])
     parser.add_argument("--only", metavar="NUMBER", help="one notebook, such as 02")
+    parser.add_argument("--scale", action="store_true", help="those that need `scale` as well")
     parser.add_argument("--timeout", type=float, default=600, help="seconds per cell (600)")
     parser.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="their folder")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "course", help="for the pages")
     options = parser.parse_args(arguments)
     try:
-        paths = choose(options.notebooks.resolve(), options.only)
+        paths = choose(options.notebooks.resolve(), options.only, options.scale)
+        check_installed(paths)
         if options.command == "run":
             run(paths, options.out.resolve(), options.timeout)
         else:

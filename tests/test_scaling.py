@@ -1,0 +1,138 @@
+"""The bridge to TRL and to several processes: settings, messages, the command."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from minigrpo import scaling
+from minigrpo.grpo import GRPOConfig
+from minigrpo.objective import VARIANTS
+from minigrpo.runtime import data_folder
+from minigrpo.text import load_policy
+
+needs_trl = pytest.mark.skipif(
+    scaling.find_spec("trl") is None, reason="the extra `scale` is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def text_policy():
+    return load_policy(data_folder() / "text_llama", device="cpu")
+
+
+def test_settings_by_hand():
+    config = GRPOConfig(
+        steps=5, prompts_per_step=6, group_size=4, inner_epochs=3, warmup_steps=2, lr=0.5
+    )
+    translated = scaling.trl_settings(config, processes=2)
+    assert translated["max_steps"] == 15 and translated["warmup_steps"] == 6
+    assert translated["per_device_train_batch_size"] == 12 and translated["num_generations"] == 4
+    assert translated["loss_type"] == "grpo" and translated["learning_rate"] == 0.5
+    assert translated["use_bias_correction_kl"] is False  # it is TRL's default
+    assert translated["lr_scheduler_type"] == "constant_with_warmup"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    {
+        "grpo": ("grpo", "group", "token", 0.2, 0.2),
+        "dr_grpo": ("dr_grpo", "none", "token", 0.2, 0.2),
+        "dapo": ("dapo", "group", "token", 0.2, 0.28),
+        "gspo": ("grpo", "group", "sequence", 3e-4, 4e-4),
+    }.items(),
+)
+def test_published_algorithms(name, expected):
+    translated = scaling.trl_settings(GRPOConfig(**VARIANTS[name]))
+    names = "loss_type scale_rewards importance_sampling_level epsilon epsilon_high".split()
+    assert tuple(translated[n] for n in names) == expected
+
+
+def test_the_cap_of_cispo_is_one_and_more():
+    config = GRPOConfig(surrogate="cispo", clip=(0.2, 0.3), how="token_mean")
+    translated = scaling.trl_settings(config)
+    assert translated["loss_type"] == "cispo"
+    assert translated["epsilon_high"] == pytest.approx(1.3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"baseline": "leave_one_out"},
+        {"eps": 1e-6},
+        {"level": "sequence"},
+        {"estimator": "k1"},
+        {"minibatch_size": 8},
+        {"skip_equal_groups": True},
+        {"split_invariant": True},
+        {"surrogate": "cispo", "how": "constant"},
+    ],
+    ids=str,
+)
+def test_what_trl_does_not_have_is_an_error(change):
+    with pytest.raises(ValueError, match=f"{list(change)[-1]}: expected .* TRL"):
+        scaling.trl_settings(GRPOConfig(**change))
+
+
+def test_rows_that_cannot_be_shared():
+    with pytest.raises(ValueError, match="processes: expected a divisor of 12, the rows, got 5"):
+        scaling.trl_settings(GRPOConfig(prompts_per_step=3, group_size=4), processes=5)
+
+
+def test_every_setting_is_translated_or_refused():
+    """A new setting of ours must not be dropped in silence."""
+    own = {"steps", "prompts_per_step", "eos_id", "pad_id", "evaluate_every", "save_every", "check"}
+    source = inspect.getsource(scaling.trl_settings)
+    missing = [
+        name
+        for name in asdict(GRPOConfig())
+        if f"config.{name}" not in source and f'"{name}"' not in source and name not in own
+    ]
+    assert missing == []
+
+
+@needs_trl
+def test_trl_gets_what_was_asked_for(text_policy, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    policy, tokenizer = text_policy
+    config = scaling.problem_config(policy, tokenizer, steps=3, clip=(0.1, 0.3), seed=7)
+    trainer = scaling.trl_trainer(policy, tokenizer, scaling.problem_rows()[:16], config)
+    assert (trainer.epsilon_low, trainer.epsilon_high) == (0.1, 0.3)
+    assert trainer.args.max_steps == 6 and trainer.args.seed == 7
+    assert trainer.beta == 0 and trainer.ref_model is None
+    assert trainer.reward_weights.tolist() == [1.0, 2.0]
+    assert trainer.reward_func_names == ["format_reward", "answer_reward"]
+
+
+def test_without_trl_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(scaling, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="make course SCALE=1"):
+        scaling.require_trl()
+    with pytest.raises(ImportError, match="make course SCALE=1"):
+        scaling.trl_trainer(None, None, [], GRPOConfig())
+
+
+@pytest.mark.parametrize("trainer", ["ours", pytest.param("trl", marks=needs_trl)])
+def test_the_command_writes_rewards_and_parameters(tmp_path, monkeypatch, trainer):
+    monkeypatch.delenv("RANK", raising=False)
+    threads = torch.get_num_threads()
+    try:
+        scaling.main([trainer, "--out", str(tmp_path / "run.pt"), "--steps", "1"])
+    finally:
+        torch.set_num_threads(threads)
+    result = torch.load(tmp_path / "run.pt", weights_only=True)
+    assert len(result["rewards"]) == 1 and 0 < result["rewards"][0] < 3
+    before = load_policy(data_folder() / "text_llama", device="cpu")[0].state_dict()
+    after = result["parameters"][1]
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert os.listdir(tmp_path) == ["run.pt"]
+
+
+def test_a_process_that_fails_is_quoted():
+    with pytest.raises(RuntimeError, match="(?s)torchrun: failed, and wrote last:.*invalid choice"):
+        scaling.torchrun(1, "nobody")
