@@ -10,7 +10,6 @@ command, alone or under torchrun, this trains a policy that ships with the cours
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from minigrpo import parallel
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.problems import draw_rows
 from minigrpo.runtime import atomic_path, data_folder, setup
-from minigrpo.sampling import Rollouts
+from minigrpo.sampling import Rollouts, stop_ids
 from minigrpo.text import TextProblems, answer_reward, format_reward, load_policy, stop_tokens
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def trl_settings(config: GRPOConfig, processes: int = 1) -> dict[str, Any]:
         processes: how many share the rows of a batch; TRL wants the rows of one.
 
     Raises:
-        ValueError: a setting that TRL does not have.
+        ValueError: a setting that its GRPOTrainer does not have, or has in another way.
     """
     only = {
         "baseline": ("mean",),
@@ -117,16 +116,19 @@ def trl_settings(config: GRPOConfig, processes: int = 1) -> dict[str, Any]:
         "minibatch_size": (None,),
         "skip_equal_groups": (False,),
         "split_invariant": (False,),
+        "warmup_steps": (0,),  # TRL's rises with each update, and from 0
     }
     for name, values in only.items():
         if getattr(config, name) not in values:
             expected = " or ".join(map(repr, values))
             raise ValueError(
-                f"{name}: expected {expected}, all that TRL has, got {getattr(config, name)!r}"
+                f"{name}: expected {expected} for TRL's GRPOTrainer, got {getattr(config, name)!r}"
             )
     cispo = config.surrogate == "cispo"
     if cispo and config.how != "token_mean":
-        raise ValueError(f"how: expected 'token_mean' with cispo in TRL, got {config.how!r}")
+        raise ValueError(
+            f"how: expected 'token_mean' with cispo for TRL's GRPOTrainer, got {config.how!r}"
+        )
     rows = config.prompts_per_step * config.group_size
     if rows % processes:
         raise ValueError(f"processes: expected a divisor of {rows}, the rows, got {processes}")
@@ -142,13 +144,12 @@ def trl_settings(config: GRPOConfig, processes: int = 1) -> dict[str, Any]:
         "loss_type": "cispo" if cispo else LOSS_TYPES[config.how],
         "epsilon": config.clip[0],
         # Of cispo TRL wants the cap itself: 1.2, where all others say 0.2.
-        "epsilon_high": config.clip[1] + cispo,
+        "epsilon_high": 1 + config.clip[1] if cispo else config.clip[1],
         "beta": config.kl_weight,
         "use_bias_correction_kl": config.kl_correction,
         "entropy_coef": config.entropy_weight,
         "learning_rate": config.lr,
-        "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": config.warmup_steps * config.inner_epochs,
+        "lr_scheduler_type": "constant",
         "adam_beta1": config.betas[0],
         "adam_beta2": config.betas[1],
         "max_grad_norm": config.max_grad_norm,
@@ -167,7 +168,7 @@ QUIET = {
     "logging_steps": 1,
     "disable_tqdm": True,
 }
-"""What TRL needs for a small model on a CPU, and does not write anywhere."""
+"""Settings of TRL for a small model on a CPU; it writes no files."""
 
 
 def trl_trainer(
@@ -188,9 +189,16 @@ def trl_trainer(
 
     Raises:
         ImportError: TRL is not installed.
-        ValueError: see `trl_settings`.
+        ValueError: see `trl_settings`; a config with other stop or pad tokens than TRL will use.
     """
     require_trl()
+    stops = stop_tokens(tokenizer, policy)
+    if set(stop_ids(config.eos_id)) != set(stops):
+        raise ValueError(f"eos_id: expected {stops}, where TRL stops, got {config.eos_id}")
+    if config.pad_id != tokenizer.pad_token_id:
+        raise ValueError(
+            f"pad_id: expected {tokenizer.pad_token_id}, the tokenizer's, got {config.pad_id}"
+        )
     import trl
     from datasets import Dataset, disable_progress_bars
     from transformers.trainer_callback import PrinterCallback
@@ -211,7 +219,10 @@ def trl_trainer(
 
 
 def trl_rewards(trainer: GRPOTrainer) -> list[float]:
-    """Train with TRL; returns the mean reward of each batch of rollouts."""
+    """Train with TRL; returns the mean reward of each batch of rollouts.
+
+    TRL has a line of log for each update; the reward stands in the first one of a batch.
+    """
     trainer.train()
     return [line["reward"] for line in trainer.state.log_history if "reward" in line]
 
@@ -262,16 +273,24 @@ def torchrun(processes: int, *arguments: str) -> list[dict[str, Any]]:
 
     Raises:
         RuntimeError: a process failed; says what it wrote last.
+        subprocess.TimeoutExpired: no end after ten minutes, such as processes that wait for
+            each other.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINIGRPO_THREADS": "1"}
     root = str(Path(__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join([root, *sys.path[1:]])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.pt"
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         command = [*launch, "-m", "minigrpo.scaling", *arguments, "--out", str(out)]
         done = subprocess.run(
-            [sys.executable, *command], env=environment, capture_output=True, text=True
+            [sys.executable, *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         if done.returncode:
             raise RuntimeError(f"torchrun: failed, and wrote last:\n{done.stderr[-2000:]}")
@@ -290,20 +309,19 @@ def train_ours(steps: int, *, exact: bool = False, **settings: Any) -> dict[str,
         settings: others of `GRPOConfig`.
 
     Returns:
-        "rewards" and "tokens" of each step, of this process's share; "parameters" by step.
+        "rewards" and "tokens" of each step, of this process's share, and the "parameters".
     """
     dtype = torch.float64 if exact else torch.float32
     policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu", dtype=dtype)
     config = problem_config(policy, tokenizer, steps=steps, split_invariant=exact, **settings)
     task = problem_task(tokenizer, problem_rows(), config)
     wrapped = DistributedDataParallel(policy) if parallel.world_size() > 1 else policy
-    result = {"rewards": [], "tokens": [], "parameters": {}}
-    for metrics in train_grpo(wrapped, task, config):
-        result["rewards"].append(metrics.reward)
-        result["tokens"].append(int(metrics.rollouts.completion_mask.sum()))
-        if metrics.step in (3, steps):
-            result["parameters"][metrics.step] = copy.deepcopy(policy.state_dict())
-    return result
+    run = list(train_grpo(wrapped, task, config))
+    return {
+        "rewards": [metrics.reward for metrics in run],
+        "tokens": [int(metrics.rollouts.completion_mask.sum()) for metrics in run],
+        "parameters": policy.state_dict(),
+    }
 
 
 def train_trl(steps: int, **settings: Any) -> dict[str, Any]:
@@ -311,7 +329,7 @@ def train_trl(steps: int, **settings: Any) -> dict[str, Any]:
     policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu")
     config = problem_config(policy, tokenizer, steps=steps, **settings)
     trainer = trl_trainer(policy, tokenizer, problem_rows(), config)
-    return {"rewards": trl_rewards(trainer), "parameters": {steps: policy.state_dict()}}
+    return {"rewards": trl_rewards(trainer), "parameters": policy.state_dict()}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -330,7 +348,7 @@ def main(arguments: list[str] | None = None) -> None:
             parallel.join()
         result = train_ours(options.steps, exact=options.exact, seed=options.seed)
     else:
-        result = train_trl(options.steps, seed=options.seed)  # TRL joins by itself
+        result = train_trl(options.steps, seed=options.seed)  # TRL joins by itself, and leaves
     out = options.out.with_suffix(f".{parallel.rank()}.pt") if several else options.out
     with atomic_path(out) as unfinished:
         torch.save(result, unfinished)

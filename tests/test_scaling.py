@@ -26,15 +26,13 @@ def text_policy():
 
 
 def test_settings_by_hand():
-    config = GRPOConfig(
-        steps=5, prompts_per_step=6, group_size=4, inner_epochs=3, warmup_steps=2, lr=0.5
-    )
+    config = GRPOConfig(steps=5, prompts_per_step=6, group_size=4, inner_epochs=3, lr=0.5)
     translated = scaling.trl_settings(config, processes=2)
-    assert translated["max_steps"] == 15 and translated["warmup_steps"] == 6
+    assert translated["max_steps"] == 15
     assert translated["per_device_train_batch_size"] == 12 and translated["num_generations"] == 4
     assert translated["loss_type"] == "grpo" and translated["learning_rate"] == 0.5
     assert translated["use_bias_correction_kl"] is False  # it is TRL's default
-    assert translated["lr_scheduler_type"] == "constant_with_warmup"
+    assert translated["lr_scheduler_type"] == "constant"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +67,7 @@ def test_the_cap_of_cispo_is_one_and_more():
         {"minibatch_size": 8},
         {"skip_equal_groups": True},
         {"split_invariant": True},
+        {"warmup_steps": 2},
         {"surrogate": "cispo", "how": "constant"},
     ],
     ids=str,
@@ -108,6 +107,18 @@ def test_trl_gets_what_was_asked_for(text_policy, monkeypatch):
     assert trainer.reward_func_names == ["format_reward", "answer_reward"]
 
 
+@needs_trl
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"eos_id": 5}, "eos_id: expected"), ({"pad_id": 9}, "pad_id: expected")],
+)
+def test_tokens_that_trl_would_not_use_are_an_error(text_policy, change, message):
+    policy, tokenizer = text_policy
+    config = scaling.problem_config(policy, tokenizer, **change)
+    with pytest.raises(ValueError, match=message):
+        scaling.trl_trainer(policy, tokenizer, scaling.problem_rows()[:16], config)
+
+
 def test_without_trl_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(scaling, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="make course SCALE=1"):
@@ -127,7 +138,7 @@ def test_the_command_writes_rewards_and_parameters(tmp_path, monkeypatch, traine
     result = torch.load(tmp_path / "run.pt", weights_only=True)
     assert len(result["rewards"]) == 1 and 0 < result["rewards"][0] < 3
     before = load_policy(data_folder() / "text_llama", device="cpu")[0].state_dict()
-    after = result["parameters"][1]
+    after = result["parameters"]
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert os.listdir(tmp_path) == ["run.pt"]

@@ -430,7 +430,7 @@ def _explain(
 ) -> str:
     """The sentence of the named wrong answer that did the same, or the first difference."""
     at = next(i for i, fault in enumerate(faults) if fault)
-    first = f"Case {exercise.cases[at].name!r}:{faults[at]}"
+    first = f"{_named(exercise.cases[at])}:{faults[at]}"
     for wrong in exercise.wrong:
         same = _run_all(exercise, wrong.function)
         if all(_alike(exercise, a, b) for a, b in zip(got, same, strict=True)):
@@ -442,6 +442,12 @@ def _explain(
 
 def _run_all(exercise: Exercise, function: Function) -> list[Outcome]:
     return [_run(function, case, exercise.gradient) for case in exercise.cases]
+
+
+def _named(case: Case) -> str:
+    """The name of a case, and the texts it consists of, so that places in them can be counted."""
+    texts = [repr(argument) for argument in case.arguments if isinstance(argument, str)]
+    return ", ".join([f"Case {case.name!r}", *texts])
 
 
 def _arguments(case: Case, gradient: tuple[int, ...] = ()) -> list[Any]:
@@ -461,7 +467,8 @@ def _run(function: Function, case: Case, gradient: tuple[int, ...]) -> Outcome:
     leaves = _arguments(case, gradient)
     # Forked: a function that draws random numbers shall not change the reader's next draw.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
-        torch.manual_seed(0)
+        # Not torch.manual_seed, which writes down a traceback for each kind of GPU, every time.
+        torch.default_generator.manual_seed(0)
         warnings.simplefilter("ignore")  # they name a file and a line of this machine
         # Copies once more: torch forbids to change a leaf in place, in words of its own.
         arguments = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]

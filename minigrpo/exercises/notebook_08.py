@@ -153,6 +153,20 @@ ANSWER_SPAN = Exercise(
             "keep its white space; and the dot stops at a new line unless you pass re.DOTALL.",
         ),
         Answer(
+            "from the first to the last tag",
+            _spans(r".*?<answer>(.*)</answer>.*"),
+            "You search for <answer> and </answer> with a dot between that takes as much as it "
+            "can: two answers become one, and nothing around them is looked at. The whole text "
+            "has to keep to the form: use re.fullmatch, and forbid tags inside the parts.",
+        ),
+        Answer(
+            "from the first to the last tag of a line",
+            _spans(r"(?s:.*?)<answer>(.*)</answer>(?s:.*)", LINE),
+            "You search for <answer> and </answer> with a dot between. It stops at a new line "
+            "unless you pass re.DOTALL, takes two answers for one, and nothing around them is "
+            "looked at: use re.fullmatch, and forbid tags inside the parts.",
+        ),
+        Answer(
             "first answer that is not empty",
             _spans(r".*?<answer>\s*(&)\s*</answer>.*"),
             "You look for an answer with something in it, and take the first one. It may stand in "
