@@ -11,6 +11,7 @@ out, unless `--scale` or its number asks for it.
 from __future__ import annotations
 
 import argparse
+import copy
 import html
 import os
 import re
@@ -24,6 +25,8 @@ from typing import TextIO
 from urllib.parse import unquote
 
 import nbformat
+from formulas import with_pictures
+from jinja2 import DictLoader
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbconvert import HTMLExporter
@@ -264,6 +267,28 @@ def as_json(nb: NotebookNode) -> str:
 # pages
 
 
+# The page loads nothing from anywhere. It is laid out for telephones too, where only wide tables,
+# code and outputs scroll, each in itself; and it stays light where the reader's screen is dark.
+TEMPLATE = """{% extends "lab/index.html.j2" %}
+{% block html_head_js %}{% endblock %}
+{% block html_head_js_mathjax %}{% endblock %}
+{% block html_head_js_mermaidjs %}{% endblock %}
+{% block html_head_css %}
+<style>
+:root { color-scheme: light; }
+body.jp-Notebook { margin: 0 auto; max-width: 66em; padding: 0 1em; overflow: visible; }
+.jp-RenderedHTMLCommon { overflow-wrap: break-word; }
+.jp-RenderedHTMLCommon table { display: block; max-width: 100%; overflow-x: auto; }
+.jp-RenderedHTMLCommon img, .jp-RenderedImage img { max-width: 100%; height: auto; }
+.jp-RenderedText pre, .jp-InputArea-editor pre { overflow-x: auto; }
+svg[role="img"] { max-width: 100%; overflow: visible; }
+.formula { display: block; margin: 0.8em 0; text-align: center; }
+@media (max-width: 40em) { .jp-InputPrompt, .jp-OutputPrompt { display: none; } }
+</style>
+{% endblock %}
+"""
+
+
 def title_of(nb: NotebookNode, default: str) -> str:
     """The first heading of a notebook."""
     for cell in nb.cells:
@@ -273,15 +298,32 @@ def title_of(nb: NotebookNode, default: str) -> str:
     return default
 
 
+def caption(cell: NotebookNode | None) -> str:
+    """The paragraph of a markdown cell that says what the figure beside it shows, or ""."""
+    text = cell.source if cell and cell.cell_type == "markdown" else ""
+    found = re.search(r"\*?Figure: (.+?)\*?(?:\n\n|$)", text, re.DOTALL)
+    return " ".join(re.sub(r"[`*$]", "", found[1]).split()) if found else ""
+
+
 def page(nb: NotebookNode, path: Path, out: Path) -> str:
     """The HTML page of an executed notebook, to be written to the folder `out`.
 
     Links to the other notebooks lead to their pages, links to other files still to those files.
     """
     name = title_of(nb, path.stem)
-    text, _ = HTMLExporter(template_name="lab").from_notebook_node(
-        nb, resources={"metadata": {"name": name}}
+    nb = copy.deepcopy(nb)
+    for before, cell, after in zip([None, *nb.cells], nb.cells, [*nb.cells[1:], None]):
+        if cell.cell_type == "code":
+            cell.metadata["alt"] = caption(after) or caption(before)
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            cell.source = with_pictures(cell.source)
+    exporter = HTMLExporter(
+        template_name="lab",
+        template_file="course.html.j2",
+        extra_loaders=[DictLoader({"course.html.j2": TEMPLATE})],
     )
+    text, _ = exporter.from_notebook_node(nb, resources={"metadata": {"name": name}})
 
     def moved(link: re.Match[str]) -> str:
         target = path.parent / unquote(html.unescape(link["path"]))
