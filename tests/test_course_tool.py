@@ -85,6 +85,21 @@ def test_the_notebooks_that_need_more_are_there():
     assert all((course.ROOT / "notebooks" / f"{name}.ipynb").is_file() for name in course.NEEDS)
 
 
+def test_the_glossary_gets_a_page_and_notebooks_lead_to_it(folder, tmp_path):
+    (folder.parent / course.GLOSSARY).write_text("# Words\n\n| $q$ | prompt |\n|---|---|\n")
+    nb = notebook("1")
+    nb.cells[0].source = "# One\n\n[words](../GLOSSARY.md#words)"
+    out = tmp_path / "out"
+    out.mkdir()
+    assert 'href="glossary.html#words"' in course.page(nb, folder / "01_one.ipynb", out)
+    course.write_index(folder, out)
+    assert "glossary.html" in (out / "index.html").read_text()
+    page = (out / "glossary.html").read_text()
+    assert 'aria-label="q"' in page and "<title>Words</title>" in page
+    course.remove_stale(folder, out)
+    assert files(out) == ["glossary.html", "index.html"]
+
+
 @pytest.mark.parametrize("command", ["run", "execute"])
 def test_unknown_number_lists_what_there_is(folder, capsys, command):
     assert call(command, folder, "--only", "07") == 1

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import readme
 from make_trl_answers import LOSS_CASES, REWARD_CASES, VARIANTS, Answers
@@ -166,3 +167,27 @@ def test_the_readme_counts_the_exercises():
     for number in (1, 2, 3, 4, 5, 6, 7, 8, 9):
         row = next(line for line in text("README.md").splitlines() if f"| {number:02d} |" in line)
         assert row.rstrip("| ").endswith(f"| {len(engine.records(number))}")
+
+
+def glossary() -> list[tuple[str, str]]:
+    """The words of the glossary, each with the number of the notebook that explains it."""
+    return re.findall(r"^\| ([^|]+?) \| [^|]+ \| (\d\d) \|$", text("GLOSSARY.md"), re.MULTILINE)
+
+
+def markdown(number: str) -> str:
+    """All that a notebook says in prose."""
+    (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    cells = nbformat.read(path, as_version=4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+def test_the_glossary_names_a_notebook_that_has_the_word():
+    words = glossary()
+    assert len(words) > 40 and words == sorted(words, key=lambda word: word[0].lower())
+    missing = [word for word, number in words if word.lower() not in markdown(number).lower()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("number", [f"{n:02d}" for n in range(1, 10)])
+def test_every_notebook_leads_to_the_glossary(number):
+    assert "[Symbols and glossary](../GLOSSARY.md)" in markdown(number)

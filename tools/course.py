@@ -35,6 +35,8 @@ from nbformat import NotebookNode
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {"09_scaling_out": "trl"}
 """Notebooks that need a library of the extra `scale`, and which."""
+GLOSSARY = "GLOSSARY.md"
+"""In the folder above the notebooks; it gets a page too."""
 TRACEBACK_LINES = 12  # of a failure, the last ones: they name the line and the error
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -329,7 +331,9 @@ def page(nb: NotebookNode, path: Path, out: Path) -> str:
         target = path.parent / unquote(html.unescape(link["path"]))
         if not target.exists():
             return link[0]
-        if target.parent.resolve() == path.parent.resolve() and target.suffix == ".ipynb":
+        if target.name == GLOSSARY:
+            new = "glossary.html"
+        elif target.parent.resolve() == path.parent.resolve() and target.suffix == ".ipynb":
             new = f"{target.stem}.html"
         else:
             new = Path(os.path.relpath(target, out)).as_posix()
@@ -353,7 +357,7 @@ def remove_page(path: Path, out: Path) -> None:
 
 def remove_stale(folder: Path, out: Path) -> None:
     """Remove the pages of notebooks that have changed since, or are gone."""
-    for built in sorted({file.stem for file in out.glob("*.*")} - {"index"}):
+    for built in sorted({file.stem for file in out.glob("*.*")} - {"index", "glossary"}):
         source, executed = folder / f"{built}.ipynb", out / f"{built}.ipynb"
         complete = source.exists() and executed.exists() and (out / f"{built}.html").exists()
         if not complete or _sources(source) != _sources(executed):
@@ -365,7 +369,10 @@ def _sources(path: Path) -> list[str]:
 
 
 def write_index(folder: Path, out: Path) -> None:
-    """Write index.html: the notebooks in order, with a link to each page there is."""
+    """Write index.html: the notebooks in order, with a link to each page there is.
+
+    The glossary, if there is one, gets its page here too.
+    """
     items = []
     for path in choose(folder, scale=True):
         executed = out / path.name
@@ -377,6 +384,11 @@ def write_index(folder: Path, out: Path) -> None:
             name = html.escape(title_of(read(path), path.stem))
             why = "; needs make course SCALE=1" if path.stem in NEEDS else ""
             items.append(f"<li>{name} (not executed yet{why})</li>")
+    glossary = folder.parent / GLOSSARY
+    if glossary.is_file():
+        text = nbformat.v4.new_markdown_cell(glossary.read_text(encoding="utf-8"))
+        write(out / "glossary.html", page(nbformat.v4.new_notebook(cells=[text]), glossary, out))
+        items.append('<li><a href="glossary.html">Symbols and glossary</a></li>')
     write(
         out / "index.html",
         "<!DOCTYPE html>\n"
