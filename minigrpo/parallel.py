@@ -43,8 +43,9 @@ def join(backend: str = "gloo") -> tuple[int, int]:
 
 
 def leave() -> None:
-    """Leave the group, when all is done."""
+    """Leave the group together, when all is done: who went first would break it for the others."""
     if dist.is_initialized():
+        dist.barrier()
         dist.destroy_process_group()
 
 

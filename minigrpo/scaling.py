@@ -10,6 +10,7 @@ command, alone or under torchrun, this trains a policy that ships with the cours
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import subprocess
 import sys
@@ -293,7 +294,9 @@ def torchrun(processes: int, *arguments: str) -> list[dict[str, Any]]:
             timeout=600,
         )
         if done.returncode:
-            raise RuntimeError(f"torchrun: failed, and wrote last:\n{done.stderr[-2000:]}")
+            # What torchrun itself adds, line by line of its own code, says nothing more.
+            said = done.stderr.partition("failed (exitcode:")[0]
+            raise RuntimeError(f"torchrun: failed, and wrote last:\n{said[-2000:]}")
         return [
             torch.load(out.with_suffix(f".{rank}.pt"), weights_only=True)
             for rank in range(processes)
@@ -329,7 +332,12 @@ def train_trl(steps: int, **settings: Any) -> dict[str, Any]:
     policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu")
     config = problem_config(policy, tokenizer, steps=steps, **settings)
     trainer = trl_trainer(policy, tokenizer, problem_rows(), config)
-    return {"rewards": trl_rewards(trainer), "parameters": policy.state_dict()}
+    result = {"rewards": trl_rewards(trainer), "parameters": policy.state_dict()}
+    # Its DistributedDataParallel has to be gone before the group of processes is.
+    trainer.accelerator.free_memory()
+    del trainer
+    gc.collect()
+    return result
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -348,13 +356,16 @@ def main(arguments: list[str] | None = None) -> None:
             parallel.join()
         result = train_ours(options.steps, exact=options.exact, seed=options.seed)
     else:
-        result = train_trl(options.steps, seed=options.seed)  # TRL joins by itself, and leaves
+        result = train_trl(options.steps, seed=options.seed)  # TRL joins by itself
     out = options.out.with_suffix(f".{parallel.rank()}.pt") if several else options.out
     with atomic_path(out) as unfinished:
         torch.save(result, unfinished)
-    if options.trainer == "ours":
-        parallel.leave()
+    parallel.leave()
 
 
 if __name__ == "__main__":
     main()
+    if "RANK" in os.environ:
+        # All is written. Threads of the libraries can abort a process of a group that winds up.
+        sys.stdout.flush()
+        os._exit(0)
