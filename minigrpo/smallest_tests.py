@@ -178,8 +178,10 @@ def prompts_end_in_the_last_column(config: GRPOConfig) -> None:
 
 
 def luck_of_the_prompt_is_no_advantage(config: GRPOConfig) -> None:
-    advantages = grpo.group_advantages(torch.tensor([1.0, 1.0, 0.0, 0.0]), 2)
-    assert advantages.abs().max() == 0, f"two easy, two hard: advantages {advantages.tolist()}"
+    # Three prompts of two: with as many prompts as members a wrong shape goes unnoticed.
+    advantages = grpo.group_advantages(torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 1.0]), 2)
+    largest = advantages.abs().max().item()
+    assert largest == 0, f"an easy prompt, a hard one, an easy one: advantages up to {largest:.2f}"
 
 
 def equal_rewards_give_no_advantage(config: GRPOConfig) -> None:

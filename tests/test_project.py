@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -191,3 +192,25 @@ def test_the_glossary_names_a_notebook_that_has_the_word():
 @pytest.mark.parametrize("number", [f"{n:02d}" for n in range(1, 10)])
 def test_every_notebook_leads_to_the_glossary(number):
     assert "[Symbols and glossary](../GLOSSARY.md)" in markdown(number)
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of minigrpo that a module imports when it is loaded."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module == "minigrpo":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minigrpo."):
+            found.add(node.module.split(".")[1])
+    return found
+
+
+def test_the_package_is_listed_in_course_order_and_imports_only_upwards():
+    order = re.findall(
+        r"^    (\w+)  ", ast.get_docstring(ast.parse(text("minigrpo/__init__.py"))), re.M
+    )
+    modules = {path.stem for path in (ROOT / "minigrpo").glob("*.py")} - {"__init__"}
+    assert set(order) == modules | {"exercises"} and len(order) == len(set(order))
+    for name in modules:
+        later = imported(ROOT / "minigrpo" / f"{name}.py") - set(order[: order.index(name)])
+        assert not later, f"{name} imports {sorted(later)}, which the course meets later"

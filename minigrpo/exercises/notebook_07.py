@@ -668,9 +668,9 @@ GROUPS = Review(
         Weak(
             "equal rewards only",
             lambda f: _close(f(torch.ones(6), 3), torch.zeros(6)),
-            "Each of your groups has equal rewards, so all that must come out is 0, whoever is "
-            "compared with whom. Add a group with different rewards.",
-            _every(lambda a: torch.equal(_rows(a), _rows(a)[:, :1].expand_as(_rows(a)))),
+            "All your rewards are equal, so all that must come out is 0, whoever is compared with "
+            "whom. Add a group with different rewards.",
+            _every(lambda a: bool((a.rewards == a.rewards[0]).all())),
         ),
         Weak(
             "as many prompts as members",
