@@ -22,7 +22,7 @@ help:
 	@echo 'make lab           open the notebooks in JupyterLab'
 	@echo 'make test          lint, unit tests, and every notebook compared with its stored output'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
-	@echo 'make bench         measure the speed, and repeat the run of notebook 03 with five seeds'
+	@echo 'make bench         measure speed and memory beside peers; the run of notebook 03 with five seeds'
 	@echo 'make results       repeat the run of notebook 06 and its experiments over several seeds'
 	@echo 'make checkpoint    train the models in data/ again'
 	@echo 'make clean         remove the environment and everything built or cached'
@@ -48,8 +48,8 @@ test: $(VENV)/.installed-dev
 	@$(ACTIVE) tools/check.py
 
 bench: $(VENV)/.installed-dev
-	$(ACTIVE) tests/benchmarks/speed.py
-	$(ACTIVE) tests/benchmarks/peers.py
+	$(ACTIVE) tools/bench.py
+	@$(ACTIVE) tools/readme.py
 	$(ACTIVE) tests/benchmarks/letters.py
 
 results: $(VENV)/.installed

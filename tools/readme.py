@@ -1,9 +1,10 @@
-"""Bring README.md up to date: its figures are outputs of notebooks, its table stored results.
+"""Bring README.md up to date: its figures are outputs of notebooks, its tables stored results.
 
     python tools/readme.py
 
 An image `figures/01_char_gpt.loss-figure.png` is what cell `loss-figure` of notebook 01_char_gpt
-has drawn. The table between the two comments `results` is made of data/results/results.json.
+has drawn. The table between the two comments `results` is made of data/results/results.json, and
+the one between the comments `bench` of data/results/bench.json.
 """
 
 from __future__ import annotations
@@ -12,26 +13,27 @@ import base64
 import re
 from pathlib import Path
 
+import bench
 import nbformat
 import results
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE = re.compile(r"!\[[^\]]*\]\((figures/([\w-]+)\.([\w-]+)\.png)\)")
 
-PLACE = re.compile(r"(<!-- results: begin -->\n).*?(<!-- results: end -->)", re.DOTALL)
-
 
 def with_table(text: str) -> str:
-    """The text with the table of the stored results in its place.
+    """The text with each table of stored results in its place.
 
     Raises:
-        ValueError: no place for it, or more than one.
+        ValueError: no place for one, or more than one.
     """
-    if len(PLACE.findall(text)) != 1:
-        found = len(PLACE.findall(text))
-        raise ValueError(f"README.md: expected one pair of comments `results`, got {found}")
-    table = results.table(results.load())
-    return PLACE.sub(lambda place: f"{place[1]}{table}\n{place[2]}", text)
+    tables = {"results": results.table(results.load()), "bench": bench.table(bench.load())}
+    for name, table in tables.items():
+        place = re.compile(rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", re.DOTALL)
+        if (found := len(place.findall(text))) != 1:
+            raise ValueError(f"README.md: expected one pair of comments `{name}`, got {found}")
+        text = place.sub(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text)
+    return text
 
 
 def figures(root: Path = ROOT) -> dict[Path, bytes]:
@@ -57,12 +59,12 @@ def figures(root: Path = ROOT) -> dict[Path, bytes]:
 
 
 def main() -> None:
-    """Write the table and every figure whose content has changed."""
+    """Write the tables and every figure whose content has changed."""
     readme = ROOT / "README.md"
     text = readme.read_text("utf-8")
     if with_table(text) != text:
         readme.write_text(with_table(text), "utf-8")
-        print("written: the table of README.md")
+        print("written: the tables of README.md")
     for path, png in figures().items():
         if not path.is_file() or path.read_bytes() != png:
             path.parent.mkdir(exist_ok=True)

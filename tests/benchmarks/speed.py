@@ -1,31 +1,23 @@
-"""How much faster the package is than the plain way to do the same. Ratios, not absolute times.
+"""How much faster the package is than the plain way to do the same.
 
-    python tests/benchmarks/speed.py                        # everything, 5 to 15 minutes
-    python tests/benchmarks/speed.py --only scoring sampling
-    python tests/benchmarks/speed.py --quick                # does it run? figures are rough
+    python tools/bench.py --only scoring sampling step training
 
-Both sides of a comparison run in this process, in turns, with the same threads (one, unless
-MINIGRPO_THREADS says otherwise), so that a busy machine slows both alike. Medians, with the range
-of the runs in brackets.
+Both sides of a comparison run in this process, in turns, with the same threads, so that a busy
+machine slows both alike.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
-import os
-import platform
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
 import torch.nn.functional as F
-import transformers
 from letters import PROMPTS
+from lines import Line, alternate, over, seconds
 from torch import Tensor, nn
 
 from minigrpo.corpus import CharTokenizer, load_corpus, offline_text, random_batch, split
@@ -35,46 +27,13 @@ from minigrpo.logprobs import token_log_probs
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.pretrain import PretrainConfig, pretrain, validation_loss
 from minigrpo.rewards import TextTask
-from minigrpo.runtime import data_folder, setup
+from minigrpo.runtime import data_folder
 from minigrpo.sampling import Rollouts, left_pad, sample
 
 ROWS, PROMPT = 64, 16
 TARGET_LOSS = 1.88
-EVALUATE_EVERY = 20  # steps
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of the table: two sides, their ratio, and the ratio to reach."""
-
-    what: str
-    ours: str
-    plain: str
-    ratio: str
-    target: str = ""
-
-
-def seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
-def alternate(*sides: Callable[[], object], repeats: int) -> list[list[float]]:
-    """Seconds of each side, measured in turns."""
-    rounds = [[seconds(side) for side in sides] for _ in range(repeats)]
-    return [list(times) for times in zip(*rounds)]
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Median, lowest and highest."""
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
-
-
-def quotient(slow: list[float], fast: list[float]) -> str:
-    """How many times faster, with the range over the rounds."""
-    return spread([s / f for s, f in zip(slow, fast)], 1)
+SOME = 16  # rows of the plain way, which takes each by itself: the others are as slow
+SEEDS = 2  # of training, minutes each
 
 
 # ---------------------------------------------------------------------------------------------
@@ -112,7 +71,7 @@ def scoring(quick: bool) -> list[Line]:
     model = load_gpt(data_folder() / "char_gpt.safetensors")
     text = CharTokenizer().encode(offline_text())
     ids = random_batch(text, ROWS, PROMPT + 64, torch.Generator().manual_seed(0))
-    some = 2 if quick else ROWS
+    some = 2 if quick else SOME
     expected = score_in_one_pass(model, ids)
     torch.testing.assert_close(score_position_by_position(model, ids), expected, atol=1e-3, rtol=0)
     by_token = score_token_by_token(model, ids[:some])
@@ -124,21 +83,19 @@ def scoring(quick: bool) -> list[Line]:
         repeats=3,
     )
     by_row = [t * ROWS / some for t in by_row]
-    what = "s to score 64 x 64 characters"
-    scaled = f", scaled from {some} rows" if some < ROWS else ""
+    what = "seconds to score 64 x 64 characters"
     return [
         Line(
-            f"{what} / a pass per token{scaled}",
-            spread(one_pass, 3),
-            spread(by_row, 2),
-            quotient(by_row, one_pass),
+            what,
+            f"a pass per token, scaled from {some} rows",
+            "torch",
+            one_pass,
+            by_row,
+            over(by_row, one_pass),
             "20 or more",
         ),
         Line(
-            f"{what} / a pass per position",
-            spread(one_pass, 3),
-            spread(by_position, 2),
-            quotient(by_position, one_pass),
+            what, "a pass per position", "torch", one_pass, by_position, over(by_position, one_pass)
         ),
     ]
 
@@ -165,21 +122,23 @@ def sampling(quick: bool) -> list[Line]:
     model, new = load_gpt(data_folder() / "char_gpt.safetensors"), 128
     text = CharTokenizer().encode(offline_text())
     prompts = random_batch(text, ROWS, PROMPT, torch.Generator().manual_seed(0))
-    some = 2 if quick else ROWS
+    some = 2 if quick else SOME
     sample(model, prompts, max_new_tokens=8)  # warm up
     together, by_row = alternate(
         lambda: sample(model, prompts, max_new_tokens=new),
         lambda: write_row_by_row(model, prompts[:some], new),
         repeats=3,
     )
-    by_row = [t * ROWS / some for t in by_row]
-    scaled = f", scaled from {some} rows" if some < ROWS else ""
+    ours = [ROWS * new / t for t in together]
+    theirs = [some * new / t for t in by_row]
     return [
         Line(
-            f"characters/s, 64 x 128 / row by row, no cache{scaled}",
-            spread([ROWS * new / t for t in together], 0),
-            spread([ROWS * new / t for t in by_row], 0),
-            quotient(by_row, together),
+            "characters per second, 64 rows of 128",
+            f"row by row, no cache, {some} rows",
+            "torch",
+            ours,
+            theirs,
+            over(ours, theirs),
             "15 or more",
         )
     ]
@@ -243,10 +202,12 @@ def step(quick: bool) -> list[Line]:
     cached, uncached = alternate(lambda: next(ours), lambda: next(plain), repeats=rounds)
     return [
         Line(
-            "s per step of GRPO, 64 x 24 characters / no cache, every policy scored",
-            spread(cached, 3),
-            spread(uncached, 3),
-            quotient(uncached, cached),
+            "seconds per step of GRPO, 64 x 24 characters",
+            "no cache, every policy scored",
+            "torch",
+            cached,
+            uncached,
+            over(uncached, cached),
         )
     ]
 
@@ -262,18 +223,22 @@ class Run:
     model: nn.Module
     steps: Iterator[float]  # seconds of each step
     window: int  # tokens
+    every: int  # steps between evaluations
     spent: float = 0.0
     done: bool = False
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def advance(self, val: Tensor) -> None:
         """Train a few steps, then evaluate: in windows of its own length, and of 65 tokens."""
-        taken = list(islice(self.steps, EVALUATE_EVERY))
-        self.done = len(taken) < EVALUATE_EVERY
+        taken = list(islice(self.steps, self.every))
+        self.done = len(taken) < self.every
         self.spent += sum(taken)
+        losses = {
+            length: validation_loss(self.model, val, length, max_windows=200)
+            for length in {self.window, 65}
+        }
         for name, length in (("own", self.window), ("65", 65)):
-            loss = validation_loss(self.model, val, length, max_windows=200)
-            self.curves.setdefault(name, []).append((self.spent, loss))
+            self.curves.setdefault(name, []).append((self.spent, losses[length]))
         if all(self.reached(name) is not None for name in self.curves):
             self.done = True
 
@@ -281,21 +246,15 @@ class Run:
         """Seconds until the loss was reached, None if it never was."""
         return next((spent for spent, loss in self.curves[name] if loss <= TARGET_LOSS), None)
 
-    def tell(self, name: str) -> str:
-        if (when := self.reached(name)) is not None:
-            return f"{when:.1f}"
-        best = min(loss for _, loss in self.curves[name])
-        return f"not in {self.spent:.1f} (best {best:.3f})"
 
-
-def our_recipe(train: Tensor, steps: int) -> Run:
+def our_recipe(train: Tensor, steps: int, seed: int = 0) -> Run:
     """Notebook 01: two wide layers, Muon for the matrices, windows of 128 tokens."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = GPT(GPTConfig(max_position_embeddings=128))
     metrics = pretrain(
         model,
         lambda generator: random_batch(train, 16, 128, generator),
-        PretrainConfig(steps=steps),
+        PretrainConfig(steps=steps, seed=seed),
     )
 
     def times() -> Iterator[float]:
@@ -304,16 +263,16 @@ def our_recipe(train: Tensor, steps: int) -> Run:
             yield m.seconds - before
             before = m.seconds
 
-    return Run(model, times(), window=128)
+    return Run(model, times(), window=128, every=20)
 
 
-def nanogpt_recipe(train: Tensor, steps: int) -> Run:
+def nanogpt_recipe(train: Tensor, steps: int, seed: int = 0) -> Run:
     """The CPU recipe of nanoGPT's readme, a schedule around our GPT: AdamW and cosine decay.
 
     As there: 4 layers, 128 wide, 4 heads, 64 characters in, 12 rows, head and embedding tied,
     weights drawn with standard deviation 0.02, no dropout.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = GPT(GPTConfig(max_position_embeddings=65, width=128, num_layers=4, num_heads=4))
     nn.init.normal_(model.position_embedding.weight, std=0.02)
     model.lm_head.weight = model.token_embedding.weight
@@ -322,7 +281,7 @@ def nanogpt_recipe(train: Tensor, steps: int) -> Run:
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), fused=True)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def step(i: int) -> None:
         decay = 0.5 * (1 + math.cos(math.pi * max(0, i - 100) / (steps - 100)))
@@ -336,7 +295,23 @@ def nanogpt_recipe(train: Tensor, steps: int) -> Run:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    return Run(model, (seconds(lambda i=i: step(i)) for i in range(steps)), window=65)
+    return Run(model, (seconds(lambda i=i: step(i)) for i in range(steps)), window=65, every=50)
+
+
+def race(train: Tensor, val: Tensor, quick: bool, seed: int) -> tuple[Run, Run]:
+    """Both recipes in turns, until both have reached the loss or come to their end."""
+    ours = our_recipe(train, 42 if quick else 420, seed)
+    theirs = nanogpt_recipe(train, 200 if quick else 2000, seed)
+    while not (ours.done and theirs.done):
+        for run, pieces in ((ours, 1), (theirs, 2)):  # so that both last about as long
+            for _ in range(pieces):
+                if not run.done:
+                    run.advance(val)
+        losses = (
+            f"{run.curves['65'][-1][1]:.3f} after {run.spent:.1f} s" for run in (ours, theirs)
+        )
+        print("  training, validation loss in windows of 65:", " | ".join(losses), flush=True)
+    return ours, theirs
 
 
 def training(quick: bool) -> list[Line]:
@@ -346,67 +321,19 @@ def training(quick: bool) -> list[Line]:
         print(f"training is left out: it needs tinyshakespeare\n{corpus.describe()}")
         return []
     train, val = split(CharTokenizer().encode(corpus.text))
-    ours = our_recipe(train, 42 if quick else 420)
-    theirs = nanogpt_recipe(train, 200 if quick else 2000)
-    while not (ours.done and theirs.done):
-        for run, pieces in ((ours, 1), (theirs, 5)):  # so that both last about as long
-            for _ in range(pieces):
-                if not run.done:
-                    run.advance(val)
-        losses = (
-            f"{run.curves['65'][-1][1]:.3f} after {run.spent:.1f} s" for run in (ours, theirs)
-        )
-        print("  training, validation loss in windows of 65:", " | ".join(losses), flush=True)
+    races = [race(train, val, quick, seed) for seed in range(1 if quick else SEEDS)]
     lines = []
     for name, how in (("own", "own windows"), ("65", "windows of 65")):
-        mine, other = ours.reached(name), theirs.reached(name)
-        if mine is None:
-            ratio = "-"
-        elif other is None:
-            ratio = f"below {mine / theirs.spent:.2f}"
-        else:
-            ratio = f"{mine / other:.2f}"
-        what = f"s to loss {TARGET_LOSS}, {how} / nanoGPT's recipe"
-        lines.append(Line(what, ours.tell(name), theirs.tell(name), ratio, "0.5 or less"))
+        mine = [ours.reached(name) for ours, _ in races]
+        other = [theirs.reached(name) for _, theirs in races]
+        if None in mine:
+            print(f"  the loss of {TARGET_LOSS} was not reached ({how}): no line")
+            continue
+        peer = "nanoGPT's CPU recipe"
+        if None in other:  # it has trained at least so long, and the ratio is at most this
+            peer += ", which stopped above it"
+            other = [t or theirs.spent for t, (_, theirs) in zip(other, races)]
+        what = f"seconds to a loss of {TARGET_LOSS}, {how}"
+        ratio = over(mine, other)
+        lines.append(Line(what, peer, "torch", mine, other, ratio, "0.5 or less", less=True))
     return lines
-
-
-# ---------------------------------------------------------------------------------------------
-
-SECTIONS = {"scoring": scoring, "sampling": sampling, "step": step, "training": training}
-
-
-def show(lines: list[Line]) -> None:
-    """Print one table with aligned columns."""
-    rows = [("what / against", "minigrpo", "against", "ratio", "target")]
-    rows += [(line.what, line.ours, line.plain, line.ratio, line.target) for line in lines]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    for row in rows:
-        first, *rest = (cell.ljust(width) for cell, width in zip(row, widths))
-        print("  ".join([first, *rest]).rstrip())
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="these sections alone"
-    )
-    parser.add_argument("--quick", action="store_true", help="a rough and short run")
-    options = parser.parse_args(arguments)
-    # One thread unless told otherwise: a second one waits for the first in models this small, and
-    # on a busy machine that would slow the many small calls of the plain way most.
-    os.environ.setdefault("MINIGRPO_THREADS", "1")
-    setup(seed=0)
-    print(
-        f"Python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, {torch.get_num_threads()} "
-        f"of {os.cpu_count()} cores" + (", quick run: rough figures" if options.quick else "")
-    )
-    lines = []
-    for section in options.only:
-        lines += SECTIONS[section](options.quick)
-    show(lines)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,237 @@
+"""The page of ratios: what is stored, how it is put together, and that README.md shows it."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import bench
+import pytest
+import readme
+
+ROOT = Path(__file__).resolve().parent.parent
+STORED = bench.load()
+NUMBERS = {"median", "low", "high"}
+
+
+def line(section: str = "sampling", what: str = "w", **changes: object) -> dict:
+    """A line as it is stored, with numbers that are easy to find again."""
+    found = {
+        "section": section,
+        "command": bench.command(section),
+        "what": what,
+        "ours": {"median": 7574.0, "low": 7106.0, "high": 7576.0},
+        "peer": {
+            "name": "row by row",
+            "version": "torch 2",
+            "median": 230.4,
+            "low": 223.0,
+            "high": 268.0,
+        },
+        "ratio": {"median": 31.94, "low": 28.2, "high": 32.9},
+        "target": "15 or more",
+        "better": "more",
+    }
+    return found | changes
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("MINIGRPO_THREADS", "1")
+
+
+# ---------------------------------------------------------------------------------------------
+# what is stored
+
+
+def test_the_table_of_the_readme_is_made_of_the_stored_lines():
+    text = (ROOT / "README.md").read_text("utf-8")
+    place = f"<!-- bench: begin -->\n{bench.table(STORED)}\n<!-- bench: end -->"
+    assert place in text, "README.md: python tools/readme.py writes the table again"
+    assert readme.with_table(text) == text
+
+
+def test_another_ratio_makes_another_table(monkeypatch):
+    text = (ROOT / "README.md").read_text("utf-8")
+    changed = copy.deepcopy(STORED)
+    changed["lines"][0]["ratio"]["high"] = 4321.0
+    monkeypatch.setattr(bench, "load", lambda: changed)
+    assert "to 4,321)" in readme.with_table(text) != text
+
+
+def test_the_readme_needs_one_place_for_each_table():
+    text = (ROOT / "README.md").read_text("utf-8")
+    with pytest.raises(ValueError, match="one pair of comments `bench`, got 0"):
+        readme.with_table(text.replace("<!-- bench: end -->", ""))
+
+
+def test_something_is_stored_with_the_machine():
+    assert STORED.keys() == {"machine", "lines"} and STORED["lines"]
+    assert STORED["machine"].keys() == bench.machine().keys()
+    assert all(STORED["machine"].values())
+
+
+@pytest.mark.parametrize("stored", STORED["lines"], ids=lambda one: one["what"])
+def test_a_stored_line_is_complete(stored):
+    assert stored.keys() == line().keys()
+    assert stored["section"] in bench.SECTIONS, "this section does not exist"
+    assert stored["command"] == bench.command(stored["section"])
+    assert stored["peer"].keys() == NUMBERS | {"name", "version"}
+    assert re.fullmatch(r"(torch|transformers|trl|minigrpo) \d\S+", stored["peer"]["version"])
+    assert stored["what"] and stored["peer"]["name"] and isinstance(stored["target"], str)
+    assert stored["better"] in ("more", "less")
+    for side in ("ours", "peer", "ratio"):
+        values = stored[side]
+        assert NUMBERS <= values.keys()
+        assert 0 < values["low"] <= values["median"] <= values["high"]
+
+
+def test_the_stored_lines_stand_in_order_and_once():
+    order = [list(bench.SECTIONS).index(one["section"]) for one in STORED["lines"]]
+    assert order == sorted(order)
+    named = [(one["what"], one["peer"]["name"]) for one in STORED["lines"]]
+    assert len(set(named)) == len(named)
+
+
+def test_the_file_is_as_save_writes_it(tmp_path):
+    bench.save(STORED, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+    written = (tmp_path / "bench.json").read_bytes()
+    assert written == (bench.FOLDER / "bench.json").read_bytes()
+    assert written.endswith(b"}\n") and not written.endswith(b"\n\n")
+    assert bench.load(tmp_path) == STORED and bench.load(tmp_path / "none")["lines"] == []
+
+
+@pytest.mark.parametrize("section", bench.SECTIONS)
+def test_a_section_is_a_function_of_its_file(section):
+    found = bench.load_section(section)
+    assert found.__name__ == section and found.__doc__
+
+
+# ---------------------------------------------------------------------------------------------
+# how it is put together
+
+
+def test_a_section_takes_the_place_of_its_old_lines():
+    stored = [line("scoring", "a"), line("scoring", "b"), line("step", "c")]
+    new = bench.merged(stored, "scoring", [{"what": "d"}])
+    assert [(one["section"], one["what"]) for one in new] == [("scoring", "d"), ("step", "c")]
+    assert new[0]["command"] == "python tools/bench.py --only scoring"
+    assert new[1] is stored[2]
+    between = bench.merged(stored, "sampling", [{"what": "e"}, {"what": "f"}])
+    assert [one["what"] for one in between] == ["a", "b", "e", "f", "c"]
+
+
+def test_a_section_without_lines_keeps_the_old_ones_and_an_unknown_one_goes():
+    stored = [line("scoring", "a"), line("gone", "b")]
+    assert bench.merged(stored, "scoring", []) == stored[:1]
+
+
+def fake(section: str, quick: bool) -> list[dict]:
+    """Stands for a measurement."""
+    return [line(section, f"new {section}")]
+
+
+def test_only_leaves_the_other_lines_as_they_are(tmp_path):
+    before = [line("sampling", "old"), line("step", "old too")]
+    bench.save({"machine": bench.machine(), "lines": before}, tmp_path)
+    bench.run(["step"], quick=False, measure=fake, folder=tmp_path)
+    after = bench.load(tmp_path)["lines"]
+    assert after == [before[0], line("step", "new step")]
+
+
+def test_a_quick_run_writes_nothing(tmp_path):
+    folder = tmp_path / "results"
+    found = bench.run(list(bench.SECTIONS), quick=True, measure=fake, folder=folder)
+    assert [one["section"] for one in found] == list(bench.SECTIONS)
+    assert not folder.exists()
+
+
+def test_lines_of_two_machines_do_not_mix(tmp_path):
+    other = {"machine": bench.machine() | {"cores": 999}, "lines": [line("gone"), line("step")]}
+    bench.save(other, tmp_path)
+    with pytest.raises(ValueError, match="'cores': 999.* measure all sections"):
+        bench.run(["sampling"], quick=False, measure=fake, folder=tmp_path)
+    assert bench.load(tmp_path) == other
+    bench.run(list(bench.SECTIONS), quick=False, measure=fake, folder=tmp_path)
+    after = bench.load(tmp_path)
+    assert after["machine"] == bench.machine()
+    assert [one["what"] for one in after["lines"]] == [f"new {name}" for name in bench.SECTIONS]
+
+
+def test_what_was_measured_before_a_failure_is_kept(tmp_path):
+    def breaks(section: str, quick: bool) -> list[dict]:
+        if section == "step":
+            raise RuntimeError("broken")
+        return fake(section, quick)
+
+    with pytest.raises(RuntimeError, match="broken"):
+        bench.run(["scoring", "step"], quick=False, measure=breaks, folder=tmp_path)
+    assert [one["what"] for one in bench.load(tmp_path)["lines"]] == ["new scoring"]
+
+
+def test_a_line_keeps_the_median_and_the_range_of_its_rounds():
+    bench.load_section("memory")  # brings the folder of the benchmarks onto the path
+    from lines import Line, over
+
+    ours, theirs = [2.0, 1.0, 4.0], [6.0, 4.00004, 6.0]
+    one = Line("w", "p", "torch", ours, theirs, over(theirs, ours), less=True).stored()
+    assert one["ours"] == {"median": 2.0, "low": 1.0, "high": 4.0}
+    assert one["ratio"] == {"median": 3.0, "low": 1.5, "high": 4.0}
+    assert one["better"] == "less" and one["target"] == ""
+    assert one["peer"]["version"].startswith("torch 2.")
+    assert one.keys() | {"section", "command"} == line().keys()
+
+
+# ---------------------------------------------------------------------------------------------
+# how it is shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(37093.4, "37,093"), (230.4, "230"), (31.94, "31.9"), (1.999, "2.00"), (0.2494, "0.249")],
+)
+def test_numbers_have_three_digits(value, shown):
+    assert bench.number(value) == shown
+
+
+def test_the_table_by_hand():
+    machine = {"cores": 2, "threads": 1, "python": "3.11", "torch": "2", "transformers": "5"}
+    once = {"median": 0.4, "low": 0.4, "high": 0.4}
+    lines = [line(), line("training", "t", ratio=once, target="", better="less")]
+    shown = bench.table({"machine": machine | {"trl": ""}, "lines": lines}).splitlines()
+    assert shown[0] == "| what | minigrpo | peer | ratio | target |"
+    assert shown[2:] == [
+        "| w | 7,574 | 230 (row by row) | 31.9 (28.2 to 32.9) | 15 or more |",
+        "| t | 7,574 | 230 (row by row) | 0.400, less is better |  |",
+        "",
+        "*2 cores, 1 thread; Python 3.11, torch 2, transformers 5.*",
+    ]
+    other = bench.table({"machine": machine | {"threads": 2, "trl": "1"}, "lines": []})
+    assert other.endswith("2 cores, 2 threads; Python 3.11, torch 2, transformers 5, TRL 1.*")
+
+
+def test_the_terminal_shows_the_same_cells(capsys):
+    bench.show([line()])
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == ["what", "minigrpo", "peer", "ratio", "target"]
+    assert re.split(r"  +", row) == bench.cells(line())
+
+
+def test_a_quick_run_from_the_command_line_leaves_the_file(capsys):
+    before = (bench.FOLDER / "bench.json").read_bytes()
+    bench.main(["--quick", "--only", "sampling", "step"], measure=fake)
+    assert (bench.FOLDER / "bench.json").read_bytes() == before
+    told = capsys.readouterr().out
+    assert "new step" in told and "nothing is written" in told
+
+
+def test_make_bench_runs_all_of_it_and_brings_it_into_the_readme():
+    recipe = (ROOT / "Makefile").read_text("utf-8").partition("\nbench:")[2].partition("\n\n")[0]
+    called = re.findall(r"\$\(ACTIVE\) (\S+\.py)", recipe)
+    assert called == ["tools/bench.py", "tools/readme.py", "tests/benchmarks/letters.py"]
+
+
+def test_every_section_has_been_measured():
+    assert {line["section"] for line in STORED["lines"]} == set(bench.SECTIONS)

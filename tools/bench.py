@@ -1,0 +1,231 @@
+"""Measure the package beside its peers on this machine: one page of ratios.
+
+    python tools/bench.py                          all sections (10 to 12 minutes on two cores)
+    python tools/bench.py --only sampling memory   these again, the other lines as they are
+    python tools/bench.py --quick                  does it run? rough figures, nothing is written
+
+Writes data/results/bench.json after each section. The table of README.md is made from the same
+file by tools/readme.py. A section is a function in tests/benchmarks/ and runs in a process of its
+own, so that none has to do with the memory or the threads of another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "data" / "results"
+BENCHMARKS = ROOT / "tests" / "benchmarks"
+SECTIONS = {  # the file of each, in the order of the table
+    "scoring": "speed",
+    "sampling": "speed",
+    "step": "speed",
+    "training": "speed",
+    "generate": "peers",
+    "trainer": "peers",
+    "grpo_peak": "peak",
+    "pretraining_peak": "peak",
+    "memory": "memory",
+    "group_size": "growth",
+    "length": "growth",
+    "width": "growth",
+}
+
+Results = dict[str, Any]
+Measure = Callable[[str, bool], list[Results]]
+
+
+def command(section: str) -> str:
+    """What measures this section alone."""
+    return f"python tools/bench.py --only {section}"
+
+
+def machine() -> Results:
+    """What a ratio depends on."""
+
+    def version(package: str) -> str:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:  # there is no TRL for Python 3.10
+            return ""
+
+    return {
+        "cores": os.cpu_count(),
+        "threads": int(os.environ["MINIGRPO_THREADS"]),
+        "python": platform.python_version(),
+        **{package: version(package) for package in ("torch", "transformers", "trl")},
+    }
+
+
+# --------------------------------------------------------------------------------------------
+# one section
+
+
+def load_section(name: str) -> Callable[[bool], list[Any]]:
+    """The function of a section."""
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.append(str(BENCHMARKS))
+    return getattr(import_module(SECTIONS[name]), name)
+
+
+def measure_here(name: str, quick: bool, to: Path) -> None:
+    """Run a section in this process and leave its lines in a file."""
+    section = load_section(name)
+    if "torch" in sys.modules:  # `memory` has to stay small: it starts processes, which are larger
+        from minigrpo.runtime import setup
+
+        setup(seed=0)
+    to.write_text(json.dumps([line.stored() for line in section(quick)]), "utf-8")
+
+
+def measure_apart(name: str, quick: bool) -> list[Results]:
+    """Run a section in a process of its own; what it prints is shown as it comes."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder, "lines.json")
+        options = ["--only", name, "--child", str(told), *(["--quick"] if quick else [])]
+        subprocess.run([sys.executable, __file__, *options], cwd=ROOT, check=True)
+        return json.loads(told.read_text("utf-8"))
+
+
+# --------------------------------------------------------------------------------------------
+# what is stored
+
+
+def load(folder: Path = FOLDER) -> Results:
+    """What is stored; no lines if nothing is."""
+    path = folder / "bench.json"
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {"machine": {}, "lines": []}
+
+
+def merged(stored: list[Results], section: str, lines: list[Results]) -> list[Results]:
+    """The stored lines with those of one section in place of its old ones, in order of SECTIONS.
+
+    A section that measured nothing (it said why) keeps its old lines; those of a section that
+    does not exist any more are dropped.
+    """
+    if lines:
+        new = [{**line, "section": section, "command": command(section)} for line in lines]
+        stored = [line for line in stored if line["section"] != section] + new
+    order = list(SECTIONS)
+    known = [line for line in stored if line["section"] in order]
+    return sorted(known, key=lambda line: order.index(line["section"]))
+
+
+def save(results: Results, folder: Path = FOLDER) -> None:
+    """Written in one piece."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / "bench.json.part"
+    text = json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False)
+    part.write_text(text + "\n", "utf-8")
+    part.replace(folder / "bench.json")
+
+
+# --------------------------------------------------------------------------------------------
+# what is shown
+
+
+def number(value: float) -> str:
+    """Three digits, or all of them before the point."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def cells(line: Results) -> list[str]:
+    """A line of the table: what, both medians, the ratio with its range, and the target."""
+    ratio = line["ratio"]
+    middle, low, high = (number(ratio[name]) for name in ("median", "low", "high"))
+    spread = middle if low == high else f"{middle} ({low} to {high})"
+    return [
+        line["what"],
+        number(line["ours"]["median"]),
+        f"{number(line['peer']['median'])} ({line['peer']['name']})",
+        spread + (", less is better" if line["better"] == "less" else ""),
+        line["target"],
+    ]
+
+
+def table(results: Results) -> str:
+    """For README.md: one row per line, and below them what they were measured with."""
+    rows = ["| what | minigrpo | peer | ratio | target |", "|---|---|---|---|---|"]
+    rows += ["| " + " | ".join(cells(line)) + " |" for line in results["lines"]]
+    on = results["machine"]
+    threads = "1 thread" if on["threads"] == 1 else f"{on['threads']} threads"
+    names = {"python": "Python", "torch": "torch", "transformers": "transformers", "trl": "TRL"}
+    versions = ", ".join(f"{name} {on[key]}" for key, name in names.items() if on[key])
+    return "\n".join([*rows, "", f"*{on['cores']} cores, {threads}; {versions}.*"])
+
+
+def show(lines: list[Results]) -> None:
+    """Print the lines in aligned columns."""
+    rows = [("what", "minigrpo", "peer", "ratio", "target"), *map(cells, lines)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        padded = (cell.ljust(width) for cell, width in zip(row, widths))
+        print("  ".join(padded).rstrip(), flush=True)
+
+
+# --------------------------------------------------------------------------------------------
+
+
+def run(sections: list[str], quick: bool, measure: Measure, folder: Path = FOLDER) -> list[Results]:
+    """Measure these sections; each is stored when it is done, unless the run is a quick one.
+
+    Raises:
+        ValueError: some sections only, while the other lines are of another machine.
+    """
+    here, stored = machine(), load(folder)
+    results: Results = {"machine": here, "lines": stored["lines"]}
+    if stored["machine"] != here:
+        if not quick and stored["lines"] and set(sections) != set(SECTIONS):
+            raise ValueError(
+                f"the stored lines were measured with {stored['machine']}, and this is {here}: "
+                "measure all sections"
+            )
+        results["lines"] = []
+    found = []
+    for section in sections:
+        print(f"{section} ...", flush=True)
+        began = time.perf_counter()
+        lines = measure(section, quick)
+        print(f"  {section}: {time.perf_counter() - began:.0f} s", flush=True)
+        found += lines
+        results["lines"] = merged(results["lines"], section, lines)
+        if not quick:
+            save(results, folder)
+    return found
+
+
+def main(arguments: list[str] | None = None, measure: Measure = measure_apart) -> None:
+    """Measure, store and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="these sections alone")
+    parser.add_argument("--quick", action="store_true", help="rough figures; nothing is written")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)  # one section, in here
+    options = parser.parse_args(arguments)
+    # One thread unless told otherwise: a second one waits for the first in models this small, and
+    # on a busy machine that would slow the many small calls of the plain way most.
+    os.environ.setdefault("MINIGRPO_THREADS", "1")
+    sections = options.only or list(SECTIONS)
+    if options.child:
+        measure_here(sections[0], options.quick, options.child)
+        return
+    show(run(sections, options.quick, measure))
+    if options.quick:
+        print("a quick run: rough figures, nothing is written")
+    else:
+        print("written: data/results/bench.json; tools/readme.py brings it into README.md")
+
+
+if __name__ == "__main__":
+    main()
