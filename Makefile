@@ -15,12 +15,13 @@ SCALE ?=
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab test execute bench results checkpoint clean
+.PHONY: help course lab test test-browser execute bench results checkpoint clean
 
 help:
 	@echo 'make course        execute every notebook and write readable pages to build/course/'
 	@echo 'make lab           open the notebooks in JupyterLab'
 	@echo 'make test          lint, unit tests, and every notebook compared with its stored output'
+	@echo 'make test-browser  JupyterLab and the pages in a headless Chromium'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside peers; the run of notebook 03 with five seeds'
 	@echo 'make results       repeat the run of notebook 06 and its experiments over several seeds'
@@ -46,6 +47,10 @@ lab: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@$(ACTIVE) tools/check.py
+
+test-browser: $(VENV)/.installed-dev
+	$(PIP) install 'playwright>=1.50,<2'
+	$(ACTIVE) -m pytest -q -m browser tests/test_browser.py
 
 bench: $(VENV)/.installed-dev
 	$(ACTIVE) tools/bench.py
