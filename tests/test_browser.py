@@ -154,9 +154,9 @@ LOOK = """() => {
     const fits = image => image.naturalWidth && box(image).width <= innerWidth;
     const style = element => getComputedStyle(element);
     return {
-        clipped: [...document.querySelectorAll(
-            ".jp-RenderedHTMLCommon, .jp-InputArea-editor, .jp-OutputArea-output")].filter(
-            e => e.scrollWidth > e.clientWidth + 1 && style(e).overflowX !== "auto").length,
+        // Wide tables and code scroll in themselves; the text beside them must not.
+        clipped: [...document.querySelectorAll(".jp-RenderedHTMLCommon")].filter(
+            e => e.scrollWidth > e.clientWidth + 1).length,
         scrolls: document.documentElement.scrollWidth > innerWidth,
         formulas: [...document.querySelectorAll("svg[role=img]")].filter(e => !drawn(e)).length,
         pictures: [...document.images].filter(e => !fits(e)).length,
@@ -188,7 +188,7 @@ def test_pages_can_be_read_without_a_network(browser, pages, width):
         page.goto(path.as_uri())
         seen = page.evaluate(LOOK)
         assert not seen["scrolls"], f"{path.name}: the text scrolls sideways at {size['width']}"
-        assert not seen["clipped"], f"{path.name}: {seen['clipped']} cells are cut off at the side"
+        assert not seen["clipped"], f"{path.name}: {seen['clipped']} texts are wider than the page"
         assert not seen["formulas"], f"{path.name}: {seen['formulas']} formulas are not drawn"
         assert not seen["pictures"], f"{path.name}: {seen['pictures']} figures are too wide"
         screenshot(page, f"{path.stem}-{width}")
