@@ -26,7 +26,7 @@ BLUE, ORANGE, GREEN, PINK, BLACK, GREY = (
 
 COURSE = (
     ("I: a policy", ("01 char GPT", "02 sequence\nprobability", "03 sequence\nGRPO")),
-    ("II: the algorithm", ("04 the\nobjective", "05 a Llama\nthat answers", "06 GRPO")),
+    ("II: the algorithm", ("04 the\nobjective", "05 a Llama\nthat\nanswers", "06 GRPO")),
     ("III: in the wild", ("07 bug\nclinic", "08 real\nmodels", "09 scaling\nout")),
 )
 

@@ -175,6 +175,12 @@ TOKEN_LOG_PROBS = Exercise(
             "These are probabilities. Their logarithms are asked for: log_softmax.",
         ),
         Answer(
+            "sign",
+            lambda z, ids: -token_log_probs(z, ids),
+            "The sign is turned round: these are the losses of the tokens. A log-prob is never "
+            "above 0.",
+        ),
+        Answer(
             "the likeliest token",
             lambda z, ids: z.log_softmax(-1)[:, :-1].amax(-1),
             "You score the likeliest token at each position, not the one that stands in the text.",
@@ -365,6 +371,19 @@ SEQUENCE_RATIO = Exercise(
             "The mask is not used: what stands after the end of a row enters the ratio.",
         ),
         Answer(
+            "times the mask",
+            lambda new, old, mask: ((new - old) * mask).sum(-1).exp(),
+            "You multiply by the mask. That works until something infinite or NaN stands under a "
+            "0, because 0 * NaN is NaN. Choose with torch.where instead, before you subtract.",
+        ),
+        Answer(
+            "masked too late",
+            lambda new, old, mask: torch.where(mask.bool(), (new - old).exp(), 1.0).prod(-1),
+            "The number is right, but its gradient is not: on the way back the 0 of what is not "
+            "chosen meets the exp of garbage, and 0 * NaN is NaN. Mask the log-probs before you "
+            "subtract.",
+        ),
+        Answer(
             "quotient of probabilities",
             lambda new, old, mask: _real(new, mask).sum(-1).exp() / _real(old, mask).sum(-1).exp(),
             "You take exp first and divide then. The probability of a long text underflows to 0, "
@@ -400,9 +419,9 @@ SEQUENCE_RATIO = Exercise(
         Case(
             "ragged rows, garbage after the end",
             (
-                torch.tensor([[-1.0, -2.0, NAN], [-3.0, -INF, INF]]),
-                torch.tensor([[-1.5, -1.75, -INF], [-2.5, NAN, 0.0]]),
-                torch.tensor([[1, 1, 0], [1, 0, 0]]).bool(),  # as `sample` returns it
+                torch.tensor([[-1.0, -2.0, NAN], [-3.0, -INF, INF], [-1.0, -2.0, -9.0]]),
+                torch.tensor([[-1.5, -1.75, -INF], [-2.5, NAN, 0.0], [-1.25, -2.5, -8.0]]),
+                torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 0]]).bool(),  # as `sample` returns it
             ),
         ),
         Case(
@@ -497,6 +516,18 @@ COMPLETION_MASK = Exercise(
             lambda ids, eos: _loop(ids, eos) & (ids == eos).any(1, keepdim=True),
             "A row without an EOS was cut off at the longest length allowed. All of its tokens "
             "are real, but your mask has none of them.",
+        ),
+        Answer(
+            "argmax in a row without EOS",
+            lambda ids, eos: torch.arange(4) <= (ids == eos).long().argmax(1, keepdim=True),
+            "In a row without an EOS argmax says 0, as if the first token were one, and your mask "
+            "keeps that token alone. Such a row was cut off at the limit: all its tokens are real.",
+        ),
+        Answer(
+            "up to the second EOS",
+            lambda ids, eos: (ids == eos).cumsum(1) <= 1,
+            "You keep what comes after the first EOS, up to the next one. The count of EOS is 1 "
+            "at the first EOS and behind it too: count those *before* a position.",
         ),
     ),
     cases=(

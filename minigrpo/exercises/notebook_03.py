@@ -215,7 +215,8 @@ GROUP_ADVANTAGES = Exercise(
             _grouped(lambda g: _centred(g) / (_std(g) + 1e-4)),
             "The formula is right. But in float32 the mean of equal rewards is not exactly that "
             "reward, and dividing the rest by 1e-4 makes a signal of a rounding error. Set the "
-            "advantages of a group whose rewards are all equal to exactly 0.",
+            "advantages of a group whose rewards are all equal to exactly 0. (Its std, as "
+            "computed, need not be 0 either: compare the rewards.)",
         ),
         *_twice(
             "mean and std of the batch",
@@ -285,6 +286,12 @@ GROUP_ADVANTAGES = Exercise(
             "advantages far from 0. Add 1e-4, and set such a group to exactly 0 yourself.",
         ),
         Answer(
+            "guard on a small std",
+            _grouped(lambda g: torch.where(_std(g) < 1e-5, 0.0, _centred(g) / (_std(g) + 1e-4))),
+            "You give 0 to a group whose std is small. Its rewards differ, if only by a hair, and "
+            "the 1e-4 sees to it that a hair counts little. Ask whether they are all equal.",
+        ),
+        Answer(
             "std at least 1e-6",
             _grouped(lambda g: _centred(g) / _std(g).clamp(min=1e-6)),
             "You keep the std above 1e-6, which is hardly more than the rounding error of float32: "
@@ -317,12 +324,10 @@ GROUP_ADVANTAGES = Exercise(
                 4,
             ),
         ),
-        # Whatever the order of the sum, in float32 seven times 0.8 over 7 is not 0.8.
-        Case(
-            "equal rewards, in float32",
-            (torch.tensor([0.8] * 7 + [0.0] * 7), 7),
-            as_given=True,
-        ),
+        # Whatever the order of the sum, in float32 seven times 0.8 over 7 is not 0.8. (And alone
+        # in the batch such a group has a std that is not 0.)
+        Case("equal rewards, in float32", (torch.full((7,), 0.8), 7), as_given=True),
+        Case("rewards that differ by a hair", (torch.tensor([0.0, 1e-6, 0.0, 0.0]), 4)),
     ),
     hints=(
         "Which rewards may a completion be compared with? Bring them into one row each.",
@@ -330,6 +335,8 @@ GROUP_ADVANTAGES = Exercise(
         "Where groups.amax(dim=1, keepdim=True) equals groups.amin(dim=1, keepdim=True), "
         "torch.where puts 0.0; .flatten() at the end.",
     ),
+    # Asks whether the std is 0, which the std of equal numbers need not be.
+    lapses=(_grouped(lambda g: torch.where(_std(g) == 0, 0.0, _centred(g) / (_std(g) + 1e-4))),),
 )
 
 

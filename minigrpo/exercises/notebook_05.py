@@ -489,6 +489,11 @@ GRADE = Exercise(
             "one, and nothing but the answer span follows.",
         ),
         Answer(
+            "EOS in the thought",
+            _spelled("[-+E]*tA[+]aE"),
+            "You allow an EOS in the thought. The text ended there; nothing after it counts.",
+        ),
+        Answer(
             "words before the answer",
             _spelled("[-+]*t[-+]*A[+]aE"),
             "You allow words between </think> and <answer>. That is thinking outside the thought. "
@@ -627,6 +632,10 @@ GRADE = Exercise(
         Case(
             "a second </think>",
             (_written(7, END_THINK, 1, END_THINK, ANSWER, 4, END_ANSWER, EOS), 4, TAGS),
+        ),
+        Case(
+            "an EOS in the thought",
+            (_written(7, EOS, 1, END_THINK, ANSWER, 4, END_ANSWER, EOS), 4, TAGS),
         ),
         Case(
             "a word between </think> and <answer>",
