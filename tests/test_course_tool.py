@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import nbformat
@@ -183,14 +184,17 @@ class Terminal:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_line_is_updated_on_a_terminal_only(monkeypatch, live):
+def test_board_is_updated_on_a_terminal_only(monkeypatch, live):
     terminal = Terminal(live)
     monkeypatch.setattr("sys.stdout", terminal)
-    line = course.Line("[1/2] 01_one")
-    line.update(12, 48)
-    line.end("48 cells in 3.0 s")
-    assert ("\r\x1b[K[1/2] 01_one ... cell 12/48" in terminal.text) == live
-    assert terminal.text.endswith("[1/2] 01_one: 48 cells in 3.0 s\n")
+    board = course.Board()
+    board.update("01_one", 12, 48)
+    board.update("02_two", 3, 30)
+    board.end("01_one", "[1/2] 01_one: 48 cells in 3.0 s")
+    board.update("02_two", 4, 30)
+    assert ("\r\x1b[K01_one 12/48   02_two 3/30" in terminal.text) == live
+    assert ("\r\x1b[K[1/2] 01_one: 48 cells in 3.0 s\n" in terminal.text) == live
+    assert terminal.text.endswith("\r\x1b[K02_two 4/30" if live else "48 cells in 3.0 s\n")
     assert terminal.text.count("\n") == 1
 
 
@@ -201,6 +205,7 @@ def test_line_is_updated_on_a_terminal_only(monkeypatch, live):
 @pytest.mark.kernel
 def test_run_writes_pages_and_an_index(folder, capsys, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")  # would leave the notebook without its figure
+    monkeypatch.setattr(course, "AT_A_TIME", 1)  # with two, 02 might be done when 01 fails
     nbformat.write(
         notebook("import minigrpo\n\nfile = open('../README.md')", FIGURE, title="A & B"),
         folder / "01_one.ipynb",
@@ -304,6 +309,45 @@ def test_execute_leaves_alone_what_is_not_fit(folder, capsys, source, tags, find
     printed = capsys.readouterr()
     assert "01_one.ipynb is left as it was: code cell 1 (id cell-1) " + finding in printed.err
     assert (folder / "01_one.ipynb").read_bytes() == before
+
+
+@pytest.mark.kernel
+def test_run_has_two_going_at_a_time(folder, capsys, monkeypatch):
+    wait = """import os
+import time
+
+mine, other = {names!r}
+open(mine, "w").close()
+began = time.time()
+while not os.path.exists(other):
+    assert time.time() - began < 60, "the other one never began"
+assert os.environ["MINIGRPO_THREADS"] == "1\""""
+    for name, names in (("01_one", ("one", "two")), ("02_two", ("two", "one"))):
+        nbformat.write(notebook(wait.format(names=names)), folder / f"{name}.ipynb")
+    monkeypatch.setattr(course, "AT_A_TIME", 2)
+    monkeypatch.delenv("MINIGRPO_THREADS", raising=False)
+    assert call("run", folder) == 0
+    assert capsys.readouterr().out.count("1 cells in") == 2
+
+    # When one fails, the other is stopped; what comes after both never begins.
+    nbformat.write(notebook("1 / 0"), folder / "01_one.ipynb")
+    nbformat.write(notebook("import time", "time.sleep(100)"), folder / "02_two.ipynb")
+    nbformat.write(notebook("1"), folder / "03_three.ipynb")
+    began = time.perf_counter()
+    assert call("run", folder) == 1
+    assert time.perf_counter() - began < 50
+    printed = capsys.readouterr()
+    assert "FAILED: 01_one.ipynb, code cell 1 (id cell-1): ZeroDivisionError" in printed.err
+    assert "[2/3] 02_two: stopped after" in printed.out and "03_three" not in printed.out
+    assert files(folder.parent / "build") == ["index.html"]
+
+
+def test_one_of_several_kernels_gets_one_thread(monkeypatch):
+    monkeypatch.delenv("MINIGRPO_THREADS", raising=False)
+    assert "MINIGRPO_THREADS" not in course.kernel_environment()
+    assert course.kernel_environment(2)["MINIGRPO_THREADS"] == "1"
+    monkeypatch.setenv("MINIGRPO_THREADS", "4")
+    assert course.kernel_environment(2)["MINIGRPO_THREADS"] == "4"
 
 
 def test_kernel_imports_the_package_from_anywhere(monkeypatch):

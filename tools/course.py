@@ -4,13 +4,15 @@
     python tools/course.py execute [--only 02]    the notebooks in place, as they are committed
 
 Both execute the notebooks of notebooks/ in order, each in a fresh kernel, and stop at the first
-failure with exit status 1. A notebook that needs more than the packages of requirements.txt is left
-out, unless `--scale` or its number asks for it.
+failure with exit status 1; `run` has two of them going at a time where there are two cores. A
+notebook that needs more than the packages of requirements.txt is left out, unless `--scale` or its
+number asks for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import copy
 import html
 import os
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
@@ -38,6 +41,8 @@ NEEDS = {"09_scaling_out": "trl"}
 GLOSSARY = "GLOSSARY.md"
 """In the folder above the notebooks; it gets a page too."""
 TRACEBACK_LINES = 12  # of a failure, the last ones: they name the line and the error
+AT_A_TIME = min(2, os.cpu_count() or 1)
+"""Notebooks that `run` has going: with a core each they are done sooner than one with all cores."""
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 OVERWRITTEN = re.compile(r"^.*\r(?=[^\n])", re.MULTILINE)  # what nbval drops too
@@ -103,18 +108,23 @@ def read(path: Path) -> NotebookNode:
     return nb
 
 
-def kernel_environment() -> dict[str, str]:
-    """The environment of a kernel: imports minigrpo from any folder, draws figures inline."""
+def kernel_environment(at_a_time: int = 1) -> dict[str, str]:
+    """The environment of a kernel: imports minigrpo from any folder, draws figures inline.
+
+    One of several kernels gets a single thread, unless the user has set the number.
+    """
+    alone = {} if at_a_time == 1 else {"MINIGRPO_THREADS": "1"}
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
+        **alone,
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }
 
 
-def execute(
-    path: Path, timeout: float, progress: Progress = lambda cell, cells: None
+async def execute(
+    path: Path, timeout: float, progress: Progress, at_a_time: int = 1
 ) -> NotebookNode:
     """Execute the notebook at `path` in a fresh kernel, in its own folder.
 
@@ -122,6 +132,7 @@ def execute(
         path: the notebook; the file is left as it is.
         timeout: seconds that one cell may take.
         progress: called before each code cell.
+        at_a_time: how many notebooks are being executed.
 
     Returns:
         The executed notebook, in the form it is committed in.
@@ -150,11 +161,12 @@ def execute(
         timeout=timeout,
         resources={"metadata": {"path": str(path.parent)}},
         on_cell_start=starting,
+        shutdown_kernel="immediate",  # one that is busy would be waited for
     )
     # The log of the kernel process: its advice would break the lines of progress.
     log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
     try:
-        client.execute(env=kernel_environment(), stderr=log)
+        await client.async_execute(env=kernel_environment(at_a_time), stderr=log)
     except CellExecutionError as error:
         # nbclient puts the cell's source and output first, and a line of dashes after them.
         traceback = ANSI.sub("", error.traceback).rstrip().rpartition("-" * 18 + "\n")[2]
@@ -167,7 +179,7 @@ def execute(
         what = "DeadKernelError: the kernel died (out of memory, or interrupted?)"
         raise _failure(path, at, "\n".join([what, *_last_lines(log)])) from error
     except AssertionError as error:
-        # After Ctrl-C nbclient shuts the kernel down twice, and stumbles the second time.
+        # After Ctrl-C nbclient shuts a kernel down twice, and stumbles the second time.
         raise KeyboardInterrupt from error
     except (RuntimeError, OSError) as error:
         what = f"{type(error).__name__}: {error}"
@@ -405,45 +417,61 @@ def write_index(folder: Path, out: Path) -> None:
 # the two commands
 
 
-class Line:
-    """One line per notebook: on a terminal updated in place, elsewhere only its last state."""
+class Board:
+    """A line per notebook when it has ended; on a terminal also one of what is going on."""
 
-    def __init__(self, head: str) -> None:
-        self.head = head
-        self.start = time.perf_counter()
+    def __init__(self) -> None:
+        self.going: dict[str, str] = {}
         self.live = sys.stdout.isatty()
 
-    def update(self, cell: int, cells: int) -> None:
-        """Say how far the notebook is."""
+    def update(self, name: str, cell: int, cells: int) -> None:
+        """Say how far a notebook is."""
+        self.going[name] = f"{name} {cell}/{cells}"
         if self.live:
-            print(f"\r\x1b[K{self.head} ... cell {cell}/{cells}", end="", flush=True)
+            print("\r\x1b[K" + "   ".join(self.going.values()), end="", flush=True)
 
-    def end(self, state: str) -> None:
-        """Say what became of the notebook."""
+    def end(self, name: str, line: str) -> None:
+        """Say what became of it."""
+        self.going.pop(name, None)
         if self.live:
             print("\r\x1b[K", end="")
-        print(f"{self.head}: {state}", flush=True)
-
-    @property
-    def seconds(self) -> float:
-        """The time since the line began."""
-        return time.perf_counter() - self.start
+        print(line, flush=True)
 
 
-def each(
-    paths: list[Path], timeout: float, done: Callable[[NotebookNode, Path, float], None]
+async def each(
+    paths: list[Path],
+    timeout: float,
+    done: Callable[[NotebookNode, Path, float], None],
+    at_a_time: int = 1,
 ) -> None:
-    """Execute notebooks one after the other and hand each to `done`; stop at the first failure."""
-    for number, path in enumerate(paths, start=1):
-        line = Line(f"[{number}/{len(paths)}] {path.stem}")
-        try:
-            nb = execute(path, timeout, line.update)
-            done(nb, path, line.seconds)
-        except BaseException:
-            line.end(f"stopped after {line.seconds:.1f} s")
-            raise
-        cells = sum(cell.cell_type == "code" for cell in nb.cells)
-        line.end(f"{cells} cells in {line.seconds:.1f} s")
+    """Execute notebooks in order and hand each to `done`; at the first failure all stop."""
+    # asyncio would print the whole traceback of a Ctrl-C; failures come out of gather.
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    board, waiting = Board(), iter(enumerate(paths, start=1))
+    at_a_time = min(at_a_time, len(paths))
+
+    async def one_after_the_other() -> None:
+        for number, path in waiting:  # which is shared: each takes what nobody has taken
+            head, began = f"[{number}/{len(paths)}] {path.stem}", time.perf_counter()
+            try:
+                progress = partial(board.update, path.stem)
+                nb = await execute(path, timeout, progress, at_a_time)
+                seconds = time.perf_counter() - began
+                done(nb, path, seconds)
+            except BaseException:
+                seconds = time.perf_counter() - began
+                board.end(path.stem, f"{head}: stopped after {seconds:.1f} s")
+                raise
+            cells = sum(cell.cell_type == "code" for cell in nb.cells)
+            board.end(path.stem, f"{head}: {cells} cells in {seconds:.1f} s")
+
+    tasks = [asyncio.create_task(one_after_the_other()) for _ in range(at_a_time)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # one that has ended does not mind
+        await asyncio.gather(*tasks, return_exceptions=True)  # until their kernels are gone
 
 
 def run(paths: list[Path], out: Path, timeout: float) -> None:
@@ -459,7 +487,7 @@ def run(paths: list[Path], out: Path, timeout: float) -> None:
         write_page(nb, path, out, seconds)
         write_index(folder, out)
 
-    each(paths, timeout, done)
+    asyncio.run(each(paths, timeout, done, AT_A_TIME))
     print(f"read on: {out / 'index.html'}")
 
 
@@ -472,7 +500,7 @@ def execute_in_place(paths: list[Path], timeout: float) -> None:
             raise CourseError(f"{path.name} is left as it was: " + "\n  ".join(findings))
         write(path, as_json(nb))
 
-    each(paths, timeout, done)
+    asyncio.run(each(paths, timeout, done))
 
 
 def main(arguments: list[str] | None = None) -> int:
