@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from minigrpo.logprobs import is_whole_number
+from minigrpo.pretrain import documents_batch
 from minigrpo.rewards import Tags, answer_reward
 from minigrpo.sampling import Rollouts, sample
 
@@ -256,15 +257,7 @@ def warmup_batch(
     Returns:
         ids (n, S), padded on the right, and the loss mask (n, S), 1 on what is to be learned.
     """
-    documents = warmup_documents(n, generator, **options)
-    width = max(len(given) + len(learned) for given, learned in documents)
-    ids = torch.full((n, width), PAD)
-    mask = torch.zeros(n, width, dtype=torch.bool)
-    for row, (given, learned) in enumerate(documents):
-        end = len(given) + len(learned)
-        ids[row, :end] = torch.tensor([*given, *learned])
-        mask[row, len(given) : end] = True
-    return ids, mask
+    return documents_batch(warmup_documents(n, generator, **options), PAD)
 
 
 # --------------------------------------------------------------------------------------------

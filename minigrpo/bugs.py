@@ -52,12 +52,17 @@ def terms(**bugs: Bug) -> Switch:
     return lambda: exchanged(objective, bugs)
 
 
-def score(model: nn.Module, rollouts: Rollouts) -> Tensor:
+def score(model: nn.Module, rollouts: Rollouts, temperature: float = 1.0) -> Tensor:
     """The completions' log-probs as the loop computes them, bug and all. (N, T)"""
     r = rollouts
     with torch.no_grad():
         return grpo.completion_log_probs_and_entropy(
-            model, r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask
+            model,
+            r.prompt_ids,
+            r.prompt_mask,
+            r.completions,
+            r.completion_mask,
+            temperature=temperature,
         )[0]
 
 
@@ -66,7 +71,7 @@ def scored_twice(healthy: Function) -> Function:
 
     def sample(model: nn.Module, *args: Any, **options: Any) -> Rollouts:
         rollouts = healthy(model, *args, **options)
-        return replace(rollouts, log_probs=score(model, rollouts))
+        return replace(rollouts, log_probs=score(model, rollouts, options["temperature"]))
 
     return sample
 
@@ -157,7 +162,7 @@ def one_batch_late(healthy: Function) -> Function:
     def sample(model: nn.Module, *args: Any, **options: Any) -> Rollouts:
         rollouts = healthy(model, *args, **options)
         old = earlier.pop() if earlier else model
-        log_probs = score(old, rollouts)
+        log_probs = score(old, rollouts, options["temperature"])
         earlier.append(copy.deepcopy(model))
         return replace(rollouts, log_probs=log_probs)
 

@@ -34,7 +34,7 @@ from minigrpo.experiments import SUMMIT
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.llama import load_policy
-from minigrpo.rewards import Tags, TextTask, answer_reward, letter_share
+from minigrpo.rewards import Tags, TextTask, letter_share, split_parts
 from minigrpo.runtime import atomic_path, data_folder
 
 # --------------------------------------------------------------------------------------------
@@ -286,12 +286,11 @@ def complaint(patient: Patient) -> str | None:
 
 def nearness(completion: Tensor, answer: int, tags: Tags, *, given: int) -> float:
     """1 for the right answer, 0.2 less for each step that it is off on the ring of ten digits."""
-    steps = {(answer + off) % 10: abs(off) for off in range(-4, 6)}
-    paid = [
-        answer_reward(completion, digit, tags, given=given) * (1 - off / 5)
-        for digit, off in steps.items()
-    ]
-    return sum(paid)
+    parts = split_parts(completion, tags, given=given)
+    if parts is None or len(parts.answer) != 1 or parts.answer[0] not in range(10):
+        return 0.0
+    off = abs(parts.answer[0] - answer)
+    return 1 - min(off, 10 - off) / 5
 
 
 class Ragged(Arithmetic):
@@ -669,7 +668,7 @@ PATIENTS: tuple[Patient, ...] = (
         base=char_gpt,
     ),
 )
-"""In the order of the wards' tour; `PATIENTS[i].name` is the diagnosis."""
+"""Every bug of the clinic; its name is the diagnosis."""
 
 
 def record(name: str) -> Patient:

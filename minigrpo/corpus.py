@@ -128,7 +128,7 @@ def fetch(url: str = URL) -> bytes:
     for _ in range(ATTEMPTS):
         try:
             raw = _download(url)
-        except requests.RequestException as error:
+        except (OSError, ValueError) as error:  # requests has its own, and lets others through
             reason = _plain_reason(error)
             continue
         try:
@@ -162,7 +162,7 @@ def _download(url: str) -> bytes:
     return raw
 
 
-def _plain_reason(error: requests.RequestException) -> str:
+def _plain_reason(error: Exception) -> str:
     if isinstance(error, requests.HTTPError):
         return f"the server answered {error.response.status_code} {error.response.reason}"
     if isinstance(error, requests.Timeout) or "timed out" in str(error):

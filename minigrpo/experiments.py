@@ -7,7 +7,7 @@ one thing is different: a term of the objective, the task, the base model, the k
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from minigrpo.arithmetic import EOS, PAD, Arithmetic, evaluate, warmup_batch
 from minigrpo.grpo import GRPOConfig, train_grpo
-from minigrpo.llama import WARMUP, WARMUP_ROWS, tiny_llama, warm_up
+from minigrpo.llama import WARMUP, tiny_llama, warm_up
 from minigrpo.objective import VARIANTS
 from minigrpo.pretrain import PretrainConfig, pretrain
 from minigrpo.rewards import Tags, format_reward, think_reward
@@ -127,8 +127,9 @@ def run(
         every: steps between two points.
         n: questions per evaluation.
     """
-    policy = copy.deepcopy(base)
-    if experiment.own_base is not None:
+    if experiment.own_base is None:
+        policy = copy.deepcopy(base)
+    else:
         policy = tiny_llama(seed).to(next(base.parameters()).device)
         for _ in warm_up(policy, replace(WARMUP, seed=seed), **experiment.own_base):
             pass
@@ -150,7 +151,12 @@ def run(
 
 
 def _supervised(
-    policy: nn.Module, complete: float, seed: int, steps: int, every: int, measure: Any
+    policy: nn.Module,
+    complete: float,
+    seed: int,
+    steps: int,
+    every: int,
+    measure: Callable[[nn.Module], Mapping[str, float]],
 ) -> Iterator[Point]:
     """As many updates as `steps` of the summit, on batches of as many rows."""
     config = PretrainConfig(
@@ -161,7 +167,8 @@ def _supervised(
         warmup=0,
         seed=seed + 1,  # other documents than those of the warm-up
     )
-    documents = partial(warmup_batch, WARMUP_ROWS, complete=complete)
+    rows = SUMMIT.prompts_per_step * SUMMIT.group_size
+    documents = partial(warmup_batch, rows, complete=complete)
     for m in pretrain(policy, documents, config):
         if m.step % (every * SUMMIT.inner_epochs) == 0 or m.step == config.steps:
             yield Point(m.step // SUMMIT.inner_epochs, m.seconds, measure(policy))

@@ -112,7 +112,8 @@ class MultiHeadAttention(nn.Module):
         """x (N, S, width) -> (N, S, width).
 
         mask: bool, broadcastable to (N, 1, S, keys), True = may read; None means plain causal
-        attention. cache: keys and values of earlier tokens, extended in place under `layer`.
+        attention, which fits only without earlier tokens or with a single new one (S = 1).
+        cache: keys and values of earlier tokens, extended in place under `layer`.
         """
         split = (*x.shape[:2], self.num_heads, -1)
         q, k, v = (
@@ -297,7 +298,7 @@ def load_gpt(path: str | Path) -> GPT:
     try:
         with safe_open(path, framework="pt") as file:
             config = GPTConfig(**json.loads((file.metadata() or {})["config"]))
-            weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+            weights = {name: file.get_tensor(name).float() for name in file.keys()}
         model = GPT(config)
         model.load_state_dict(weights)
     except (SafetensorError, KeyError, TypeError, RuntimeError, ValueError) as error:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Number
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -23,7 +24,12 @@ from minigrpo.logprobs import (
     completion_log_probs_and_entropy,
     is_whole_number,
 )
-from minigrpo.objective import equal_groups, group_advantages, grpo_loss
+from minigrpo.objective import (
+    ADVANTAGE_SETTINGS,
+    equal_groups,
+    group_advantages,
+    grpo_loss,
+)
 from minigrpo.runtime import atomic_path
 from minigrpo.sampling import Rollouts, is_stop, left_pad, sample, stop_ids
 
@@ -103,9 +109,16 @@ class GRPOConfig:
     check: bool = True
 
     def __post_init__(self) -> None:
-        counts = "steps prompts_per_step max_new_tokens inner_epochs evaluate_every save_every"
-        for name in (*counts.split(), *["minibatch_size"] * (self.minibatch_size is not None)):
+        for field in fields(self):
+            object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
+        counts = (
+            "steps prompts_per_step group_size max_new_tokens inner_epochs minibatch_size "
+            "evaluate_every save_every"
+        )
+        for name in counts.split():
             value = getattr(self, name)
+            if name == "minibatch_size" and value is None:
+                continue
             if not is_whole_number(value) or value < 1:
                 raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
         if not is_whole_number(self.warmup_steps) or self.warmup_steps < 0:
@@ -126,13 +139,20 @@ class GRPOConfig:
     @property
     def advantages(self) -> dict[str, Any]:
         """The settings of `group_advantages`."""
-        return {name: getattr(self, name) for name in ("scale", "baseline", "eps")}
+        return {name: getattr(self, name) for name in ADVANTAGE_SETTINGS}
 
     @property
     def loss(self) -> dict[str, Any]:
         """The settings of `grpo_loss`."""
         names = "level clip surrogate how kl_weight estimator kl_correction entropy_weight".split()
         return {"max_length": self.max_new_tokens, **{name: getattr(self, name) for name in names}}
+
+
+def _plain(value: Any) -> Any:
+    """Python's number for one of numpy, with which torch.load would refuse a checkpoint."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_plain, value))
+    return value.item() if isinstance(value, Number) and hasattr(value, "item") else value
 
 
 @dataclass(frozen=True)
@@ -143,7 +163,8 @@ class StepMetrics:
         step: steps done so far.
         reward, reward_std: mean and std over the batch.
         frac_reward_zero_std: share of groups whose rewards are all equal.
-        loss: 0 at the first update of a batch, whatever is learned (the advantages sum to 0).
+        loss: says little: without a KL and with all rows weighing the same ("sequence_mean"), it is
+            0 at the first update of a batch whatever is learned, because the advantages sum to 0.
         kl: mean estimate per token, nats, to the reference policy; None if it is not computed.
         entropy: mean per token, nats.
         clip_low, clip_high: share of ratios whose gradient the clip stopped.
@@ -211,22 +232,32 @@ def train_grpo(
             process's share.
         task: prompts and rewards.
         config: how to train.
-        evaluate: measures the policy, called every `config.evaluate_every` steps. It has to use
-            generators of its own.
+        evaluate: measures the policy (which it gets without DistributedDataParallel), called
+            every `config.evaluate_every` steps. It has to use generators of its own.
         checkpoint: a file. If it exists, training goes on from it as if it had never stopped (to
             the bit); every `config.save_every` steps it is written anew, in one piece.
 
     Raises:
         ValueError: a task that returns something else than it should (too few prompts or rewards,
-            NaN); a checkpoint that belongs to another policy or config.
+            NaN); a checkpoint that is a folder, or belongs to another policy or config, or to
+            several processes without `split_invariant`.
         RuntimeError: a reward function that raises; a check that fails (see `GRPOConfig.check`).
         FloatingPointError: loss or gradient are not finite; the policy is left as it was before
             that update.
     """
     state = _State(policy, config)
-    if checkpoint is not None and Path(checkpoint).is_file():
-        state.load(Path(checkpoint))
-    return _steps(state, task, evaluate, None if checkpoint is None else Path(checkpoint))
+    path = None if checkpoint is None else Path(checkpoint)
+    if path is not None:
+        if path.is_dir():
+            raise ValueError(f"checkpoint: expected the name of a file, got the folder {path}")
+        if parallel.world_size() > 1 and not config.split_invariant:
+            raise ValueError(
+                "checkpoint: expected split_invariant=True with several processes, because one "
+                "file does not hold the random state of each, got False"
+            )
+        if path.is_file():
+            state.load(path)
+    return _steps(state, task, evaluate, path)
 
 
 def _steps(
@@ -249,7 +280,7 @@ def _steps(
             if save and parallel.rank() == 0:
                 state.save(checkpoint)
             due = evaluate is not None and (last or step % config.evaluate_every == 0)
-            evaluation = dict(evaluate(policy)) if due else {}
+            evaluation = dict(evaluate(parallel.unwrapped(policy))) if due else {}
             yield replace(metrics, seconds=seconds, evaluation=evaluation)
     finally:
         policy.train(was_training)
@@ -351,7 +382,7 @@ def _learn(
             loss = loss * parallel.loss_weight(batch.completion_mask, config.how)
             metrics["loss"] = loss.item()
             if config.check and not updates:
-                _check_first_update(log_probs, batch, metrics, step)
+                _check_first_update(state.policy, log_probs, batch, metrics, step)
             metrics["grad_norm"] = _update(state, loss, metrics, step)
             updates.append(metrics)
     return updates
@@ -396,10 +427,11 @@ def _update(state: _State, loss: Tensor, metrics: Mapping[str, float], step: int
 
 
 def _check_first_update(
-    log_probs: Tensor, batch: Rollouts, metrics: Mapping[str, float], step: int
+    policy: nn.Module, log_probs: Tensor, batch: Rollouts, metrics: Mapping[str, float], step: int
 ) -> None:
     """Before the first update the policy is still the one that sampled, and the reference."""
-    half = log_probs.dtype in (torch.float16, torch.bfloat16)
+    # Of the weights: log-probs are float32 even where the logits are of half precision.
+    half = next(policy.parameters()).dtype in (torch.float16, torch.bfloat16)
     tolerance = 0.2 if half else 1e-3  # cached and uncached sums round differently
     mask = batch.completion_mask
     off = torch.where(mask, log_probs.detach() - batch.log_probs, 0.0).abs().max().item()

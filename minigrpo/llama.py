@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import (
@@ -74,7 +73,7 @@ def tiny_llama(seed: int = 0) -> LlamaForCausalLM:
         eos_token_id=EOS,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return LlamaForCausalLM(config).eval()
 
 
@@ -116,8 +115,11 @@ def save_policy(
 
     Raises:
         FileExistsError: something else has this name, and would be lost.
+        ValueError: the working folder, which could not be replaced.
     """
-    folder = Path(os.path.abspath(folder))  # so that "." has a name, too
+    folder = Path(folder).resolve()  # so that "." has a name, and a link stays one
+    if folder == Path.cwd():
+        raise ValueError(f"folder: expected another than the working folder, got {folder}")
     if folder.exists():
         there = {f.name for f in folder.iterdir()} if folder.is_dir() else {"a file"}
         if there - SAVED_FILES:
@@ -161,7 +163,7 @@ def load_policy(folder: str | Path | None = None) -> LlamaForCausalLM:
         policy, report = LlamaForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # transformers raises whatever the broken file leads it to
         raise ValueError(
             f"folder: expected one that save_policy wrote, but {folder} cannot be read ({error})"
         ) from error

@@ -157,9 +157,18 @@ def completion_log_probs_and_entropy(
         log-probs and entropies (N, T) in nats, both with gradient, both exactly 0 where masked.
 
     Raises:
-        ValueError: logits of a real token that are no distribution, or a setting out of range.
+        ValueError: masks of a wrong shape, a prompt without a token or padded on the right, logits
+            of a real token that are no distribution, or a setting out of range.
     """
     check_sampling_settings(temperature)
+    check_mask("prompt_mask", prompt_mask, prompt_ids.shape)
+    if not prompt_mask.bool()[:, -1].all():
+        raise ValueError("prompt_mask: expected prompts padded on the left, got padding at the end")
+    if completion_mask.shape != completions.shape:
+        raise ValueError(
+            f"completion_mask: expected shape {tuple(completions.shape)}, "
+            f"got {tuple(completion_mask.shape)}"
+        )
     real = completion_mask.bool()
     # A prompt is its tokens and its mask; `source` says which one each row answers.
     keys = torch.cat([prompt_ids, prompt_mask.to(prompt_ids.dtype)], dim=1)

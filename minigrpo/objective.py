@@ -481,8 +481,8 @@ def _check_shape(name: str, values: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_clip(clip: tuple[float, float]) -> None:
-    numbers = [c for c in clip if isinstance(c, Real)] if isinstance(clip, tuple | list) else []
-    if len(numbers) != 2 or len(clip) != 2 or not all(c >= 0 for c in numbers):
+    pair = isinstance(clip, tuple | list) and len(clip) == 2
+    if not pair or not all(isinstance(c, Real) and c >= 0 for c in clip):
         raise ValueError(
             f"clip: expected two numbers of 0 or more, how far below and above 1, got {clip!r}"
         )

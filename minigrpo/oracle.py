@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from minigrpo.logprobs import sequence_log_probs, token_log_probs
+from minigrpo.logprobs import is_whole_number, sequence_log_probs, token_log_probs
 
 Estimator = Callable[[Tensor, Tensor, Tensor], Tensor]
 """log_probs (B, G, T), mask (B, G, T), rewards (B, G) -> losses (B,), one per group."""
@@ -70,7 +70,7 @@ def list_world(vocab_size: int = 5, max_length: int = 4) -> World:
     A completion ends with EOS, or was cut off at `max_length`.
 
     Raises:
-        ValueError: fewer than two tokens, no length, or a world of more than 100,000 texts.
+        ValueError: fewer than two tokens, no length, or vocab_size^max_length above 100,000.
     """
     if vocab_size < 2 or max_length < 1 or vocab_size**max_length > 100_000:
         raise ValueError(
@@ -165,8 +165,10 @@ def moments(
         generator: the source of randomness, with samples.
 
     Raises:
-        ValueError: more than 1,000,000 groups to list, or fewer than two samples.
+        ValueError: an empty group, more than 1,000,000 groups to list, or fewer than two samples.
     """
+    if not is_whole_number(group_size) or group_size < 1:
+        raise ValueError(f"group_size: expected a whole number of 1 or more, got {group_size!r}")
     log_probs = world.log_probs(policy)  # (M, T)
     p = sequence_log_probs(log_probs, world.mask).exp().detach()  # (M,)
     jacobian = _jacobian(log_probs, policy)  # (M, T, P)

@@ -22,7 +22,10 @@ BLUE, ORANGE, GREEN, PINK, BLACK, GREY = (
     "#222222",
     "#9A9A9A",
 )
-"""Colours that stay apart for colour-blind readers (Okabe and Ito 2008) and differ in grey."""
+"""Colours that stay apart for colour-blind readers (Okabe and Ito 2008).
+
+In grey some come close (PINK and GREY most of all), so lines differ in their dashes too.
+"""
 
 COURSE = (
     ("I: a policy", ("01 char GPT", "02 sequence\nprobability", "03 sequence\nGRPO")),
@@ -256,18 +259,27 @@ def draw_charts(charts: Mapping[str, Any], title: str, *panels: str) -> None:
 
     Raises:
         KeyError: there is no such panel.
+        ValueError: more runs than there are colours, four beside the two that are known by name.
     """
     panels = panels or tuple(name for name in CHART_PANELS if name != "log kl")
+    others = [(ORANGE, "--"), (PINK, ":"), (GREY, (0, (5, 1, 1, 1))), (BLACK, (0, (1, 1)))]
+    known = {"healthy": (BLUE, "-"), "after the cure": (GREEN, "-.")}
+    unnamed = [name for name in charts if name not in known]
+    if len(unnamed) > len(others):
+        raise ValueError(
+            f"charts: expected at most {len(others)} beside {' and '.join(known)}, got {unnamed}"
+        )
+    known.update(zip(unnamed, others))
     rows = 1 if len(panels) <= 4 else 2
     figure, axes = plt.subplots(
         rows, math.ceil(len(panels) / rows), figsize=(7.0, 2.3 if rows == 1 else 3.5), squeeze=False
     )
-    others = iter([(ORANGE, "--"), (PINK, ":"), (GREY, (0, (5, 1, 1, 1))), (BLACK, (0, (1, 1)))])
-    known = {"healthy": (BLUE, "-"), "after the cure": (GREEN, "-.")}
-    styles = [known[name] if name in known else next(others) for name in charts]
-    for ax, panel in zip(axes.flat, panels, strict=True):
+    for ax in axes.flat[len(panels) :]:
+        ax.set_axis_off()
+    for ax, panel in zip(axes.flat, panels):
         heading, values = CHART_PANELS[panel]
-        for (name, chart), (color, dash) in zip(charts.items(), styles, strict=True):
+        for name, chart in charts.items():
+            color, dash = known[name]
             for number, value in enumerate(values):
                 points = [(m.step, value(m)) for m in chart.steps if value(m) is not None]
                 label = None if number else name

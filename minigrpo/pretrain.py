@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -55,8 +56,11 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "eval_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, Integral):
+                raise ValueError(f"{name}: expected a whole number, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {value}")
         if not 0 <= self.warmup < self.steps:
             raise ValueError(
                 f"warmup: expected 0 or more and fewer than steps = {self.steps}, got {self.warmup}"
@@ -85,6 +89,24 @@ class PretrainMetrics:
     lr_scale: float
     val_loss: float | None
     seconds: float
+
+
+def documents_batch(
+    documents: Sequence[tuple[Sequence[int], Sequence[int]]], pad_id: int
+) -> tuple[Tensor, Tensor]:
+    """Stack documents, each a pair (ids that are given, ids to learn), for `pretrain`.
+
+    Returns:
+        ids (N, S), padded on the right, and the loss mask (N, S) bool, True on what is to learn.
+    """
+    width = max(len(given) + len(learned) for given, learned in documents)
+    ids = torch.full((len(documents), width), pad_id)
+    mask = torch.zeros(len(documents), width, dtype=torch.bool)
+    for row, (given, learned) in enumerate(documents):
+        end = len(given) + len(learned)
+        ids[row, :end] = torch.tensor([*given, *learned])
+        mask[row, len(given) : end] = True
+    return ids, mask
 
 
 def next_token_loss(logits: Tensor, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -251,7 +273,7 @@ def _load_state(
     config: PretrainConfig,
 ) -> int:
     try:
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location="cpu")
         done, saved_config, weights, moments, batches, noise = (
             state[part] for part in ("step", "config", "model", "optimizers", "batches", "torch")
         )
@@ -317,7 +339,10 @@ def main(arguments: list[str] | None = None) -> None:
     device = setup(options.seed)
     text = corpus.load_corpus()
     if not text.is_shakespeare:
-        raise SystemExit("the checkpoint is trained on tinyshakespeare, which could not be had")
+        raise SystemExit(
+            "the checkpoint is trained on tinyshakespeare, which could not be had\n"
+            + text.describe()
+        )
     train, val = corpus.split(corpus.CharTokenizer().encode(text.text))
     model = GPT(GPTConfig(max_position_embeddings=options.length)).to(device)
     config = PretrainConfig(steps=options.steps, seed=options.seed, eval_every=100)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from minigrpo.pretrain import documents_batch
 from minigrpo.text import answer_reward, format_reward, write
 
 NAMES = ("Ann", "Ben", "Clara", "David", "Emma", "Fred")
@@ -105,7 +106,7 @@ def careless(problem: Problem, generator: torch.Generator) -> str:
     )
     if chance() < 0.4:
         return slips[int(torch.randint(len(slips), (), generator=generator))]
-    return f"<think>{thought}</think>\n<answer>{answer}</answer>"
+    return replace(problem, thought=thought, answer=answer).completion
 
 
 def draw_rows(
@@ -139,14 +140,7 @@ def warmup_batch(
         given = tokenizer(problem.prompt)["input_ids"]
         learned = tokenizer(careless(problem, generator))["input_ids"]
         documents.append((given, [*learned, tokenizer.eos_token_id]))
-    width = max(len(given) + len(learned) for given, learned in documents)
-    ids = torch.full((n, width), tokenizer.pad_token_id)
-    mask = torch.zeros(n, width, dtype=torch.bool)
-    for row, (given, learned) in enumerate(documents):
-        end = len(given) + len(learned)
-        ids[row, :end] = torch.tensor([*given, *learned])
-        mask[row, len(given) : end] = True
-    return ids, mask
+    return documents_batch(documents, tokenizer.pad_token_id)
 
 
 def evaluate(

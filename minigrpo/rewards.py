@@ -91,8 +91,12 @@ class Tags:
             all(isinstance(tag, str) for tag in self.form) or all(map(is_whole_number, self.form))
         ):
             raise TypeError(f"tags: expected token ids or strings, all alike, got {self.form}")
-        if len(set(self.form)) < len(self.form) or "" in self.form:
-            raise ValueError(f"tags: expected different ones, none empty, got {self.form}")
+        texts = [tag for tag in self.form if isinstance(tag, str)]
+        if len(set(self.form)) < len(self.form) or any(t != t.strip() or not t for t in texts):
+            raise ValueError(
+                "tags: expected different ones, none empty or with white space at its ends, got "
+                f"{self.form}"
+            )
 
     @property
     def form(self) -> tuple[int | str, ...]:
@@ -244,7 +248,8 @@ def _pieces(completion: Completion, tags: Tags) -> list[int | str]:
             f"{tags_are}, got {completion_is}"
         )
     if of_text:
-        cut = re.split(f"({'|'.join(map(re.escape, tags.form))})", completion)
+        longest_first = sorted(tags.form, key=len, reverse=True)
+        cut = re.split(f"({'|'.join(map(re.escape, longest_first))})", completion)
         return [piece.strip() for piece in cut if piece.strip()]
     ids = completion if isinstance(completion, Tensor) else torch.tensor([*completion])
     if ids.dim() != 1 or (len(ids) and ids.is_floating_point()):

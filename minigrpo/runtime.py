@@ -65,7 +65,7 @@ def _device() -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise ValueError(
             f"MINIGRPO_DEVICE: expected a device of this machine, such as cpu or cuda, got {name!r}"
         ) from error

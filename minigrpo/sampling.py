@@ -149,13 +149,15 @@ def sample(
         Rollouts with N * G rows and T = the longest completion.
 
     Raises:
-        TypeError: an `eos_id` that is no token id.
+        TypeError: an `eos_id` or `pad_id` that is no token id.
         ValueError: an empty prompt, a prompt that leaves no room for `max_new_tokens` in the
             model's context, a mask that does not fit, settings out of range, or logits that are
             no distribution.
     """
     check_sampling_settings(temperature, top_k, top_p)
     stops = stop_ids(eos_id)
+    if not is_whole_number(pad_id):
+        raise TypeError(f"pad_id: expected a token id, got {pad_id!r}")
     for name, count in (
         ("max_new_tokens", max_new_tokens),
         ("completions_per_prompt", completions_per_prompt),
@@ -172,6 +174,8 @@ def sample(
         shape = (len(prompt_ids) * completions_per_prompt, max_new_tokens)
         if tuple(uniforms.shape) != shape:
             raise ValueError(f"uniforms: expected shape {shape}, got {tuple(uniforms.shape)}")
+        if not ((uniforms >= 0) & (uniforms <= 1)).all():
+            raise ValueError("uniforms: expected numbers from 0 to 1")
         uniforms = uniforms.to(device)
     prompt_ids = prompt_ids.repeat_interleave(completions_per_prompt, dim=0)  # (N G, P)
     prompt_mask = prompt_mask.repeat_interleave(completions_per_prompt, dim=0)
@@ -240,8 +244,10 @@ def sample(
 def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """The token at which the sum of probabilities (N, V) first exceeds the number. (N, 1)"""
     sums = probabilities.double().cumsum(dim=-1)
-    token = torch.searchsorted(sums, uniforms.double() * sums[:, -1:], right=True)
-    return token.clamp(max=probabilities.shape[1] - 1)
+    total = sums[:, -1:].contiguous()
+    token = torch.searchsorted(sums, uniforms.double() * total, right=True)
+    last = torch.searchsorted(sums, total)  # the last token that has any probability
+    return torch.minimum(token, last)
 
 
 def _check_prompts(

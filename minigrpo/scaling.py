@@ -286,16 +286,22 @@ def torchrun(processes: int, *arguments: str) -> list[dict[str, Any]]:
         out = Path(folder) / "run.pt"
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         command = [*launch, "-m", "minigrpo.scaling", *arguments, "--out", str(out)]
-        done = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, *command],
             env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        if done.returncode:
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        ) as running:
+            try:
+                _, wrote = running.communicate(timeout=600)
+            except BaseException:
+                running.terminate()  # not kill(), which would leave torchrun's workers behind
+                raise
+        if running.returncode:
             # What torchrun itself adds, line by line of its own code, says nothing more.
-            said = done.stderr.partition("failed (exitcode:")[0]
+            said = wrote.partition("failed (exitcode:")[0]
             raise RuntimeError(f"torchrun: failed, and wrote last:\n{said[-2000:]}")
         return [
             torch.load(out.with_suffix(f".{rank}.pt"), weights_only=True)

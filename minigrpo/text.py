@@ -9,6 +9,7 @@ completions of a chat are lists of messages as well.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -157,10 +158,11 @@ def parts(prompt: Text, completion: Text) -> Parts | None:
     """Thought and answer of `<think> ... </think> <answer> ... </answer>`; None in another form.
 
     Each tag once, in this order, nothing outside of them but white space, an answer that is not
-    empty. If the prompt ends with `<think>`, the completion goes on behind it. Nothing else of the
-    prompt is looked at, so no example in it can be rewarded.
+    empty. If a plain prompt ends with `<think>`, the completion goes on behind it. Nothing else of
+    the prompt is looked at, so no example in it can be rewarded.
     """
-    opened = text_of(prompt).rstrip().endswith(TEXT_TAGS.think)
+    # A chat's last message is the user's, and closed: the assistant's turn begins behind it.
+    opened = isinstance(prompt, str) and prompt.rstrip().endswith(TEXT_TAGS.think)
     found = split_parts(text_of(completion), given=int(opened))
     return found if found is not None and found.answer else None
 
@@ -340,17 +342,15 @@ def load_policy(
         ValueError: a folder that is damaged; a tokenizer without a pad token, or with tokens that
             the model does not have.
     """
-    folder = Path(name_or_path).expanduser()
+    folder = Path(os.path.expanduser(name_or_path))
     local = folder.is_dir()
     if not local and (folder.is_absolute() or str(name_or_path)[:1] in ".~" or folder.exists()):
         raise FileNotFoundError(f"name_or_path: expected a folder, found none at {folder}")
-    if local and not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"name_or_path: expected a folder with a saved model, found no config.json in {folder}"
-        )
+    if local:
+        _check_files(folder)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if dtype is None:
-        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         dtype = torch.bfloat16 if half else torch.float32
     source = str(folder if local else name_or_path)
     try:
@@ -370,19 +370,25 @@ def load_policy(
     return policy.to(device).eval(), tokenizer
 
 
+def _check_files(folder: Path) -> None:
+    """Some versions of transformers make an empty tokenizer up where there is none."""
+    for what, names in (
+        ("a config.json", ("config.json",)),
+        ("weights", ("*.safetensors", "*.bin")),
+        ("a tokenizer", ("tokenizer*", "vocab.json")),
+    ):
+        if not any(any(folder.glob(name)) for name in names):
+            raise FileNotFoundError(f"name_or_path: expected {what} in {folder}, found none")
+
+
 def _not_loaded(source: str, local: bool, error: Exception) -> Exception:
     if not local:
         return OSError(
             f"name_or_path: {source!r} is no folder here, and the hub did not give it ({error}). "
             "Without a connection, give a folder that save_pretrained wrote; notebook 08 makes one."
         )
-    folder = Path(source)
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-        return FileNotFoundError(f"name_or_path: expected weights in {folder}, found none")
-    if not any(folder.glob("tokenizer*")) and not (folder / "vocab.json").is_file():
-        return FileNotFoundError(f"name_or_path: expected a tokenizer in {folder}, found none")
     return ValueError(
-        f"name_or_path: expected a folder that save_pretrained wrote, but {folder} cannot be read "
+        f"name_or_path: expected a folder that save_pretrained wrote, but {source} cannot be read "
         f"({error})"
     )
 

@@ -69,7 +69,7 @@ def small_model(family: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) 
         "pad_token_id": tokenizer.pad_token_id,
     }
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         if family == "gpt2":
             config = GPT2Config(
                 vocab_size=len(tokenizer),

@@ -225,3 +225,11 @@ def test_the_command_writes_the_page(tmp_path, monkeypatch, capsys):
     clinic.main()
     assert clinic.table() in out.read_text(encoding="utf-8")
     assert capsys.readouterr().out == f"wrote {out}\n"
+
+
+@pytest.mark.parametrize("how", ["sequence_mean", "constant"])
+def test_healthy_code_passes_under_other_settings_too(how):
+    """The tests are for the reader's loop, whose settings are not those of the clinic."""
+    other = {"temperature": 0.7, "how": how, "minibatch_size": 32, "check": True}
+    for test in {one.test for one in PATIENTS}:
+        test(replace(clinic.SHORT, **other))

@@ -219,6 +219,19 @@ def test_the_second_attempt_may_succeed(tmp_path, server, first):
     assert server.requests == 2
 
 
+def test_a_certificate_file_that_is_gone_is_told(tmp_path, monkeypatch):
+    """As behind a company's proxy: requests raises an OSError that is none of its own."""
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "gone.pem"))
+    result = load_corpus(cache=tmp_path, url="https://127.0.0.1:1/input.txt")
+    assert (result.source, result.text) == ("offline", offline_text())
+    assert "gone.pem" in result.notes[0]
+
+
+def test_a_length_that_is_no_number_is_told(tmp_path, server):
+    server.answers = [page(Content_Length="many")] * 3
+    assert load_corpus(cache=tmp_path, url=server.url).source in ("download", "offline")
+
+
 def test_an_address_that_is_none_is_named(tmp_path):
     result = load_corpus(cache=tmp_path, url="input.txt")
     assert "Invalid URL 'input.txt'" in result.notes[0]

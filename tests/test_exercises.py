@@ -423,3 +423,17 @@ def test_the_printed_solution_passes_when_pasted(exercise, capsys):
     namespace: dict = {"__name__": "__main__"}
     exec(printed, namespace)
     assert judge(exercise, namespace[exercise.reference.__name__])[0] == "passed"
+
+
+def test_what_an_attempt_does_to_a_list_does_not_reach_the_next_one():
+    record = engine.find("8.3")
+    reference = record.reference
+
+    def careless(*arguments):
+        result = reference(*arguments)
+        for argument in arguments:
+            argument.clear()
+        return result
+
+    judge(record, careless)
+    assert judge(record, reference)[0] == "passed"

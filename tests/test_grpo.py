@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from support import Bigram, mutated, tiny_gpt, tiny_llama, uniform
@@ -363,6 +364,8 @@ def test_a_policy_that_never_ends_is_named():
     ("setting", "message"),
     [
         (dict(group_size=1), "group_size: expected a whole number of 2 or more"),
+        (dict(group_size=2.0), "group_size: expected a whole number"),
+        (dict(group_size=-1), "group_size: expected a whole number"),
         (dict(steps=0), "steps: expected a whole number of 1 or more, got 0"),
         (dict(minibatch_size=0), "minibatch_size: expected a whole number of 1 or more"),
         (dict(inner_epochs=1.5), "inner_epochs: expected a whole number"),
@@ -499,3 +502,60 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         run(checkpoint=path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_numbers_of_numpy_do_no_harm_to_a_checkpoint(tmp_path):
+    config = replace(
+        SMALL,
+        check=False,
+        lr=np.float64(1e-2),
+        seed=np.int64(3),
+        clip=(np.float64(0.2), 0.2),
+        eos_id=[np.int64(2)],
+    )
+    assert type(config.lr) is float and type(config.clip[0]) is float and config.eos_id == [2]
+    run(config=replace(config, steps=2), checkpoint=tmp_path / "run.pt")
+    assert [m.step for m in run(config=config, checkpoint=tmp_path / "run.pt")] == [3]
+
+
+def test_a_folder_is_no_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match="checkpoint: expected the name of a file, got the folder"):
+        train_grpo(tiny_gpt(), Count(), SMALL, checkpoint=tmp_path)
+
+
+def test_several_processes_share_a_checkpoint_only_if_they_share_the_random_numbers(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(grpo.parallel, "world_size", lambda: 2)
+    monkeypatch.setattr(grpo, "_check_parallel", lambda policy, config: None)
+    with pytest.raises(ValueError, match="checkpoint: expected split_invariant=True"):
+        train_grpo(tiny_gpt(), Count(), SMALL, checkpoint=tmp_path / "run.pt")
+    train_grpo(
+        tiny_gpt(), Count(), replace(SMALL, split_invariant=True), checkpoint=tmp_path / "run.pt"
+    )
+
+
+def test_a_policy_of_half_precision_passes_the_check(monkeypatch):
+    """Its cached and uncached sums differ by more than those of float32, and that is no bug."""
+    offs = []
+    check = grpo._check_first_update
+
+    def watched(policy, log_probs, batch, *rest):
+        off = torch.where(batch.completion_mask, log_probs.detach() - batch.log_probs, 0.0)
+        offs.append(off.abs().max().item())
+        check(policy, log_probs, batch, *rest)
+
+    monkeypatch.setattr(grpo, "_check_first_update", watched)
+    policy = tiny_gpt(std=0.7).to(torch.bfloat16)
+    run(policy, config=replace(SMALL, steps=1, max_new_tokens=16, lr=1e-4))
+    assert 1e-3 < offs[0] < 0.2
+
+
+def test_the_evaluation_hook_sees_the_policy_itself(monkeypatch):
+    """And not what several processes wrap it in."""
+    policy, seen = tiny_gpt(), []
+    wrapped = nn.ModuleList([policy])
+    monkeypatch.setattr(grpo.parallel, "unwrapped", lambda p: policy if p is wrapped else p)
+    wrapped.forward = policy.forward
+    run(wrapped, config=replace(SMALL, steps=1), evaluate=lambda p: seen.append(p) or {})
+    assert seen == [policy]

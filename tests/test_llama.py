@@ -333,3 +333,36 @@ def test_the_trained_policy_answers_in_plain_transformers(trained, tmp_path):
 @must_fail_on((tiny_llama, "eos_token_id=EOS,", "eos_token_id=2,"))
 def test_generate_stops_at_the_eos():
     assert tiny_llama().generation_config.eos_token_id == EOS == TAGS.eos
+
+
+def test_a_link_stays_a_link_and_the_working_folder_stays(tmp_path, monkeypatch):
+    save_policy(tiny_llama(1), tmp_path / "target")
+    try:
+        (tmp_path / "link").symlink_to(tmp_path / "target", target_is_directory=True)
+    except OSError:
+        pytest.skip("no links here")
+    save_policy(tiny_llama(2), tmp_path / "link")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "target"]
+    assert (tmp_path / "link").is_symlink()
+    assert torch.equal(weights(load_policy(tmp_path / "target")), weights(tiny_llama(2)))
+    monkeypatch.chdir(tmp_path / "target")
+    with pytest.raises(ValueError, match="folder: expected another than the working folder"):
+        save_policy(tiny_llama(3), ".")
+    assert torch.equal(weights(load_policy(tmp_path / "target")), weights(tiny_llama(2)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_size": "x"}, {"num_attention_heads": 0}, {"vocab_size": None}, []]
+)
+def test_settings_that_describe_no_llama_are_refused(tmp_path, change):
+    shutil.copytree(SHIPPED, tmp_path / "policy")
+    path = tmp_path / "policy" / "config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, **change} if change else change))
+    with pytest.raises(ValueError, match="folder: expected one that save_policy wrote, but"):
+        load_policy(tmp_path / "policy")
+
+
+def test_making_a_model_leaves_the_random_numbers_of_gpus_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a GPU was seeded"))
+    tiny_llama(3)

@@ -542,3 +542,18 @@ def test_each_different_prompt_is_read_once():
     ids, mask = PROMPTS
     completion_log_probs_and_entropy(policy, ids, mask, ids.new_ones(4, 3), ids.new_ones(4, 3))
     assert read == [(3, 3), (4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("prompt_mask", "completion_mask", "message"),
+    [
+        (torch.ones(2, 2), torch.ones(2, 3), r"prompt_mask: expected shape \(2, 4\), got \(2, 2\)"),
+        (torch.zeros(2, 4), torch.ones(2, 3), "prompt_mask: expected at least one real token"),
+        (torch.tensor([[1, 1, 1, 0]] * 2), torch.ones(2, 3), "padded on the left"),
+        (torch.ones(2, 4), torch.ones(2, 1), r"completion_mask: expected shape \(2, 3\), got"),
+    ],
+)
+def test_masks_that_would_score_something_else_are_refused(prompt_mask, completion_mask, message):
+    ids = torch.ones(2, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match=message):
+        completion_log_probs_and_entropy(tiny_gpt(), ids, prompt_mask, ids[:, :3], completion_mask)

@@ -326,3 +326,9 @@ def test_the_table_policy_keeps_its_own_table():
     kept = oracle.TablePolicy(table)
     table += 1
     assert kept.table.detach().count_nonzero() == 0
+
+
+def test_moments_of_an_empty_group_are_refused():
+    for size in (0, 2.0):
+        with pytest.raises(ValueError, match="group_size: expected a whole number of 1 or more"):
+            moments(lambda *_: None, policy(0), SMALL, rewards(SMALL), size)

@@ -194,5 +194,11 @@ def test_they_draw_from_the_distribution():
     edges = torch.tensor([[0.0], [0.4999], [0.5001], [1.0]])
     drawn = sample(model, torch.zeros(4, 1).long(), max_new_tokens=1, uniforms=edges)
     assert drawn.completions[:, 0].tolist() == [0, 0, 1, 2]
+    never = Bigram(torch.tensor([[0.5, 0.5, 0.0]] * 3).log())  # its last token is impossible
+    drawn = sample(never, torch.zeros(4, 1).long(), max_new_tokens=1, uniforms=edges)
+    assert drawn.completions[:, 0].tolist() == [0, 0, 1, 1]
+    for wrong in (7.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="uniforms: expected numbers from 0 to 1"):
+            sample(model, torch.zeros(1, 1).long(), max_new_tokens=1, uniforms=edges[:1] + wrong)
     with pytest.raises(ValueError, match=r"uniforms: expected shape \(4, 1\), got \(3, 1\)"):
         sample(model, torch.zeros(4, 1).long(), max_new_tokens=1, uniforms=edges[:3])

@@ -157,3 +157,23 @@ def test_charts_share_their_panels_and_the_first_is_blue():
     assert len(figure.axes[1].get_lines()[1].get_xdata()) == 0  # no KL to draw
     with pytest.raises(KeyError, match="pulse"):
         plots.draw_charts({"healthy": chart(0.1)}, "a finding", "pulse")
+
+
+@pytest.mark.parametrize("count", [5, 7])
+def test_charts_with_an_odd_number_of_panels_leave_one_empty(count):
+    chart = SimpleNamespace(steps=[])
+    plots.draw_charts({"healthy": chart}, "a finding", *list(plots.CHART_PANELS)[:count])
+    axes = plt.gcf().axes
+    assert [ax.axison for ax in axes] == [True] * count + [False] * (len(axes) - count)
+    assert len(axes) == count + 1
+
+
+def test_charts_have_colours_for_four_other_runs():
+    runs = {f"run {n}": SimpleNamespace(steps=[]) for n in range(5)}
+    with pytest.raises(ValueError, match="charts: expected at most 4 .* 'run 4'"):
+        plots.draw_charts(runs, "a finding", "reward")
+    assert not plt.get_fignums()
+    del runs["run 4"]
+    plots.draw_charts({"healthy": runs["run 0"], **runs}, "a finding", "reward")
+    lines = plt.gcf().axes[0].get_lines()
+    assert len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == 5

@@ -422,3 +422,24 @@ def test_the_command_refuses_to_train_on_the_offline_corpus(tmp_path, monkeypatc
 def test_validation_loss_refuses_to_average_over_nothing():
     with pytest.raises(ValueError, match="max_windows: expected 1 or more, or None, got 0"):
         validation_loss(None, torch.arange(20), 5, max_windows=0)
+
+
+def test_a_checkpoint_of_a_gpu_goes_on_without_it(tmp_path, monkeypatch):
+    path = tmp_path / "state.pt"
+    config = PretrainConfig(steps=4, warmup=1, save_every=2)
+    with monkeypatch.context() as gpu:  # what is saved says that it was there
+        gpu.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        next(islice(pretrain(small_gpt(), windows, config, checkpoint=path), 2, None))
+    assert [m.step for m in pretrain(small_gpt(), windows, config, checkpoint=path)] == [3, 4]
+
+
+@pytest.mark.parametrize("name", ["steps", "eval_every", "save_every"])
+def test_counts_are_whole_numbers(name):
+    with pytest.raises(ValueError, match=f"{name}: expected a whole number, got 30.5"):
+        PretrainConfig(**{name: 30.5})
+
+
+def test_documents_are_stacked_with_their_loss_mask():
+    ids, mask = pretraining.documents_batch([([5], [6, 7]), ([1, 2, 3], [4])], pad_id=9)
+    assert ids.tolist() == [[5, 6, 7, 9], [1, 2, 3, 4]]
+    assert mask.int().tolist() == [[0, 1, 1, 0], [0, 0, 0, 1]]

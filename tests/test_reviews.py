@@ -577,3 +577,20 @@ def test_another_line_in_which_the_bug_can_be_mended_is_right_too():
         assert status == "passed" and f"Line {line}: found." in message
     status, message, _ = judge_review(review, review.reference, bug.also)
     assert status == "wrong" and "You name 2 lines; name 1." in message
+
+
+def test_a_test_that_crashed_on_the_right_version_is_no_test():
+    review, calls = REVIEWS[0], []
+
+    def crashes_once(function):
+        calls.append(function)
+        if len(calls) == 1:
+            raise ValueError("not ready")
+        review.reference(function)
+
+    assert judge_review(review, crashes_once)[0] == "wrong"
+
+
+def test_a_check_leaves_the_random_numbers_of_gpus_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a GPU was seeded"))
+    judge_review(REVIEWS[0], REVIEWS[0].reference)

@@ -336,3 +336,13 @@ def test_pass_at_k_is_unbiased(n, p, k):
 def test_pass_at_k_refuses(arguments, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pass_at_k(*arguments)
+
+
+def test_tags_with_white_space_could_never_be_found_and_are_refused():
+    with pytest.raises(ValueError, match="tags: expected different ones, none empty or with white"):
+        Tags("<think>", "</think>\n", "<answer>", "</answer>")
+
+
+def test_a_tag_may_begin_like_another():
+    tags = Tags("<t", "<t>", "<a", "<a>")
+    assert answer_reward("why <t> <a 4 <a>", "4", tags) == 1

@@ -102,7 +102,7 @@ def test_the_device_is_the_cpu_unless_named(monkeypatch):
     assert setup() == torch.device("meta")
 
 
-@pytest.mark.parametrize("value", ["gpu", "cuda:99", "cpu:x", "vulkan"])
+@pytest.mark.parametrize("value", ["gpu", "cuda:99", "cpu:x", "vulkan", "hpu"])
 def test_a_device_that_is_not_there_is_refused(monkeypatch, value):
     monkeypatch.setenv("MINIGRPO_DEVICE", value)
     with pytest.raises(ValueError, match=f"MINIGRPO_DEVICE: expected a device .* got '{value}'"):

@@ -467,3 +467,9 @@ def test_each_prompt_is_read_once():
 def test_completions_per_prompt_is_a_count(count, message):
     with pytest.raises(ValueError, match=f"^completions_per_prompt: {message}"):
         rollouts(tiny_gpt(), completions_per_prompt=count)
+
+
+@pytest.mark.parametrize("pad_id", [None, 2.0, True])
+def test_a_pad_id_is_a_token_id(pad_id):
+    with pytest.raises(TypeError, match="pad_id: expected a token id, got"):
+        sample(tiny_gpt(), torch.ones(1, 2).long(), max_new_tokens=1, pad_id=pad_id)

@@ -424,7 +424,7 @@ def test_a_folder_that_is_not_there(tmp_path):
     file.write_text("x")
     with pytest.raises(FileNotFoundError, match="expected a folder, found none"):
         load_policy(file)
-    with pytest.raises(FileNotFoundError, match="found no config.json"):
+    with pytest.raises(FileNotFoundError, match="expected a config.json in"):
         load_policy(tmp_path)
 
 
@@ -502,3 +502,16 @@ def test_a_tokenizer_without_a_pad_token(folder):
 def test_bfloat16_on_request(folder):
     policy, _ = load_policy(folder, device="cpu", dtype=torch.bfloat16)
     assert policy.dtype == torch.bfloat16
+
+
+def test_the_turn_of_the_assistant_begins_behind_what_the_user_wrote():
+    chat = [{"role": "user", "content": "2+5? Begin with <think>"}]
+    whole, rest = "<think>a</think> <answer>7</answer>", "a</think> <answer>7</answer>"
+    assert answer_reward([chat, chat], [whole, rest], ["7", "7"]) == [1, 0]
+    plain = "2+5? <think>"
+    assert answer_reward([plain, plain], [whole, rest], ["7", "7"]) == [0, 1]
+
+
+def test_the_home_of_nobody_is_a_folder_that_is_not_there():
+    with pytest.raises(FileNotFoundError, match="name_or_path: expected a folder, found none"):
+        load_policy("~nobody-of-this-name/model")

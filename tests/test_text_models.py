@@ -113,3 +113,8 @@ def test_the_readme_names_every_file_with_its_checksum(family):
     for file in SHIPPED[family].iterdir():
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         assert f"| `text_{family}/{file.name}` | `{digest}` |" in readme
+
+
+def test_making_a_model_leaves_the_random_numbers_of_gpus_alone(tokenizer, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a GPU was seeded"))
+    small_model("llama", tokenizer)

@@ -12,6 +12,7 @@ version and on the buggy ones.
 from __future__ import annotations
 
 import ast
+import copy
 import dis
 import importlib
 import inspect
@@ -178,7 +179,8 @@ class Trial:
 
     @property
     def good(self) -> bool:
-        return not self.right.failed and all(verdict.failed for verdict in self.buggy)
+        right = not self.right.failed and self.right.error is None
+        return right and all(verdict.failed for verdict in self.buggy)
 
     @property
     def upside_down(self) -> bool:
@@ -459,6 +461,8 @@ def _arguments(case: Case, gradient: tuple[int, ...] = ()) -> list[Any]:
             if argument.is_floating_point():
                 argument = argument if case.as_given else argument.double()
                 argument.requires_grad_(place in gradient)
+        elif isinstance(argument, list | tuple):
+            argument = copy.deepcopy(argument)
         fresh.append(argument)
     return fresh
 
@@ -798,7 +802,7 @@ def _judge_line(review: Review, line: Any) -> tuple[str, str]:
 def _try(test: Function, version: Function) -> Verdict:
     calls: list[Call] = []
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # see _run
         warnings.simplefilter("ignore")
         try:
             test(_watched(version, calls))
