@@ -431,7 +431,7 @@ def test_what_an_attempt_does_to_a_list_does_not_reach_the_next_one():
 
     def careless(*arguments):
         result = reference(*arguments)
-        arguments[0].clear()
+        arguments[1].clear()
         return result
 
     judge(record, careless)
