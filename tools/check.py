@@ -1,9 +1,9 @@
 """What `make test` runs: lint, unit tests, and every notebook against its stored output.
 
-The stages run one after the other. Unit tests run in two processes with one thread each, file by
-file; the notebooks in one, because the cores belong to the kernel of one notebook. The first stage
-that fails ends the run with its exit status; otherwise the last line counts what passed. A notebook
-whose library there is not for this Python is skipped, and the last lines say so.
+The stages run one after the other; tests and notebooks in two processes with one thread each, file
+by file. The first stage that fails ends the run with its exit status; otherwise the last line says
+how many passed. A notebook whose library there is not for this Python is skipped, and the last
+lines say so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from xml.etree import ElementTree
 from course import lacks
 
 ROOT = Path(__file__).resolve().parent.parent
-# What a file has prepared, it prepares once; in their order, so that the longest come early.
+# A file is not cut up: what it has prepared, it prepares once, and the cells of a notebook need the
+# ones before. In their order, so that the longest come early.
 PARALLEL = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 CELL_TIMEOUT = 600  # seconds; nbval also waits that long for a kernel that has died
 
@@ -55,6 +56,7 @@ def python(arguments: list[str]) -> int:
     """Run a module of this Python in the root of the repository, its output shown as it comes."""
     # Options from outside could switch the comparison of notebooks off without a word.
     environment = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
+    environment.setdefault("MINIGRPO_THREADS", "1")  # for each of the two processes
     print(f"$ python -m {' '.join(arguments)}", flush=True)
     return subprocess.run(
         [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, check=False
@@ -72,7 +74,7 @@ def check(run: Runner = python, notebooks: Path = ROOT / "notebooks") -> int:
             ["ruff", "check", "."],
             ["ruff", "format", "--check", "."],
             ["pytest", "-q", *PARALLEL, f"--junitxml={units}", "tests"],
-            ["pytest", "-v", f"--junitxml={cells}", *strict, "notebooks"],
+            ["pytest", "-v", *PARALLEL, f"--junitxml={cells}", *strict, "notebooks"],
         ):
             status = run(stage)
             if status:
