@@ -278,6 +278,8 @@ def torchrun(processes: int, *arguments: str) -> list[dict[str, Any]]:
             each other.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINIGRPO_THREADS": "1"}
+    if sys.platform == "win32":  # torch asks for libuv there too, and is built without it
+        environment.setdefault("USE_LIBUV", "0")
     root = str(Path(__file__).resolve().parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(
         [root, *filter(None, [os.environ.get("PYTHONPATH")])]
