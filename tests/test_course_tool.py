@@ -220,6 +220,7 @@ def test_run_writes_pages_and_an_index(folder, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert re.search(r"^\[1/2\] 01_one: 2 cells in \d+\.\d s$", said, re.MULTILINE)
     assert re.search(r"^\[2/2\] 02_two: 1 cells in \d+\.\d s$", said, re.MULTILINE)
+    assert re.search(r"^\d+ s in all; read on: .*index\.html$", said, re.MULTILINE)
     names = ["01_one.html", "01_one.ipynb", "02_two.html", "02_two.ipynb", "index.html"]
     assert files(out) == names
     html = (out / "01_one.html").read_text(encoding="utf-8")

@@ -487,8 +487,9 @@ def run(paths: list[Path], out: Path, timeout: float) -> None:
         write_page(nb, path, out, seconds)
         write_index(folder, out)
 
+    began = time.perf_counter()
     asyncio.run(each(paths, timeout, done, AT_A_TIME))
-    print(f"read on: {out / 'index.html'}")
+    print(f"{time.perf_counter() - began:.0f} s in all; read on: {out / 'index.html'}")
 
 
 def execute_in_place(paths: list[Path], timeout: float) -> None:
