@@ -119,8 +119,13 @@ class GRPOConfig:
             value = getattr(self, name)
             if name == "minibatch_size" and value is None:
                 continue
-            if not is_whole_number(value) or value < 1:
-                raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
+            least = (
+                2 if name == "group_size" else 1
+            )  # a group of one has nobody to be compared with
+            if not is_whole_number(value) or value < least:
+                raise ValueError(
+                    f"{name}: expected a whole number of {least} or more, got {value!r}"
+                )
         if not is_whole_number(self.warmup_steps) or self.warmup_steps < 0:
             raise ValueError(
                 f"warmup_steps: expected a whole number of 0 or more, got {self.warmup_steps!r}"

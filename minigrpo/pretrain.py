@@ -57,10 +57,8 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "eval_every", "save_every"):
             value = getattr(self, name)
-            if not isinstance(value, Integral):
-                raise ValueError(f"{name}: expected a whole number, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {value}")
+            if not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
         if not 0 <= self.warmup < self.steps:
             raise ValueError(
                 f"warmup: expected 0 or more and fewer than steps = {self.steps}, got {self.warmup}"

@@ -365,7 +365,7 @@ def test_a_policy_that_never_ends_is_named():
     [
         (dict(group_size=1), "group_size: expected a whole number of 2 or more"),
         (dict(group_size=2.0), "group_size: expected a whole number"),
-        (dict(group_size=-1), "group_size: expected a whole number"),
+        (dict(group_size=0), "group_size: expected a whole number of 2 or more, got 0"),
         (dict(steps=0), "steps: expected a whole number of 1 or more, got 0"),
         (dict(minibatch_size=0), "minibatch_size: expected a whole number of 1 or more"),
         (dict(inner_epochs=1.5), "inner_epochs: expected a whole number"),

@@ -158,9 +158,9 @@ def test_the_learning_rate_rises_to_one_and_falls_to_nearly_zero():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 0}, "steps: expected 1 or more, got 0"),
-        ({"eval_every": 0}, "eval_every: expected 1 or more, got 0"),
-        ({"save_every": -1}, "save_every: expected 1 or more, got -1"),
+        ({"steps": 0}, "steps: expected a whole number of 1 or more, got 0"),
+        ({"eval_every": 0}, "eval_every: expected a whole number of 1 or more, got 0"),
+        ({"save_every": -1}, "save_every: expected a whole number of 1 or more, got -1"),
         ({"warmup": -1}, "warmup: expected 0 or more .*, got -1"),
         ({"steps": 20}, "warmup: expected .* fewer than steps = 20, got 20"),
         ({"lr": 0.0}, "lr: expected a number above 0, got 0.0"),
@@ -435,7 +435,7 @@ def test_a_checkpoint_of_a_gpu_goes_on_without_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["steps", "eval_every", "save_every"])
 def test_counts_are_whole_numbers(name):
-    with pytest.raises(ValueError, match=f"{name}: expected a whole number, got 30.5"):
+    with pytest.raises(ValueError, match=f"{name}: expected a whole number of 1 or more, got 30.5"):
         PretrainConfig(**{name: 30.5})
 
 
