@@ -62,9 +62,9 @@ results: $(VENV)/.installed
 	@$(ACTIVE) tools/readme.py
 
 checkpoint: $(VENV)/.installed
-	$(ACTIVE) -m minigrpo.pretrain --out data/char_gpt.safetensors
-	$(ACTIVE) -m minigrpo.llama --out data/tiny_llama
-	$(ACTIVE) -m minigrpo.text_models --out data
+	$(ACTIVE) tools/train_models.py char_gpt --out data/char_gpt.safetensors
+	$(ACTIVE) tools/train_models.py tiny_llama --out data/tiny_llama
+	$(ACTIVE) tools/train_models.py text_models --out data
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .pytest_cache .ruff_cache

@@ -1,31 +1,29 @@
 """minigrpo: the helper package of a course that teaches GRPO on a laptop.
 
-One file per concept, in the order the course meets them; each imports only what stands above it
-(but `plots`, the house style, is loaded by `runtime` when a notebook begins).
+What the course teaches stands here, one file per concept, in the order the course meets them; each
+imports only what stands above it.
 
-    runtime         seed, threads, device, figures            01
+    files           atomic files, the data folder             01
     corpus          tinyshakespeare, characters as tokens     01
     gpt             the character-level GPT                   01
     pretrain        next-token training                       01 05
     logprobs        log-probs of tokens and of sequences      02
     sampling        sample() -> Rollouts                      02
     objective       advantages, ratio, KL, grpo_loss          03 04
-    oracle          exact answers by enumeration              04
     rewards         rewards by rule                           03 05
     arithmetic      the task in which thinking pays           05
     llama           the tiny Llama                            05
     parallel        several processes                         09
     grpo            train_grpo(), the loop                    03 06
-    experiments     what matters in it and what does not      06
-    bugs            22 bugs as switches                       07
-    smallest_tests  the tests that find them                  07
-    clinic          sick runs, their charts and cures         07
-    text            prompts and rewards over a tokenizer      08
-    problems        word problems                             08
-    text_models     small GPT-2 and Llama shapes              08
-    scaling         TRL, torchrun                             09
-    plots           the house style and recurring figures     all
-    exercises       check, hint, solution                     all
+
+Beside this core there are rooms, which import it and are never imported by it:
+
+    study/          exact answers by enumeration; what matters in the loop and what does not
+    clinic/         sick runs: bugs, smallest tests, charts, patients, the blind diagnosis
+    text/           prompts, rewards and models over a real tokenizer
+    scaling/        TRL, torchrun
+    notebook/       setup, plots
+    exercises/      check, hint, solution
 """
 
 import os

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from minigrpo.runtime import atomic_path, data_folder
+from minigrpo.files import atomic_path, data_folder
 
 FILE_NAME = "tinyshakespeare.txt"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from minigrpo.runtime import atomic_path
+from minigrpo.files import atomic_path
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from minigrpo import parallel
+from minigrpo.files import atomic_path
 from minigrpo.logprobs import (
     check_sampling_settings,
     completion_log_probs_and_entropy,
@@ -30,7 +31,6 @@ from minigrpo.objective import (
     group_advantages,
     grpo_loss,
 )
-from minigrpo.runtime import atomic_path
 from minigrpo.sampling import Rollouts, is_stop, left_pad, sample, stop_ids
 
 

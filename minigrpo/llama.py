@@ -1,19 +1,14 @@
 """A tiny Llama for the 32 tokens of `arithmetic`, its tokenizer, and how to save and load the pair.
 
-The model is transformers' own LlamaForCausalLM, so anything that can load a Llama can load it. As
-a command this trains the base model that ships in `data/`:
-
-    python -m minigrpo.llama --out data/tiny_llama
+The model is transformers' own LlamaForCausalLM, so anything that can load a Llama can load it.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,9 +24,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from minigrpo.arithmetic import BOS, EOS, OPERATIONS, PAD, VOCABULARY, evaluate, warmup_batch
+from minigrpo.arithmetic import BOS, EOS, PAD, VOCABULARY, warmup_batch
+from minigrpo.files import data_folder
 from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain
-from minigrpo.runtime import data_folder, setup
 
 WARMUP = PretrainConfig(steps=400, lr=5e-3, matrix_lr=None, weight_decay=0.01, warmup=30)
 """How the base model is trained, on batches of `WARMUP_ROWS`.
@@ -185,29 +180,3 @@ def warm_up(
     settings: of `warmup_documents`, such as operations="mixed" or complete=0.2.
     """
     return pretrain(policy, partial(warmup_batch, WARMUP_ROWS, **settings), config)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Train the base model and write it where `--out` says."""
-    parser = argparse.ArgumentParser(prog="python -m minigrpo.llama", description=main.__doc__)
-    parser.add_argument("--out", required=True, help="the folder to write")
-    parser.add_argument("--operations", choices=[*OPERATIONS], default="add")
-    parser.add_argument("--torn", type=float, default=0.1, help="see warmup_documents")
-    parser.add_argument("--complete", type=float, default=0.0, help="see warmup_documents")
-    parser.add_argument("--steps", type=int, default=WARMUP.steps)
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the documents")
-    options = parser.parse_args(arguments)
-
-    policy = tiny_llama(options.seed).to(setup(options.seed))
-    config = replace(WARMUP, steps=options.steps, seed=options.seed)
-    shares = {"torn": options.torn, "complete": options.complete}
-    for m in warm_up(policy, config, operations=options.operations, **shares):
-        if m.step % 100 == 0 or m.step == config.steps:
-            print(f"step {m.step:4d}  loss {m.loss:.3f}  {m.seconds:.0f} s", flush=True)
-    save_policy(policy, options.out)
-    scores = evaluate(policy, operations=options.operations)
-    print("  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
-
-
-if __name__ == "__main__":
-    main()

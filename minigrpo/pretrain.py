@@ -1,13 +1,7 @@
-"""Next-token training of any policy: the char GPT here, the warm-up of the tiny Llama later.
-
-As a command it trains the checkpoint that ships in `data/`:
-
-    python -m minigrpo.pretrain --out data/char_gpt.safetensors
-"""
+"""Next-token training of any policy: the char GPT here, the warm-up of the tiny Llama later."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minigrpo import corpus
-from minigrpo.gpt import GPT, GPTConfig, next_token_pairs, save_gpt
-from minigrpo.runtime import atomic_path, setup
+from minigrpo.files import atomic_path
+from minigrpo.gpt import next_token_pairs
 
 Batch = Tensor | tuple[Tensor, Tensor]
 """Token ids (N, S), or a pair (ids, loss mask) where the mask (N, S) is 1 on tokens to learn."""
@@ -321,45 +314,3 @@ def validation_loss(
         windows = ids[chunk[:, None] + torch.arange(length)].to(device)
         total += next_token_loss(model(windows).logits, windows).item() * len(chunk)
     return total / len(starts)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Train the char GPT on the real corpus and write it where `--out` says."""
-    parser = argparse.ArgumentParser(prog="python -m minigrpo.pretrain", description=main.__doc__)
-    parser.add_argument("--out", required=True, help="the checkpoint to write (.safetensors)")
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--state", help="a file from which a killed run can go on")
-    options = parser.parse_args(arguments)
-
-    device = setup(options.seed)
-    text = corpus.load_corpus()
-    if not text.is_shakespeare:
-        raise SystemExit(
-            "the checkpoint is trained on tinyshakespeare, which could not be had\n"
-            + text.describe()
-        )
-    train, val = corpus.split(corpus.CharTokenizer().encode(text.text))
-    model = GPT(GPTConfig(max_position_embeddings=options.length)).to(device)
-    config = PretrainConfig(steps=options.steps, seed=options.seed, eval_every=100)
-
-    def next_batch(generator: torch.Generator) -> Tensor:
-        return corpus.random_batch(train, options.batch_size, options.length, generator)
-
-    def evaluate(model: nn.Module) -> float:
-        return validation_loss(model, val, options.length, max_windows=64)
-
-    for m in pretrain(model, next_batch, config, evaluate=evaluate, checkpoint=options.state):
-        if m.val_loss is not None:
-            print(
-                f"step {m.step:5d}  train {m.loss:.3f}  val {m.val_loss:.3f}  {m.seconds:.0f} s",
-                flush=True,
-            )
-    save_gpt(model, options.out)
-    print(f"validation loss {validation_loss(model, val, options.length):.4f}: {options.out}")
-
-
-if __name__ == "__main__":
-    main()

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from minigrpo.runtime import atomic_path
+from minigrpo.files import atomic_path
 
 FILE = Path(__file__).resolve().parent / "data" / "trl_answers.safetensors"
 LOSS_CASES, REWARD_CASES = 40, 10

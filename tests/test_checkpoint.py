@@ -7,9 +7,9 @@ import hashlib
 import pytest
 
 from minigrpo.corpus import CharTokenizer, bigram_entropy, load_corpus, offline_text, split
+from minigrpo.files import data_folder
 from minigrpo.gpt import GPT, load_gpt
 from minigrpo.pretrain import validation_loss
-from minigrpo.runtime import data_folder
 
 FOLDER = data_folder()
 CHECKPOINT = FOLDER / "char_gpt.safetensors"
@@ -56,4 +56,4 @@ def test_the_readme_names_every_file_with_its_checksum(name):
 
 def test_the_readme_tells_the_command_that_makes_the_checkpoint():
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert "python -m minigrpo.pretrain --out data/char_gpt.safetensors" in readme
+    assert "python tools/train_models.py char_gpt --out data/char_gpt.safetensors" in readme

@@ -12,11 +12,11 @@ import readme
 import results
 import torch
 
-from minigrpo import experiments
 from minigrpo.arithmetic import TAGS, completion_ids
-from minigrpo.experiments import EXPERIMENTS, SUMMIT, Experiment, any_thought, only_form, run
 from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.objective import VARIANTS
+from minigrpo.study import experiments
+from minigrpo.study.experiments import EXPERIMENTS, SUMMIT, Experiment, any_thought, only_form, run
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMIT_NAME = next(iter(EXPERIMENTS))

@@ -16,7 +16,7 @@ from minigrpo import grpo
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.logprobs import token_log_probs
 from minigrpo.objective import VARIANTS, group_advantages, grpo_loss
-from minigrpo.oracle import TablePolicy, expected_reward, list_world
+from minigrpo.study.oracle import TablePolicy, expected_reward, list_world
 
 EOS = 10
 SMALL = GRPOConfig(

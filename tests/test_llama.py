@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,10 +31,10 @@ from minigrpo.arithmetic import (
     running_totals,
     to_text,
 )
+from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.llama import WARMUP, build_tokenizer, load_policy, save_policy, tiny_llama, warm_up
 from minigrpo.rewards import answer_reward
-from minigrpo.runtime import data_folder
 
 SHIPPED = data_folder() / "tiny_llama"
 HELD_OUT = draw_questions(200, torch.Generator().manual_seed(7), held_out=True)
@@ -213,7 +211,7 @@ def test_the_readme_names_every_shipped_file_with_its_checksum():
     for file in SHIPPED.iterdir():
         assert f"tiny_llama/{file.name}" in readme
         assert hashlib.sha256(file.read_bytes()).hexdigest() in readme
-    assert "python -m minigrpo.llama --out data/tiny_llama" in readme
+    assert "python tools/train_models.py tiny_llama --out data/tiny_llama" in readme
 
 
 def test_the_tokenizer_that_ships_is_the_one_of_the_code():
@@ -244,17 +242,6 @@ def test_the_warm_up_learns_in_a_few_steps_and_repeats_itself():
     assert losses[-1] < losses[0] - 0.5
     other = [m.loss for m in warm_up(tiny_llama(), config, operations="mixed")]
     assert other != losses
-
-
-def test_the_command_writes_a_policy(tmp_path):
-    command = [sys.executable, "-m", "minigrpo.llama", "--out", "policy", "--steps", "31"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(llama.__file__).parents[1])}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "step   31" in done.stdout
-    load_policy(tmp_path / "policy")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from support import must_fail_on
 from torch import Tensor
 from torch.testing import assert_close
 
-from minigrpo import oracle
 from minigrpo.objective import VARIANTS, group_advantages, grpo_loss, kl_estimate
-from minigrpo.oracle import (
+from minigrpo.study import oracle
+from minigrpo.study.oracle import (
     TablePolicy,
     exact_kl,
     expected_loss,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from matplotlib.patches import FancyBboxPatch
 
-from minigrpo import plots
+from minigrpo.notebook import plots
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,8 @@ from support import Bigram, must_fail_on, tiny_gpt, tiny_llama, uniform
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from minigrpo import corpus
 from minigrpo import pretrain as pretraining
-from minigrpo.gpt import GPT, GPTConfig, load_gpt, next_token_pairs
+from minigrpo.gpt import GPT, GPTConfig, next_token_pairs
 from minigrpo.pretrain import (
     PretrainConfig,
     PretrainMetrics,
@@ -392,31 +391,6 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     other = GPT(GPTConfig(11, 12, 32, 2, 2))
     with pytest.raises(ValueError, match=r"checkpoint: \S+run.pt belongs to another model"):
         next(pretrain(other, windows, RUN, checkpoint=tmp_path / "run.pt"))
-
-
-# ---------------------------------------------------------------------------------------------
-# the command
-
-
-def test_the_command_trains_and_writes_a_checkpoint(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("MINIGRPO_THREADS", "1")
-    text = corpus.Corpus(corpus.offline_text()[:2000], "cache")
-    monkeypatch.setattr(corpus, "load_corpus", lambda: text)
-    path = tmp_path / "model.safetensors"
-    options = ["--steps", "21", "--batch-size", "2", "--length", "32", "--seed", "3"]
-    pretraining.main(["--out", str(path), *options])
-    assert load_gpt(path).config == GPTConfig(max_position_embeddings=32)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step    21  train ")
-    assert lines[-1].startswith("validation loss ") and lines[-1].endswith(str(path))
-
-
-def test_the_command_refuses_to_train_on_the_offline_corpus(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINIGRPO_THREADS", "1")
-    monkeypatch.setattr(corpus, "load_corpus", lambda: corpus.Corpus("abc", "offline"))
-    with pytest.raises(SystemExit, match="trained on tinyshakespeare, which could not be had"):
-        pretraining.main(["--out", str(tmp_path / "model.safetensors")])
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_validation_loss_refuses_to_average_over_nothing():

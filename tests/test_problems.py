@@ -7,7 +7,8 @@ import re
 import pytest
 import torch
 
-from minigrpo.problems import (
+from minigrpo.text.models import train_tokenizer
+from minigrpo.text.problems import (
     GAINS,
     MOST,
     careless,
@@ -16,7 +17,7 @@ from minigrpo.problems import (
     is_held_out,
     warmup_batch,
 )
-from minigrpo.text import answer_reward, format_reward, train_tokenizer
+from minigrpo.text.prompts import answer_reward, format_reward
 
 
 def generator(seed: int = 0) -> torch.Generator:

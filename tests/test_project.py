@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from test_objective_mistakes import MISTAKES
 
 from minigrpo.exercises import engine
-from minigrpo.oracle import list_world
+from minigrpo.study.oracle import list_world
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -210,7 +210,7 @@ def test_the_package_is_listed_in_course_order_and_imports_only_upwards():
         r"^    (\w+)  ", ast.get_docstring(ast.parse(text("minigrpo/__init__.py"))), re.M
     )
     modules = {path.stem for path in (ROOT / "minigrpo").glob("*.py")} - {"__init__"}
-    assert set(order) == modules | {"exercises"} and len(order) == len(set(order))
+    assert set(order) == modules and len(order) == len(set(order))
     for name in modules:
         later = imported(ROOT / "minigrpo" / f"{name}.py") - set(order[: order.index(name)])
         assert not later, f"{name} imports {sorted(later)}, which the course meets later"

@@ -9,11 +9,12 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from minigrpo import scaling
+from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig
 from minigrpo.objective import VARIANTS
-from minigrpo.runtime import data_folder
-from minigrpo.text import load_policy
+from minigrpo.scaling import run
+from minigrpo.scaling import trl as scaling
+from minigrpo.text.models import load_policy
 
 needs_trl = pytest.mark.skipif(
     scaling.find_spec("trl") is None, reason="the extra `scale` is not installed"
@@ -132,7 +133,7 @@ def test_the_command_writes_rewards_and_parameters(tmp_path, monkeypatch, traine
     monkeypatch.delenv("RANK", raising=False)
     threads = torch.get_num_threads()
     try:
-        scaling.main([trainer, "--out", str(tmp_path / "run.pt"), "--steps", "1"])
+        run.main([trainer, "--out", str(tmp_path / "run.pt"), "--steps", "1"])
     finally:
         torch.set_num_threads(threads)
     result = torch.load(tmp_path / "run.pt", weights_only=True)
@@ -146,4 +147,4 @@ def test_the_command_writes_rewards_and_parameters(tmp_path, monkeypatch, traine
 
 def test_a_process_that_fails_is_quoted():
     with pytest.raises(RuntimeError, match="(?s)torchrun: failed, and wrote last:.*invalid choice"):
-        scaling.torchrun(1, "nobody")
+        run.torchrun(1, "nobody")

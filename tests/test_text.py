@@ -22,17 +22,16 @@ from transformers import (
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.logprobs import token_log_probs
 from minigrpo.sampling import left_pad, sample
-from minigrpo.text import (
+from minigrpo.text.models import load_policy, train_tokenizer
+from minigrpo.text.prompts import (
     TextProblems,
     answer_reward,
     decode_completion,
     encode_prompt,
     format_reward,
-    load_policy,
     number,
     stop_tokens,
     text_of,
-    train_tokenizer,
     write,
 )
 
@@ -432,7 +431,7 @@ def test_a_name_out_of_reach(monkeypatch):
     def unreachable(*args, **kwargs):
         raise OSError("We couldn't connect")
 
-    monkeypatch.setattr("minigrpo.text.AutoTokenizer.from_pretrained", unreachable)
+    monkeypatch.setattr("minigrpo.text.models.AutoTokenizer.from_pretrained", unreachable)
     with pytest.raises(OSError, match="no folder here, and the hub did not give it .*connect"):
         load_policy("openai-community/gpt2")
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from minigrpo import text_models
+from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.llama import SAVED_FILES
-from minigrpo.problems import draw_rows, evaluate, warmup_batch
-from minigrpo.runtime import data_folder
-from minigrpo.text import TextProblems, load_policy, stop_tokens
-from minigrpo.text_models import FAMILIES, problem_tokenizer, small_model, warm_up
+from minigrpo.text import models as text_models
+from minigrpo.text.models import FAMILIES, load_policy, problem_tokenizer, small_model, warm_up
+from minigrpo.text.problems import draw_rows, evaluate, warmup_batch
+from minigrpo.text.prompts import TextProblems, stop_tokens
 
 by_family = pytest.mark.parametrize("family", FAMILIES)
 SHIPPED = {family: data_folder() / f"text_{family}" for family in FAMILIES}
@@ -43,7 +44,7 @@ def test_another_family_is_refused(tokenizer):
 @by_family
 def test_the_warm_up_learns(family, tokenizer):
     model = small_model(family, tokenizer)
-    config = text_models.replace(text_models.WARMUP, steps=31)
+    config = replace(text_models.WARMUP, steps=31)
     losses = [m.loss for m in warm_up(model, tokenizer, config)]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -97,14 +98,6 @@ def test_warm_up_and_held_out_problems_do_not_meet(tokenizer):
     ids, mask = warmup_batch(200, torch.Generator(), tokenizer)
     for row, learned in zip(ids, mask):
         assert tokenizer.decode(row[: int(learned.nonzero()[0])]) not in held_out
-
-
-def test_the_command_writes_both(tmp_path, capsys, monkeypatch):
-    text_models.main(["--out", str(tmp_path), "--steps", "31"])
-    for family in FAMILIES:
-        policy, _ = load_policy(tmp_path / f"text_{family}", device="cpu")
-        assert policy.config.model_type == family
-    assert "llama  step   31" in capsys.readouterr().out
 
 
 @by_family

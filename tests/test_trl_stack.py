@@ -7,12 +7,13 @@ import copy
 import pytest
 import torch
 
+from minigrpo.files import data_folder
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import group_advantages, grpo_loss
-from minigrpo.problems import draw_rows
-from minigrpo.runtime import data_folder
-from minigrpo.scaling import problem_config, problem_rows, trl_loss, trl_trainer
-from minigrpo.text import TextProblems, answer_reward, format_reward, load_policy, write
+from minigrpo.scaling.trl import problem_config, problem_rows, trl_loss, trl_trainer
+from minigrpo.text.models import load_policy
+from minigrpo.text.problems import draw_rows
+from minigrpo.text.prompts import TextProblems, answer_reward, format_reward, write
 
 pytest.importorskip("trl", reason="the extra `scale` is not installed")
 

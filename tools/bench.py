@@ -83,7 +83,7 @@ def measure_here(name: str, quick: bool, to: Path) -> None:
     """Run a section in this process and leave its lines in a file."""
     section = load_section(name)
     if "torch" in sys.modules:  # `memory` has to stay small: it starts processes, which are larger
-        from minigrpo.runtime import setup
+        from minigrpo.notebook.setup import setup
 
         setup(seed=0)
     to.write_text(json.dumps([line.stored() for line in section(quick)]), "utf-8")

@@ -21,10 +21,10 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from minigrpo import plots
-from minigrpo.experiments import EXPERIMENTS, Experiment, run
 from minigrpo.llama import load_policy
-from minigrpo.runtime import setup
+from minigrpo.notebook import plots
+from minigrpo.notebook.setup import setup
+from minigrpo.study.experiments import EXPERIMENTS, Experiment, run
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "data" / "results"

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minigrpo import text as texts
 from minigrpo.exercises.engine import Answer, Case, Exercise
 from minigrpo.exercises.notebook_05 import LINE
+from minigrpo.text import prompts as texts
 
 # 8.1 ----------------------------------------------------------------------------------------
 

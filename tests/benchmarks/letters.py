@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 from minigrpo.corpus import CharTokenizer
+from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.logprobs import token_log_probs
+from minigrpo.notebook.setup import setup
 from minigrpo.rewards import TextTask, letter_share
-from minigrpo.runtime import data_folder, setup
 from minigrpo.sampling import left_pad, sample
 
 PROMPTS = ["ROMEO:", "JULIET:", "HENRY:", "My lord", "O, ", "To be, or"]

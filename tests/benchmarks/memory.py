@@ -29,7 +29,7 @@ def take_steps(side: str) -> tuple[float, float]:
     """MiB at peak after the imports, and after ten steps."""
     import peers
 
-    from minigrpo.runtime import setup
+    from minigrpo.notebook.setup import setup
 
     if side == "trl":
         import trl

@@ -21,13 +21,13 @@ from lines import Line, alternate, over, seconds
 from torch import Tensor, nn
 
 from minigrpo.corpus import CharTokenizer, load_corpus, offline_text, random_batch, split
+from minigrpo.files import data_folder
 from minigrpo.gpt import GPT, GPTConfig, load_gpt
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.logprobs import token_log_probs
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.pretrain import PretrainConfig, pretrain, validation_loss
 from minigrpo.rewards import TextTask
-from minigrpo.runtime import data_folder
 from minigrpo.sampling import Rollouts, left_pad, sample
 
 ROWS, PROMPT = 64, 16

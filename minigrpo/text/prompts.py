@@ -9,24 +9,17 @@ completions of a chat are lists of messages as well.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 
 from minigrpo.logprobs import is_whole_number
@@ -309,156 +302,3 @@ def _checked(function: RewardFunction, rewards: Sequence[float | None], n: int) 
     if not all(map(math.isfinite, numbers)):
         raise ValueError(f"{name}: expected finite numbers, got {numbers}")
     return numbers
-
-
-# --------------------------------------------------------------------------------------------
-# policies and tokenizers
-
-
-def load_policy(
-    name_or_path: str | Path,
-    *,
-    pad_token: str | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model and its tokenizer, from a folder or from the hub.
-
-    Args:
-        name_or_path: a folder that `save_pretrained` wrote, or a name on the hub, such as
-            "openai-community/gpt2".
-        pad_token: a token to pad with, for tokenizers without one. It may be the EOS: masks are
-            made from positions here, so a token is never taken for padding by its id.
-        device: None = the GPU if there is one, otherwise the CPU.
-        dtype: of the weights; None = bfloat16 on a GPU that has it, otherwise float32. Steps of
-            AdamW that are small against the weights are lost in bfloat16.
-
-    Returns:
-        the policy, in eval mode, and its tokenizer, which pads on the left.
-
-    Raises:
-        FileNotFoundError: no such folder, or no model or tokenizer in it.
-        OSError: a name that is neither a folder nor within reach.
-        ValueError: a folder that is damaged; a tokenizer without a pad token, or with tokens that
-            the model does not have.
-    """
-    folder = Path(os.path.expanduser(name_or_path))
-    local = folder.is_dir()
-    if not local and (folder.is_absolute() or str(name_or_path)[:1] in ".~" or folder.exists()):
-        raise FileNotFoundError(f"name_or_path: expected a folder, found none at {folder}")
-    if local:
-        _check_files(folder)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if dtype is None:
-        half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        dtype = torch.bfloat16 if half else torch.float32
-    source = str(folder if local else name_or_path)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
-        policy, report = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, local_files_only=local, output_loading_info=True
-        )
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        raise _not_loaded(source, local, error) from error
-    if report["missing_keys"]:  # transformers fills them with random numbers, and only warns
-        raise ValueError(
-            f"name_or_path: expected a whole model, but in {source} there are weights missing: "
-            f"{', '.join(sorted(report['missing_keys']))}"
-        )
-    _check_vocabulary(tokenizer, policy)
-    _set_padding(tokenizer, pad_token)
-    return policy.to(device).eval(), tokenizer
-
-
-def _check_files(folder: Path) -> None:
-    """Some versions of transformers make an empty tokenizer up where there is none."""
-    for what, names in (
-        ("a config.json", ("config.json",)),
-        ("weights", ("*.safetensors", "*.bin")),
-        ("a tokenizer", ("tokenizer*", "vocab.json")),
-    ):
-        if not any(any(folder.glob(name)) for name in names):
-            raise FileNotFoundError(f"name_or_path: expected {what} in {folder}, found none")
-
-
-def _not_loaded(source: str, local: bool, error: Exception) -> Exception:
-    if not local:
-        return OSError(
-            f"name_or_path: {source!r} is no folder here, and the hub did not give it ({error}). "
-            "Without a connection, give a folder that save_pretrained wrote; notebook 08 makes one."
-        )
-    return ValueError(
-        f"name_or_path: expected a folder that save_pretrained wrote, but {source} cannot be read "
-        f"({error})"
-    )
-
-
-def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel) -> None:
-    """The model may have more tokens than the tokenizer (rows that fill up), but not fewer."""
-    known = policy.get_input_embeddings().num_embeddings
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= known:
-        raise ValueError(
-            f"tokenizer: expected ids below {known}, the size of the model's vocabulary, but its "
-            f"largest is {largest}: it belongs to another model, or tokens were added to it alone"
-        )
-
-
-def _set_padding(tokenizer: PreTrainedTokenizerBase, pad_token: str | None) -> None:
-    if pad_token is not None:
-        if pad_token not in tokenizer.get_vocab():
-            raise ValueError(f"pad_token: expected a token of the tokenizer, got {pad_token!r}")
-        tokenizer.pad_token = pad_token
-    if tokenizer.pad_token_id is None:
-        raise ValueError(
-            "tokenizer: expected a pad token, and it has none; name one, for instance "
-            f"pad_token={tokenizer.eos_token!r}"
-        )
-    tokenizer.padding_side = "left"
-
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-"""A chat as `train_tokenizer`'s tokenizers write it."""
-
-
-def train_tokenizer(texts: Sequence[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer, like GPT-2's but smaller, learned from texts.
-
-    Any text can be written in it, byte by byte if need be. The four tags are single tokens, and
-    ordinary ones: special tokens would vanish wherever a text is decoded without them. A chat ends
-    each turn with `<|end|>`.
-
-    Args:
-        texts: what to learn the merges from.
-        vocab_size: number of tokens, at least 256 bytes and 10 more.
-
-    Raises:
-        ValueError: a vocabulary that is too small.
-    """
-    special = ["<|endoftext|>", "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
-    if vocab_size < 256 + len(special) + 4:
-        raise ValueError(f"vocab_size: expected {256 + len(special) + 4} or more, got {vocab_size}")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 4,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens(list(TEXT_TAGS.form))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|endoftext|>",
-        pad_token="<|pad|>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
-    )

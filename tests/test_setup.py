@@ -11,8 +11,9 @@ import pytest
 import torch
 import transformers
 
-from minigrpo import runtime
-from minigrpo.runtime import atomic_path, data_folder, setup
+from minigrpo import files
+from minigrpo.files import atomic_path, data_folder
+from minigrpo.notebook.setup import setup
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +173,6 @@ def test_the_data_folder_is_the_one_of_the_checkout():
 
 def test_the_data_folder_of_a_wheel_lies_in_the_package(tmp_path, monkeypatch):
     package = tmp_path / "site-packages" / "minigrpo"
-    monkeypatch.setattr(runtime, "_PACKAGE", package)
+    monkeypatch.setattr(files, "_PACKAGE", package)
     (tmp_path / "site-packages" / "data").mkdir(parents=True)  # somebody else's
     assert data_folder() == package / "data"

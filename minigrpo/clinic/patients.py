@@ -1,178 +1,31 @@
-"""The bug clinic: sick runs of GRPO, to be recognised by their charts.
+"""The patients: runs with a bug that a public implementation has had.
 
-Every patient has a bug that a public implementation has had. Its record says what the bug does,
-where it was seen, by which sign a run that has it is known, the smallest test that exposes it, and
-the cure. `run(record, seed)` gives the chart of the sick run, `run(record, seed, sick=False)` that
-of the healthy one under the same settings; `patient(7)` a chart without a name, and
-`diagnose(7, "...")` the answer. As a command this writes the symptoms on one page:
-
-    python -m minigrpo.clinic --out bug_clinic.html
+Every record says what the bug does, where it was seen, by which sign a run that has it is known,
+the smallest test that exposes it, and the cure. `run(record, seed)` gives the chart of the sick
+run, `run(record, seed, sick=False)` that of the healthy one under the same settings.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import html
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from minigrpo import bugs
-from minigrpo import smallest_tests as tests
 from minigrpo.arithmetic import Arithmetic, evaluate
-from minigrpo.experiments import SUMMIT
+from minigrpo.clinic import bugs
+from minigrpo.clinic import smallest_tests as tests
+from minigrpo.clinic.charts import VITAL_SIGNS, Chart, measured
+from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.llama import load_policy
 from minigrpo.rewards import Tags, TextTask, letter_share, split_parts
-from minigrpo.runtime import atomic_path, data_folder
-
-# --------------------------------------------------------------------------------------------
-# charts
-
-
-@dataclass(frozen=True)
-class Chart:
-    """What is known of a run.
-
-    Attributes:
-        config: its settings, as far as they are not the bug itself.
-        steps: the metrics of each step.
-        before, after: `evaluate` on held-out questions; empty for a task that has none.
-        moved: how far the weights went, relative to their size.
-        stopped: what stopped the run early, or None.
-    """
-
-    config: GRPOConfig
-    steps: list[StepMetrics]
-    before: Mapping[str, float]
-    after: Mapping[str, float]
-    moved: float
-    stopped: str | None = None
-
-    def last(self, name: str, steps: int = 5) -> float:
-        """Mean of a metric over the last steps; NaN if there are none."""
-        values = [getattr(m, name) for m in self.steps[-steps:]]
-        return sum(values) / len(values) if values and None not in values else math.nan
-
-
-def off_one(steps: Sequence[StepMetrics]) -> float:
-    """How far the ratio is from 1."""
-    return max(max(m.ratio_max - 1, 1 - m.ratio_min) for m in steps)
-
-
-def luck(chart: Chart, of: Callable[[Tensor], Tensor] = lambda group: group.abs().amax()) -> float:
-    """The largest advantage in a group whose rewards are all equal; NaN without such a group.
-
-    of: what is measured of such a group's advantages, by default the largest.
-    """
-    size, found = chart.config.group_size, []
-    for m in chart.steps:
-        rewards, advantages = m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)
-        equal = advantages[rewards.amax(1) == rewards.amin(1)]
-        found += [of(group).item() for group in equal]
-    return max(found, default=math.nan)
-
-
-def apart(group: Tensor) -> Tensor:
-    """The largest advantage of a group, less its smallest."""
-    return group.amax() - group.amin()
-
-
-def gap(chart: Chart) -> float:
-    """Reward on the training questions, less right answers on held-out ones."""
-    return chart.last("reward") - chart.after.get("accuracy", math.nan)
-
-
-def reward_of(chart: Chart, which: Callable[[Tensor], Tensor]) -> float:
-    """Mean reward of the prompts of this length at the first step, where nothing is learned yet.
-
-    which: torch.amin for the shortest prompts, torch.amax for the longest.
-
-    Returns:
-        NaN if all prompts are equally long.
-    """
-    m = chart.steps[0]
-    lengths = (m.rollouts.prompt_ids != chart.config.pad_id).sum(1)  # a mask may be the bug
-    if lengths.min() == lengths.max():
-        return math.nan
-    return m.rewards[lengths == which(lengths)].mean().item()
-
-
-def off_by_hand(chart: Chart, without_last: bool = False) -> float:
-    """The largest `tests.loss_off_by_hand` of a run; NaN where it cannot be done by hand."""
-    config = chart.config
-    if config.inner_epochs > 1 or config.kl_weight or config.how != "token_mean":
-        return math.nan
-    return max(tests.loss_off_by_hand(m, without_last) for m in chart.steps)
-
-
-VITAL_SIGNS: dict[str, Callable[[Chart], float]] = {
-    "stopped by a loss that is NaN (1 = yes)": lambda chart: float(chart.stopped is not None),
-    "reward, first step": lambda chart: chart.steps[0].reward,
-    "reward, last steps": lambda chart: chart.last("reward"),
-    "right on held-out questions, before": lambda chart: chart.before.get("accuracy", math.nan),
-    "right on held-out questions, after": lambda chart: chart.after.get("accuracy", math.nan),
-    "reward above right answers, at the end": gap,
-    "change of the weights, of their size": lambda chart: chart.moved,
-    "norm of the gradient, largest": lambda chart: max(m.grad_norm for m in chart.steps),
-    "KL, first step": lambda chart: math.nan if (kl := chart.steps[0].kl) is None else kl,
-    "KL, last steps": lambda chart: chart.last("kl"),
-    "entropy, first step": lambda chart: chart.steps[0].entropy,
-    "entropy, last steps": lambda chart: chart.last("entropy"),
-    "ratio, smallest": lambda chart: min(m.ratio_min for m in chart.steps),
-    "ratio, largest": lambda chart: max(m.ratio_max for m in chart.steps),
-    "ratio off 1, first step": lambda chart: off_one(chart.steps[:1]),
-    "ratio off 1, any step": lambda chart: off_one(chart.steps),
-    "share clipped, last steps": lambda chart: chart.last("clip_low") + chart.last("clip_high"),
-    "tokens per completion, last steps": lambda chart: chart.last("mean_length"),
-    "share cut off at the limit": lambda chart: chart.last("truncated"),
-    "largest advantage where all rewards are equal": luck,
-    "... how far apart in such a group": lambda chart: luck(chart, apart),
-    "loss, off the one by hand": off_by_hand,
-    "... if the last token is not counted": lambda chart: off_by_hand(chart, without_last=True),
-    "reward of the shortest prompts, first step": lambda chart: reward_of(chart, torch.amin),
-    "reward of the longest prompts, first step": lambda chart: reward_of(chart, torch.amax),
-}
-"""What is measured of every run, by name. NaN where there is nothing to measure."""
-
-
-def signs(**charts: Chart) -> str:
-    """The vital signs of some charts side by side, one line each; those that none has are left out.
-
-    A dash stands where there is nothing to measure.
-    """
-    width = max(map(len, VITAL_SIGNS))
-    lines = [" " * width + "".join(f"{name:>10}" for name in charts)]
-    for name, measure in VITAL_SIGNS.items():
-        values = [_measured(measure, chart) for chart in charts.values()]
-        if any(value and not math.isnan(value) for value in values):  # somewhere it is not 0
-            shown = ("-" if math.isnan(value) else f"{value:.2g}" for value in values)
-            lines.append(f"{name:{width}}" + "".join(f"{value:>10}" for value in shown))
-    lines += [f"{name} was stopped: {c.stopped}" for name, c in charts.items() if c.stopped]
-    return "\n".join(lines)
-
-
-def _measured(measure: Callable[[Chart], float], chart: Chart) -> float:
-    """NaN for a run that was stopped within its first step."""
-    try:
-        return measure(chart)
-    except (IndexError, ValueError):
-        return math.nan
-
-
-# --------------------------------------------------------------------------------------------
-# records
+from minigrpo.study.experiments import SUMMIT
 
 SHORT = replace(SUMMIT, steps=10, evaluate_every=1000, check=False)
 """The settings of the clinic: ten steps of the run of notebook 06, without its own checks."""
@@ -232,7 +85,7 @@ class Patient:
 
     def is_sick(self, chart: Chart) -> bool:
         """Whether a chart has the signature."""
-        value = _measured(self.statistic, chart)
+        value = measured(self.statistic, chart)
         return value > self.threshold if self.above else value < self.threshold
 
 
@@ -681,178 +534,3 @@ def record(name: str) -> Patient:
         if one.name.lower() == " ".join(name.lower().split()):
             return one
     raise KeyError(f"name: expected one of those in PATIENTS, got {name!r}")
-
-
-# --------------------------------------------------------------------------------------------
-# the blind diagnosis
-
-
-@dataclass(frozen=True)
-class Case:
-    """A patient without a name: the chart of the sick run, and the healthy one beside it.
-
-    Attributes:
-        number: of the patient.
-        told: the task, and how the settings of both runs differ from `SHORT`.
-        sick, healthy: two charts.
-    """
-
-    number: int
-    told: str
-    sick: Chart
-    healthy: Chart
-
-    def __str__(self) -> str:
-        """What the patient tells, and the vital signs of both."""
-        return f"Patient {self.number}. {self.told}\n" + signs(healthy=self.healthy, sick=self.sick)
-
-
-def numbered() -> tuple[Patient, ...]:
-    """The patients in the order of their numbers, which gives nothing away."""
-    return tuple(
-        sorted(PATIENTS, key=lambda patient: hashlib.sha256(patient.name.encode()).hexdigest())
-    )
-
-
-@cache
-def patient(number: int, seed: int = 3) -> Case:
-    """Run an unnamed patient, and the healthy code under the same settings.
-
-    Args:
-        number: 1 to 22.
-        seed: another seed is another run.
-
-    Raises:
-        ValueError: there is no such patient.
-    """
-    one = _record(number)
-    about = str(one.task.__doc__).splitlines()[0]
-    task = "The sums of notebook 06." if one.task is Arithmetic else about
-    other = [f"{name} = {value}" for name, value in one.settings.items() if name != "steps"]
-    changed = f" but for {', '.join(other)}" if other else ""
-    told = f"{task} {one.config(sick=False).steps} steps, with the settings of SHORT{changed}."
-    return Case(number, told, run(one, seed), run(one, seed, sick=False))
-
-
-def diagnose(number: int, name: str, seed: int = 3) -> None:
-    """Print whether this is what the patient has, and by which evidence.
-
-    Args:
-        number: of the patient.
-        name: one of the names in `PATIENTS`, capital letters or not.
-        seed: of the run that was looked at.
-
-    Raises:
-        ValueError: there is no such patient.
-    """
-    print(judge(number, name, seed)[1])
-
-
-def judge(number: int, name: str, seed: int = 3) -> tuple[bool, str]:
-    """Whether the diagnosis is right, and what is to be said about it."""
-    one, names = _record(number), {known.name.lower(): known for known in PATIENTS}
-    if not name.strip(" ."):
-        return False, f"Patient {number} waits for a diagnosis."
-    named = names.get(" ".join(name.lower().split()))
-    if named is None:
-        near = get_close_matches(name.lower(), names, n=1, cutoff=0.4)
-        meant = f" Is {near[0]!r} meant?" if near else ""
-        return False, f"No diagnosis is called {name!r}.{meant} The names are in the list above."
-    case = patient(number, seed)
-    here, healthy = _reading(named, case.sick), _reading(named, case.healthy)
-    if named is one:
-        return True, (
-            f"Patient {number}: {named.name}. Right.\n"
-            f"The evidence: {named.sign}.\n"
-            f"{named.vital_sign}: {here}, and {healthy} in the healthy run.\n"
-            f"The test that decides: {named.question} With the bug it says\n"
-            f"    {complaint(named)}\n"
-            f"The cure: {named.cure}."
-        )
-    return False, (
-        f"Patient {number}: not {named.name}. Its sign would be: {named.sign}.\n"
-        f"{named.vital_sign}: {here} here, and {healthy} in the healthy run. "
-        + _against(named, one, case)
-        + ("\nThe ward is the right one." if named.ward == one.ward else "")
-    )
-
-
-def _record(number: int) -> Patient:
-    if number not in range(1, len(PATIENTS) + 1):
-        raise ValueError(f"number: expected 1 to {len(PATIENTS)}, got {number!r}")
-    return numbered()[number - 1]
-
-
-def _reading(named: Patient, chart: Chart) -> str:
-    """The number that decides, read from a chart."""
-    value = _measured(named.statistic, chart)
-    return "not to be measured" if math.isnan(value) else f"{value:.2g}"
-
-
-def _against(named: Patient, one: Patient, case: Case) -> str:
-    """Why a wrong diagnosis is not the right one."""
-    theirs, here = named.config(sick=False), one.config(sick=False)
-    unmet = [
-        f"{name} = {value}"
-        for name, value in named.settings.items()
-        if name != "steps" and getattr(here, name) != getattr(theirs, name)
-    ]
-    if named.base is not one.base:
-        return "That sign belongs to another model and task: here the number says nothing."
-    if unmet:
-        return f"That sign is read with {', '.join(unmet)}: here the number says nothing."
-    if not named.is_sick(case.sick):
-        side = "above" if named.above else "below"
-        return f"Those who have it are {side} {named.threshold:g}."
-    if named.is_sick(case.healthy):
-        return "Under these settings the healthy are there too, so it says nothing."
-    return "It fits, but something else on the chart fits better: what else is out of order?"
-
-
-# --------------------------------------------------------------------------------------------
-# the page to keep
-
-
-def table() -> str:
-    """Symptom, likely causes, sign, test and cure as an HTML table."""
-    rows = ["<tr><th>symptom</th><th>likely cause</th><th>sign</th><th>test</th><th>cure</th></tr>"]
-    for ward in WARDS:
-        ill = [one for one in PATIENTS if one.ward == ward]
-        for one in ill:
-            cells = [one.name, one.sign, one.question, one.cure]
-            first = f'<td rowspan="{len(ill)}"><b>{html.escape(ward)}</b></td>'
-            row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-            rows.append(f"<tr>{first if one is ill[0] else ''}{row}</tr>")
-    return "<table>\n" + "\n".join(rows) + "\n</table>"
-
-
-STYLE = """
-@page { size: A4 landscape; margin: 9mm }
-body { font: 7.6pt/1.22 sans-serif; margin: 0 }
-h1 { font-size: 12pt; margin: 0 0 4pt }
-table { border-collapse: collapse; width: 100% }
-td, th { border: 0.5pt solid #999; padding: 1.2pt 3pt; text-align: left; vertical-align: top }
-"""
-
-
-def page() -> str:
-    """The table as an HTML document that prints on one sheet."""
-    title = "Is my GRPO run sick?"
-    return (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n'
-        f"<style>{STYLE}</style>\n<h1>{title}</h1>\n{table()}\n</html>\n"
-    )
-
-
-def main() -> None:
-    """Write the page."""
-    parser = argparse.ArgumentParser(description="Write symptoms, causes and tests on one page.")
-    parser.add_argument("--out", type=Path, default=Path("bug_clinic.html"), help="an HTML file")
-    out = parser.parse_args().out
-    with atomic_path(out) as path:
-        path.write_text(page(), encoding="utf-8")
-    print(f"wrote {out}")
-
-
-if __name__ == "__main__":
-    main()

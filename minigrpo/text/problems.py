@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from minigrpo.pretrain import documents_batch
-from minigrpo.text import answer_reward, format_reward, write
+from minigrpo.text.prompts import answer_reward, format_reward, write
 
 NAMES = ("Ann", "Ben", "Clara", "David", "Emma", "Fred")
 THINGS = ("apples", "books", "coins", "eggs", "pens", "stamps")

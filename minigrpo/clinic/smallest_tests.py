@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from minigrpo import arithmetic, grpo, objective
 from minigrpo.arithmetic import Arithmetic
-from minigrpo.bugs import score
+from minigrpo.clinic.bugs import score
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.llama import load_policy
 from minigrpo.sampling import Rollouts

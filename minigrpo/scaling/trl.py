@@ -1,36 +1,24 @@
-"""The word problems on TRL's trainer, and runs on several processes. TRL needs the extra `scale`.
+"""The word problems on TRL's trainer. TRL needs the extra `scale`.
 
-The settings of `train_grpo` are translated, the task and the reward functions are the same. As a
-command, alone or under torchrun, this trains a policy that ships with the course:
-
-    torchrun --nproc_per_node 2 -m minigrpo.scaling ours --out run.pt
-    torchrun --nproc_per_node 2 -m minigrpo.scaling trl --out run.pt
+The settings of `train_grpo` are translated, the task and the reward functions are the same.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from minigrpo import parallel
-from minigrpo.grpo import GRPOConfig, train_grpo
-from minigrpo.problems import draw_rows
-from minigrpo.runtime import atomic_path, data_folder, setup
+from minigrpo.grpo import GRPOConfig
 from minigrpo.sampling import Rollouts, stop_ids
-from minigrpo.text import TextProblems, answer_reward, format_reward, load_policy, stop_tokens
+from minigrpo.text.problems import draw_rows
+from minigrpo.text.prompts import TextProblems, answer_reward, format_reward, stop_tokens
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -259,121 +247,3 @@ def trl_loss(
     trainer.current_gradient_accumulation_steps = 1  # all rows in one update
     trainer.model.train()
     return trainer._compute_loss(trainer.model, inputs)
-
-
-# --------------------------------------------------------------------------------------------
-# several processes
-
-
-def torchrun(processes: int, *arguments: str) -> list[dict[str, Any]]:
-    """Run the command of this module under torchrun, and read what each process wrote.
-
-    Args:
-        processes: how many, each with one thread.
-        arguments: of the command, without --out.
-
-    Raises:
-        RuntimeError: a process failed; says what it wrote last.
-        subprocess.TimeoutExpired: no end after ten minutes, such as processes that wait for
-            each other.
-    """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINIGRPO_THREADS": "1"}
-    if sys.platform == "win32":  # torch asks for libuv there too, and is built without it
-        environment.setdefault("USE_LIBUV", "0")
-    root = str(Path(__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run.pt"
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        command = [*launch, "-m", "minigrpo.scaling", *arguments, "--out", str(out)]
-        with subprocess.Popen(
-            [sys.executable, *command],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-        ) as running:
-            try:
-                _, wrote = running.communicate(timeout=600)
-            except BaseException:
-                running.terminate()  # not kill(), which would leave torchrun's workers behind
-                raise
-        if running.returncode:
-            # What torchrun itself adds, line by line of its own code, says nothing more.
-            said = wrote.partition("failed (exitcode:")[0]
-            raise RuntimeError(f"torchrun: failed, and wrote last:\n{said[-2000:]}")
-        return [
-            torch.load(out.with_suffix(f".{rank}.pt"), weights_only=True)
-            for rank in range(processes)
-        ]
-
-
-def train_ours(steps: int, *, exact: bool = False, **settings: Any) -> dict[str, Any]:
-    """Train the shipped Llama shape with `train_grpo`, on all processes there are.
-
-    Args:
-        steps: batches.
-        exact: in float64, and with the same random numbers on any number of processes.
-        settings: others of `GRPOConfig`.
-
-    Returns:
-        "rewards" and "tokens" of each step, of this process's share, and the "parameters".
-    """
-    dtype = torch.float64 if exact else torch.float32
-    policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu", dtype=dtype)
-    config = problem_config(policy, tokenizer, steps=steps, split_invariant=exact, **settings)
-    task = problem_task(tokenizer, problem_rows(), config)
-    wrapped = DistributedDataParallel(policy) if parallel.world_size() > 1 else policy
-    run = list(train_grpo(wrapped, task, config))
-    return {
-        "rewards": [metrics.reward for metrics in run],
-        "tokens": [int(metrics.rollouts.completion_mask.sum()) for metrics in run],
-        "parameters": policy.state_dict(),
-    }
-
-
-def train_trl(steps: int, **settings: Any) -> dict[str, Any]:
-    """Train the shipped Llama shape with TRL, on all processes there are; see `train_ours`."""
-    policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu")
-    config = problem_config(policy, tokenizer, steps=steps, **settings)
-    trainer = trl_trainer(policy, tokenizer, problem_rows(), config)
-    result = {"rewards": trl_rewards(trainer), "parameters": policy.state_dict()}
-    # Its DistributedDataParallel has to be gone before the group of processes is.
-    trainer.accelerator.free_memory()
-    del trainer
-    gc.collect()
-    return result
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Train, and write rewards and parameters to a file; of several processes each to its own."""
-    parser = argparse.ArgumentParser(prog="python -m minigrpo.scaling", description=main.__doc__)
-    parser.add_argument("trainer", choices=("ours", "trl"))
-    parser.add_argument("--out", required=True, type=Path, help="such as run.pt (run.0.pt, ...)")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--exact", action="store_true", help="ours: in float64, see train_ours")
-    options = parser.parse_args(arguments)
-    setup(options.seed)
-    several = "RANK" in os.environ
-    if options.trainer == "ours":
-        if several:
-            parallel.join()
-        result = train_ours(options.steps, exact=options.exact, seed=options.seed)
-    else:
-        result = train_trl(options.steps, seed=options.seed)  # TRL joins by itself
-    out = options.out.with_suffix(f".{parallel.rank()}.pt") if several else options.out
-    with atomic_path(out) as unfinished:
-        torch.save(result, unfinished)
-    parallel.leave()
-
-
-if __name__ == "__main__":
-    main()
-    if "RANK" in os.environ:
-        # All is written. Threads of the libraries can abort a process of a group that winds up.
-        sys.stdout.flush()
-        os._exit(0)

@@ -1,0 +1,1 @@
+"""What the notebooks call beside the course itself: setup and figures."""

@@ -1,0 +1,1 @@
+"""Scaling out: the same task on TRL, and on several processes."""

@@ -1,0 +1,1 @@
+"""Studies: exact answers by enumeration, and runs with one thing changed."""

@@ -1,0 +1,50 @@
+"""The commands that train the models in `data/`."""
+
+from __future__ import annotations
+
+import pytest
+import train_models
+
+from minigrpo import corpus
+from minigrpo.gpt import GPTConfig, load_gpt
+from minigrpo.llama import load_policy
+from minigrpo.text.models import FAMILIES
+from minigrpo.text.models import load_policy as load_text_policy
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("MINIGRPO_THREADS", "1")
+
+
+def test_the_command_trains_and_writes_a_checkpoint(tmp_path, monkeypatch, capsys):
+    text = corpus.Corpus(corpus.offline_text()[:2000], "cache")
+    monkeypatch.setattr(corpus, "load_corpus", lambda: text)
+    path = tmp_path / "model.safetensors"
+    options = ["--steps", "21", "--batch-size", "2", "--length", "32", "--seed", "3"]
+    train_models.main(["char_gpt", "--out", str(path), *options])
+    assert load_gpt(path).config == GPTConfig(max_position_embeddings=32)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("char_gpt  step   21  loss ")
+    assert lines[-1].startswith("validation loss ") and lines[-1].endswith(str(path))
+
+
+def test_the_command_refuses_to_train_on_the_offline_corpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "load_corpus", lambda: corpus.Corpus("abc", "offline"))
+    with pytest.raises(SystemExit, match="trained on tinyshakespeare, which could not be had"):
+        train_models.main(["char_gpt", "--out", str(tmp_path / "model.safetensors")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_writes_a_policy(tmp_path, capsys):
+    train_models.main(["tiny_llama", "--out", str(tmp_path / "policy"), "--steps", "31"])
+    assert "tiny_llama  step   31" in capsys.readouterr().out
+    load_policy(tmp_path / "policy")
+
+
+def test_the_command_writes_both(tmp_path, capsys):
+    train_models.main(["text_models", "--out", str(tmp_path), "--steps", "31"])
+    for family in FAMILIES:
+        policy, _ = load_text_policy(tmp_path / f"text_{family}", device="cpu")
+        assert policy.config.model_type == family
+    assert "llama  step   31" in capsys.readouterr().out

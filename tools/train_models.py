@@ -1,0 +1,103 @@
+"""Train the models that ship in `data/`: `python tools/train_models.py --help` lists them.
+
+`make checkpoint` runs all three. The same seed gives the same weights on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from minigrpo import corpus, llama
+from minigrpo.arithmetic import OPERATIONS, evaluate
+from minigrpo.gpt import GPT, GPTConfig, save_gpt
+from minigrpo.notebook.setup import setup
+from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain, validation_loss
+from minigrpo.text import models
+
+
+def char_gpt(options: argparse.Namespace) -> None:
+    """Train the char GPT on the real corpus."""
+    text = corpus.load_corpus()
+    if not text.is_shakespeare:
+        raise SystemExit(
+            "the checkpoint is trained on tinyshakespeare, which could not be had\n"
+            + text.describe()
+        )
+    train, val = corpus.split(corpus.CharTokenizer().encode(text.text))
+    model = GPT(GPTConfig(max_position_embeddings=options.length)).to(setup(options.seed))
+    config = PretrainConfig(steps=options.steps, seed=options.seed, eval_every=100)
+
+    def next_batch(generator) -> Tensor:
+        return corpus.random_batch(train, options.batch_size, options.length, generator)
+
+    def measure(model: nn.Module) -> float:
+        return validation_loss(model, val, options.length, max_windows=64)
+
+    run = pretrain(model, next_batch, config, evaluate=measure, checkpoint=options.state)
+    report("char_gpt", run, config)
+    save_gpt(model, options.out)
+    print(f"validation loss {validation_loss(model, val, options.length):.4f}: {options.out}")
+
+
+def tiny_llama(options: argparse.Namespace) -> None:
+    """Train the base model of the arithmetic task."""
+    policy = llama.tiny_llama(options.seed).to(setup(options.seed))
+    config = replace(llama.WARMUP, steps=options.steps, seed=options.seed)
+    shares = {"torn": options.torn, "complete": options.complete}
+    run = llama.warm_up(policy, config, operations=options.operations, **shares)
+    report("tiny_llama", run, config)
+    llama.save_policy(policy, options.out)
+    scores = evaluate(policy, operations=options.operations)
+    print("  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+
+
+def text_models(options: argparse.Namespace) -> None:
+    """Train both text models and write them, in float16, to folders named after their family."""
+    device = setup(options.seed)
+    tokenizer = models.problem_tokenizer()
+    for family in models.FAMILIES:
+        policy = models.small_model(family, tokenizer, options.seed).to(device)
+        config = replace(models.WARMUP, steps=options.steps, seed=options.seed)
+        report(family, models.warm_up(policy, tokenizer, config), config)
+        llama.save_policy(policy.half(), options.out / f"text_{family}", tokenizer)
+
+
+def report(name: str, run: Iterable[PretrainMetrics], config: PretrainConfig) -> None:
+    """Print a line every 100 steps."""
+    for m in run:
+        if m.step % 100 == 0 or m.step == config.steps:
+            val = "" if m.val_loss is None else f"  val {m.val_loss:.3f}"
+            print(
+                f"{name}  step {m.step:4d}  loss {m.loss:.3f}{val}  {m.seconds:.0f} s", flush=True
+            )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train one of them and write it where `--out` says."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    commands = parser.add_subparsers(required=True, metavar="model")
+    for train, steps in ((char_gpt, 2000), (tiny_llama, llama.WARMUP.steps), (text_models, 1000)):
+        command = commands.add_parser(train.__name__, help=train.__doc__)
+        command.set_defaults(train=train)
+        command.add_argument("--out", required=True, type=Path, help="the file or folder to write")
+        command.add_argument("--steps", type=int, default=steps)
+        command.add_argument("--seed", type=int, default=0, help="of weights and batches")
+        if train is char_gpt:
+            command.add_argument("--batch-size", type=int, default=16)
+            command.add_argument("--length", type=int, default=256)
+            command.add_argument("--state", help="a file from which a killed run can go on")
+        elif train is tiny_llama:
+            command.add_argument("--operations", choices=[*OPERATIONS], default="add")
+            command.add_argument("--torn", type=float, default=0.1, help="see warmup_documents")
+            command.add_argument("--complete", type=float, default=0.0, help="see warmup_documents")
+    options = parser.parse_args(arguments)
+    options.train(options)
+
+
+if __name__ == "__main__":
+    main()
