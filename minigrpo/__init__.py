@@ -3,6 +3,7 @@
 What the course teaches stands here, one file per concept, in the order the course meets them; each
 imports only what stands above it.
 
+    checks          every check of the core                   all
     files           atomic files, the data folder             01
     corpus          tinyshakespeare, characters as tokens     01
     gpt             the character-level GPT                   01

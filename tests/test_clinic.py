@@ -154,7 +154,7 @@ def test_another_diagnosis_of_the_same_ward_can_be_told_apart(patient, cases):
 
 
 def differ(measure, one: Chart, other: Chart) -> bool:
-    a, b = measured(measure, one), clinic._measured(measure, other)
+    a, b = measured(measure, one), measured(measure, other)
     return math.isnan(a) != math.isnan(b) or abs(a - b) > 0.05 * max(abs(a), abs(b))
 
 

@@ -1,0 +1,44 @@
+"""Every check of the core in one place. A value is checked where it enters, and trusted inside.
+
+A check is here because without it the numbers would be wrong without a word. What torch refuses by
+itself may speak in torch's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+
+from torch import Tensor
+
+
+def is_whole_number(value: object) -> bool:
+    """Whether this counts something: an int of Python or numpy; 2.0 and True do not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_counts(least: int = 1, **counts: object) -> None:
+    """Raise ValueError for what is no whole number, or below the least."""
+    for name, value in counts.items():
+        if not is_whole_number(value) or value < least:
+            raise ValueError(f"{name}: expected a whole number of {least} or more, got {value!r}")
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ValueError, with what there is to choose from, for a setting that does not exist."""
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def check_shape(name: str, values: Tensor, shape: Sequence[int]) -> None:
+    """Raise ValueError for another shape, which might broadcast."""
+    if tuple(values.shape) != tuple(shape):
+        raise ValueError(f"{name}: expected shape {tuple(shape)}, got {tuple(values.shape)}")
+
+
+def check_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
+    """Raise ValueError for a mask (N, S) of another shape, or a row without a real token."""
+    check_shape(name, mask, shape)
+    if not mask.bool().any(dim=-1).all():
+        row = int((~mask.bool().any(dim=-1)).nonzero()[0])
+        raise ValueError(f"{name}: expected a real token in every row, got none in row {row}")
