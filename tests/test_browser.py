@@ -21,7 +21,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minigrpo.exercises import engine
+from minigrpo.exercises.reader import find, solution_source
 from tools import course
 
 pytestmark = pytest.mark.browser
@@ -129,10 +129,10 @@ def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
     assert page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').count() == 0
 
     stub, check = place("2.4")
-    right = engine.solution_source("2.4")
-    upside_down = right.replace("return log_ratio.sum", "return (-log_ratio).sum")
+    right = solution_source("2.4")
+    upside_down = right.replace("return (new - old)", "return (old - new)")
     assert upside_down != right
-    wrong = next(w for w in engine.find("2.4").wrong if w.name == "old over new")
+    wrong = find("2.4").wrong[0]
     for source, message in ((upside_down, wrong.sentence), (right, ": passed")):
         cells.nth(stub).locator(".cm-content").click()
         page.keyboard.press("Control+a")

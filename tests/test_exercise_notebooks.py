@@ -14,7 +14,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from minigrpo.exercises import engine
+from minigrpo.exercises.reader import find, solution_source
+from minigrpo.exercises.records import records
+from minigrpo.exercises.review import Review
 from tools.course import lacks
 
 OFFLINE = Path(__file__).with_name("offline")
@@ -49,7 +51,7 @@ def exercise_cells(nb: NotebookNode) -> dict[str, tuple[int, int]]:
                 if head in c.source and "raise NotImplementedError" in c.source
             ]
             assert stubs, f"check({match['key']!r}) has no stub before it"
-            is_review = isinstance(engine.find(match["key"]), engine.Review)
+            is_review = isinstance(find(match["key"]), Review)
             assert (
                 bool(match["review"]) == is_review == ("line = None" in nb.cells[stubs[-1]].source)
             )
@@ -68,15 +70,15 @@ def execute(nb: NotebookNode, monkeypatch, folder: Path = NOTEBOOKS) -> None:
 
 def with_line(key: str, source: str) -> str:
     """In a review, with the number of the wrong line too."""
-    exercise = engine.find(key)
-    return f"{source}\nline = {exercise.line}" if isinstance(exercise, engine.Review) else source
+    exercise = find(key)
+    return f"{source}\nline = {exercise.line}" if isinstance(exercise, Review) else source
 
 
 def solve(nb: NotebookNode) -> list[str]:
     """Put every solution in the place of its stub; returns the keys."""
     cells = exercise_cells(nb)
     for key, (stub, _) in cells.items():
-        nb.cells[stub].source = with_line(key, engine.solution_source(key))
+        nb.cells[stub].source = with_line(key, solution_source(key))
     return list(cells)
 
 
@@ -84,7 +86,7 @@ def solve(nb: NotebookNode) -> list[str]:
 def test_every_exercise_on_record_stands_in_its_notebook(path):
     number = int(path.stem.split("_")[0])
     keys = list(exercise_cells(nbformat.read(path, as_version=4)))
-    assert keys == list(engine.records(number))
+    assert keys == list(records(number))
 
 
 @pytest.mark.kernel
@@ -97,7 +99,7 @@ def test_notebook_passes_with_all_solutions_pasted_in(path, connections, monkeyp
         output.text for cell in nb.cells for output in cell.get("outputs", []) if "text" in output
     )
     for key in keys:
-        assert f"{key} ({engine.find(key).title}): passed" in printed
+        assert f"{key} ({find(key).title}): passed" in printed
     # Notebook 01 asks for the corpus, where there is none on this machine.
     assert path.stem.startswith("01") or not connections.exists(), connections.read_text()
 
@@ -108,9 +110,9 @@ def test_notebook_fails_with_one_wrong_answer_pasted_in(path, monkeypatch):
     nb = nbformat.read(path, as_version=4)
     key = solve(nb)[0]
     stub, at = exercise_cells(nbformat.read(path, as_version=4))[key]
-    name, wrong = engine.find(key).reference.__name__, engine.find(key).wrong[0]
+    name, wrong = find(key).reference.__name__, find(key).wrong[0]
     paste = (
-        f"from minigrpo.exercises import engine\n\n{name} = engine.find({key!r}).wrong[0].function"
+        f"from minigrpo.exercises.reader import find\n\n{name} = find({key!r}).wrong[0].function"
     )
     nb.cells[stub].source = with_line(key, paste)
     # The check needs nothing of the notebook but its imports.

@@ -15,7 +15,9 @@ from make_trl_answers import LOSS_CASES, REWARD_CASES, VARIANTS, Answers
 from packaging.requirements import Requirement
 from test_objective_mistakes import MISTAKES
 
-from minigrpo.exercises import engine
+from minigrpo.exercises import judge
+from minigrpo.exercises.reader import find
+from minigrpo.exercises.records import notebooks, records
 from minigrpo.study.oracle import list_world
 
 if sys.version_info >= (3, 11):
@@ -159,15 +161,15 @@ def test_a_figure_that_its_notebook_does_not_have_is_an_error(tmp_path, cell, co
 
 
 def test_the_message_in_the_readme_is_what_a_reader_sees():
-    exercise = engine.find("2.4")
-    upside_down = next(wrong for wrong in exercise.wrong if wrong.name == "old over new")
-    assert engine.judge(exercise, upside_down.function)[1] in text("README.md")
+    upside_down = find("2.4").wrong[0]
+    assert "old over new" in upside_down.sentence
+    assert judge("2.4", upside_down.function)[1] in text("README.md")
 
 
 def test_the_readme_counts_the_exercises():
-    for number in (1, 2, 3, 4, 5, 6, 7, 8, 9):
+    for number in notebooks():
         row = next(line for line in text("README.md").splitlines() if f"| {number:02d} |" in line)
-        assert row.rstrip("| ").endswith(f"| {len(engine.records(number))}")
+        assert row.rstrip("| ").endswith(f"| {len(records(number))}")
 
 
 def glossary() -> list[tuple[str, str]]:

@@ -15,10 +15,12 @@ import warnings
 import pytest
 import torch
 
-from minigrpo.exercises import check, engine, hint, show, solution
-from minigrpo.exercises.engine import Exercise, Review, Verdict, code_lines, judge_review
+from minigrpo.exercises import all_exercises, check, hint, reader, show, solution
+from minigrpo.exercises.judge import Exercise, _globals_read
+from minigrpo.exercises.reader import find, solution_source
+from minigrpo.exercises.review import Review, Verdict, _judge_line, _try, code_lines, judge_review
 
-REVIEWS = [record for record in engine.every_exercise() if isinstance(record, Review)]
+REVIEWS = [record for record in all_exercises() if isinstance(record, Review)]
 by_key = pytest.mark.parametrize("review", REVIEWS, ids=lambda r: r.key)
 
 
@@ -112,18 +114,18 @@ def holes(review: Review, judge=judge_review) -> list[str]:
     for weak in review.wrong:
         status, message, good = judge(review, weak.function, review.line)
         others = [w.name for w in review.wrong if w is not weak and w.sentence in message]
-        if status != "wrong" or good or weak.sentence not in message or others:
+        if status != "not passed" or good or weak.sentence not in message or others:
             found.append(f"weak test: {weak.name}")
     for name, test, words in generic_wrongs(review):
         status, message, good = judge(review, test, review.line)
-        if status != "wrong" or good or not re.search(words, message):
+        if status != "not passed" or good or not re.search(words, message):
             found.append(f"generic wrong: {name}: {message}")
     for line, words in wrong_lines(review):
         status, message, good = judge(review, review.reference, line)
-        if status != "wrong" or not good or words not in message or "passed" in message:
+        if status != "not passed" or not good or words not in message or "passed" in message:
             found.append(f"wrong line: {line}: {message}")
     status, message, good = judge(review, review.reference, None)
-    if (status, good) != ("line missing", True) or "Now name the" not in message:
+    if (status, good) != ("not passed", True) or "Now name the" not in message:
         found.append(f"no line: {message}")
     return found
 
@@ -169,7 +171,7 @@ def test_a_judge_that_always_says_yes_is_found_out(review):
 
 @by_key
 def test_a_judge_that_always_says_no_is_found_out(review):
-    found = holes(review, judge=lambda *arguments: ("wrong", "no", False))
+    found = holes(review, judge=lambda *arguments: ("not passed", "no", False))
     assert sum(hole.startswith("right test refused") for hole in found) == 1 + len(review.others)
 
 
@@ -180,21 +182,21 @@ def test_a_judge_that_always_says_no_is_found_out(review):
         ("_try", lambda *a: Verdict(failed=True), "right test refused: reference"),
         ("_judge_line", lambda *a: ("passed", "found"), "wrong line: 1"),
         ("_judge_line", lambda *a: ("passed", "found"), "no line"),
-        ("_is_stub", lambda *a: False, "the stub counts as an attempt"),
+        ("is_stub", lambda *a: False, "the stub counts as an attempt"),
         ("_assertion", lambda *a: "", "generic wrong: asserts False"),
-        ("_weakness", lambda *a: "No.", "weak test: full mask"),
+        ("_weakness", lambda *a: "No.", "weak test: "),
     ],
 )
 def test_a_judge_with_one_part_broken_is_found_out(part, broken, unnoticed, monkeypatch):
-    monkeypatch.setattr(engine, part, broken)
-    assert any(unnoticed in hole for hole in holes(engine.find("7.7")))
+    monkeypatch.setattr(inspect.getmodule(judge_review), part, broken)
+    assert any(unnoticed in hole for hole in holes(find("7.7")))
 
 
 @pytest.mark.parametrize("blind", [0, 1, 2])
 @pytest.mark.parametrize("key", ["7.5", "7.6"])
 def test_a_judge_that_tries_fewer_versions_is_found_out(key, blind):
     """Without one of the bugs, or with the right version in the place of the first bug."""
-    review = engine.find(key)
+    review = find(key)
     bugs = list(review.bugs)
     bugs[blind % 2] = bugs[1 - blind % 2]
     if blind == 2:
@@ -256,7 +258,7 @@ def test_code_and_reference_need_the_imports_on_record_only(review):
     imported = {line.removeprefix("import ") for line in review.imports}
     assert imported <= {"torch", "math", "re"}
     for function in (review.code, review.right, review.reference):
-        used = set(engine._globals_read(function.__code__)) & set(vars(inspect.getmodule(function)))
+        used = set(_globals_read(function.__code__)) & set(function.__globals__)
         assert used <= imported
 
 
@@ -287,7 +289,7 @@ def test_neither_hints_nor_sentences_give_the_line_away(review):
     for text in (*review.hints, *(weak.sentence for weak in review.wrong)):
         assert not re.search(r"\b[Ll]ine \d", text)
     for line, _ in wrong_lines(review):
-        said = engine._judge_line(review, line)[1]
+        said = _judge_line(review, line)[1]
         named = {str(n) for n in line} if isinstance(line, tuple | list) else {str(line)}
         last = str(len(code_lines(review)))
         told = set(re.findall(r"\d+", said)) & wanted
@@ -341,7 +343,7 @@ def test_show_has_nothing_to_show_for_an_exercise():
 
 
 def test_a_right_test_and_a_right_line(capsys):
-    reference = engine.find("7.7").reference
+    reference = find("7.7").reference
     checked = check("7.7", reference, line=5)
     assert (checked.passed, checked.status, checked.use) == (True, "passed", reference)
     assert capsys.readouterr().out == (
@@ -352,16 +354,16 @@ def test_a_right_test_and_a_right_line(capsys):
 
 @pytest.mark.parametrize("line", [(6, 8), [8, 6], {6, 8}])
 def test_two_lines_in_any_order(line, capsys):
-    assert check("7.5", engine.find("7.5").reference, line=line).passed
+    assert check("7.5", find("7.5").reference, line=line).passed
     assert "Lines 6 and 8: found." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("line", "status", "words"),
-    [(None, "line missing", "Now name the wrong line"), (4, "wrong", "Line 4 is not the wrong")],
+    [(None, "not passed", "Now name the wrong line"), (4, "not passed", "Line 4 is not the wrong")],
 )
 def test_a_right_test_is_in_use_whatever_the_line(line, status, words, capsys):
-    mine = engine.find("7.7").others[0].function
+    mine = find("7.7").others[0].function
     checked = check("7.7", mine, line=line)
     assert (checked.passed, checked.status, checked.use) == (False, status, mine)
     assert words in capsys.readouterr().out
@@ -369,7 +371,7 @@ def test_a_right_test_is_in_use_whatever_the_line(line, status, words, capsys):
 
 @pytest.mark.parametrize("test", [stub, full_mask, 3])
 def test_any_other_test_is_replaced_by_the_reference(test, capsys):
-    review = engine.find("7.7")
+    review = find("7.7")
     checked = check("7.7", test, line=5)
     assert not checked.passed and checked.use is review.reference
     checked(review.right)
@@ -378,7 +380,7 @@ def test_any_other_test_is_replaced_by_the_reference(test, capsys):
 
 
 def test_a_weak_test_is_told_what_it_does_not_see(capsys):
-    assert check("7.7", full_mask, line=4).status == "wrong"
+    assert check("7.7", full_mask, line=4).status == "not passed"
     assert capsys.readouterr().out == (
         "7.7 (mean over the real tokens): not right yet. Your test does not see the bug: it passes "
         "on both versions. Your mask is full: no completion is shorter than another. Nearly every "
@@ -396,7 +398,7 @@ def test_the_assertion_that_failed_is_told():
             torch.tensor(3.0),
         )
 
-    message = judge_review(engine.find("7.7"), refuses)[1]
+    message = judge_review(find("7.7"), refuses)[1]
     assert (
         "refuses the right version too, at `torch.testing.assert_close( value, torch.tensor(3.0), "
         ")`, which says: Scalars are not close!." in message
@@ -406,7 +408,7 @@ def test_the_assertion_that_failed_is_told():
 def test_an_assertion_without_source_is_told_by_what_it_says():
     notebook = {"torch": torch}
     exec("def test(f):\n    f(torch.ones(1, 1), torch.ones(1, 1))\n    assert 0, 'no'", notebook)
-    message = judge_review(engine.find("7.7"), notebook["test"])[1]
+    message = judge_review(find("7.7"), notebook["test"])[1]
     assert "refuses the right version too, which says: no." in message
 
 
@@ -423,7 +425,7 @@ def test_a_check_cell_that_is_run_again_says_the_same(test, capsys):
 @pytest.mark.parametrize("name", ["stub", "full mask", "reference"])
 def test_strict_mode_wants_the_test_and_the_line(name, line, monkeypatch, capsys):
     monkeypatch.setenv("MINIGRPO_STRICT", "1")
-    reference = engine.find("7.7").reference
+    reference = find("7.7").reference
     test = {"stub": stub, "full mask": full_mask, "reference": reference}[name]
     if (name, line) == ("reference", 5):
         assert check("7.7", test, line=line).passed
@@ -439,7 +441,7 @@ def test_the_line_on_record_is_what_check_wants(review, monkeypatch, capsys):
 
 
 def test_a_line_does_no_harm_to_other_exercises(capsys):
-    assert check("1.2", engine.find("1.2").reference, line=3).passed
+    assert check("1.2", find("1.2").reference, line=3).passed
 
 
 @by_key
@@ -448,7 +450,7 @@ def test_the_printed_solution_passes_when_pasted(review, capsys):
     printed = capsys.readouterr().out
     for bug in review.bugs:
         assert f"# Line {bug.line}: {bug.cure}\n" in printed
-    for text in (printed, engine.solution_source(review.key)):
+    for text in (printed, solution_source(review.key)):
         namespace: dict = {"__name__": "__main__"}
         exec(text, namespace)
         test = namespace[review.reference.__name__]
@@ -465,7 +467,7 @@ def test_the_code_runs_as_it_is_shown(review):
 
 @by_key
 def test_hints_lead_on_one_by_one(review, capsys, monkeypatch):
-    monkeypatch.setattr(engine, "_hints_given", {})
+    monkeypatch.setattr(reader, "_hints_given", {})
     for _ in range(4):
         hint(review.key)
     out = capsys.readouterr().out
@@ -480,16 +482,16 @@ def test_versions_cannot_be_told_apart_by_their_looks():
     seen = set()
 
     def looks(function):
-        engine.find("7.7").reference(function)
+        find("7.7").reference(function)
         seen.add((function.__name__, inspect.getsource(function)))
 
     def looks_only(function):
         full_mask(function)
         assert "torch.where" in inspect.getsource(function)
 
-    judge_review(engine.find("7.7"), looks)
+    judge_review(find("7.7"), looks)
     assert len(seen) == 1
-    assert not judge_review(engine.find("7.7"), looks_only, 5)[2]
+    assert not judge_review(find("7.7"), looks_only, 5)[2]
 
 
 def test_warnings_and_random_numbers_are_kept_from_the_reader(recwarn):
@@ -504,13 +506,13 @@ def test_warnings_and_random_numbers_are_kept_from_the_reader(recwarn):
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    assert judge_review(engine.find("7.7"), noisy, 5)[0] == "passed"
+    assert judge_review(find("7.7"), noisy, 5)[0] == "passed"
     assert torch.equal(torch.rand(1), expected) and not recwarn.list
 
 
 def test_a_gradient_is_there_under_no_grad_too():
     with torch.no_grad():
-        assert judge_review(engine.find("7.9"), engine.find("7.9").reference, 4)[0] == "passed"
+        assert judge_review(find("7.9"), find("7.9").reference, 4)[0] == "passed"
 
 
 def test_arguments_are_remembered_as_they_were_given():
@@ -521,7 +523,7 @@ def test_arguments_are_remembered_as_they_were_given():
         assert function(torch.ones(2, 2), mask=mask) == 1
         mask.zero_()
 
-    message = judge_review(engine.find("7.7"), spoils)[1]
+    message = judge_review(find("7.7"), spoils)[1]
     assert "Your mask is full" in message
 
 
@@ -529,9 +531,9 @@ def test_odd_arguments_are_no_reason_to_fail():
     def odd(function):
         assert function([[5, 2, 2]], 4, None) is not None
 
-    review = engine.find("7.2")
+    review = find("7.2")
     status, message, _ = judge_review(review, odd)
-    assert status == "wrong" and "crashed inside the right version" in message
+    assert status == "not passed" and "crashed inside the right version" in message
 
     def raises(trial):
         raise ValueError
@@ -546,7 +548,7 @@ def test_an_interrupt_is_the_readers():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        judge_review(engine.find("7.7"), interrupts)
+        judge_review(find("7.7"), interrupts)
 
 
 def test_a_differentiated_result_is_noticed_in_either_way():
@@ -561,7 +563,7 @@ def test_a_differentiated_result_is_noticed_in_either_way():
         function(torch.ones(1, 1, requires_grad=True), torch.ones(1)).item()
 
     for test, expected in ((backward, True), (grad, True), (value, False)):
-        (call,) = engine._try(test, engine.find("7.9").right).calls
+        (call,) = _try(test, find("7.9").right).calls
         assert call.differentiated is expected
 
 
@@ -570,13 +572,13 @@ def test_a_review_is_no_exercise():
 
 
 def test_another_line_in_which_the_bug_can_be_mended_is_right_too():
-    review = engine.find("7.4")
+    review = find("7.4")
     (bug,) = review.bugs
     for line in bug.also:
         status, message, _ = judge_review(review, review.reference, line)
         assert status == "passed" and f"Line {line}: found." in message
     status, message, _ = judge_review(review, review.reference, bug.also)
-    assert status == "wrong" and "You name 2 lines; name 1." in message
+    assert status == "not passed" and "You name 2 lines; name 1." in message
 
 
 def test_a_test_that_crashed_on_the_right_version_is_no_test():
@@ -588,7 +590,7 @@ def test_a_test_that_crashed_on_the_right_version_is_no_test():
             raise ValueError("not ready")
         review.reference(function)
 
-    assert judge_review(review, crashes_once)[0] == "wrong"
+    assert judge_review(review, crashes_once)[0] == "not passed"
 
 
 def test_a_check_leaves_the_random_numbers_of_gpus_alone(monkeypatch):

@@ -1,8 +1,8 @@
 """Exercises that check themselves: `check` an answer, ask for a `hint`, read the `solution`.
 
-In a review, `show` the code first.
+In a review, `show` the code first. The records are the texts beside this file, one per notebook.
 """
 
-from minigrpo.exercises.engine import Answer, Case, Checked, Exercise, check, hint, show, solution
+from minigrpo.exercises.reader import all_exercises, check, hint, judge, show, solution
 
-__all__ = ["Answer", "Case", "Checked", "Exercise", "check", "hint", "show", "solution"]
+__all__ = ["all_exercises", "check", "hint", "judge", "show", "solution"]

@@ -1,0 +1,133 @@
+"""What a reader calls: check an answer, ask for a hint, read the solution, see code to review."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable
+
+from minigrpo.exercises.judge import Checked, Exercise, Function, judge_exercise
+from minigrpo.exercises.records import notebooks, records
+from minigrpo.exercises.review import Review, code_lines, judge_review
+
+Lines = int | Iterable[int] | None
+
+
+def check(key: str, function: Function, line: Lines = None) -> Checked:
+    """Try the reader's function on the cases of an exercise, and print what was found.
+
+    In a review the function is a test, tried on the right version of the code and the buggy ones.
+
+    Nothing that the function does is raised. With the environment variable MINIGRPO_STRICT=1
+    everything but a pass raises AssertionError instead.
+
+    Args:
+        key: such as "2.3".
+        function: the reader's.
+        line: in a review, the number of the wrong line, or all of them if there are several.
+
+    Raises:
+        KeyError: there is no such exercise.
+        AssertionError: strict, and not passed.
+    """
+    exercise = find(key)
+    if isinstance(function, Checked):
+        function = function.attempt
+    status, message, right = _judged(exercise, function, line)
+    if os.environ.get("MINIGRPO_STRICT") == "1" and status != "passed":
+        raise AssertionError(message)
+    print(message)
+    use = function if right else exercise.reference
+    return Checked(key, use, status, attempt=function)
+
+
+def judge(key: str, function: Function, line: Lines = None) -> tuple[str, str]:
+    """What `check` would say, without printing.
+
+    Returns the status ("passed", "not passed", "not attempted") and the message.
+
+    Raises:
+        KeyError: there is no such exercise.
+    """
+    return _judged(find(key), function, line)[:2]
+
+
+def _judged(exercise: Exercise | Review, function: Function, line: Lines) -> tuple[str, str, bool]:
+    """Status, message, and whether the function is right (in a review whatever the line)."""
+    if isinstance(exercise, Review):
+        return judge_review(exercise, function, line)
+    status, message = judge_exercise(exercise, function)
+    return status, message, status == "passed"
+
+
+_hints_given: dict[str, int] = {}
+
+
+def hint(key: str, number: int | None = None) -> None:
+    """Print the next hint of an exercise, or the one with this number (1, 2, ...).
+
+    Raises:
+        KeyError: there is no such exercise.
+        ValueError: there is no such hint.
+    """
+    hints = find(key).hints
+    if number is None:
+        number = min(_hints_given.get(key, 0) + 1, len(hints))
+    if not 1 <= number <= len(hints):
+        raise ValueError(f"number: expected 1 to {len(hints)}, got {number}")
+    _hints_given[key] = number
+    print(f"Hint {number} of {len(hints)} for {key}: {hints[number - 1]}")
+
+
+def solution(key: str) -> None:
+    """Print the source of an exercise's reference, which the tests run, and its imports.
+
+    In a review also the wrong lines and their cure.
+
+    Raises:
+        KeyError: there is no such exercise.
+    """
+    print(solution_source(key))
+    for bug in getattr(find(key), "bugs", ()):
+        print(f"# Line {bug.line}: {bug.cure}")
+    for other in find(key).others:
+        print(f"# Another way: {other.sentence}")
+
+
+def solution_source(key: str) -> str:
+    """The source that, put in place of the stub, solves the exercise."""
+    exercise = find(key)
+    source = inspect.getsource(exercise.reference)
+    return "\n".join([*exercise.imports, "", "", source])
+
+
+def show(key: str) -> None:
+    """Print the code of a review with line numbers.
+
+    Raises:
+        KeyError: there is no such exercise, or it has no code to review.
+    """
+    review = find(key)
+    if not isinstance(review, Review):
+        raise KeyError(f"key: expected the key of a review, got {key!r}, which shows no code")
+    for number, line in enumerate(code_lines(review), start=1):
+        print(f"{number:2}  {line}".rstrip())
+
+
+def all_exercises() -> list[Exercise | Review]:
+    """All exercises of the course, in order."""
+    return [exercise for number in notebooks() for exercise in records(number).values()]
+
+
+def find(key: str) -> Exercise | Review:
+    """The record of one exercise.
+
+    Raises:
+        KeyError: there is no such exercise; the message lists those there are.
+    """
+    notebook = str(key).split(".")[0]
+    here = records(int(notebook)) if notebook.isdecimal() else {}
+    if key in here:
+        return here[key]
+    keys = ", ".join(here or (exercise.key for exercise in all_exercises()))
+    raise KeyError(f"key: expected the key of an exercise ({keys}), got {key!r}")

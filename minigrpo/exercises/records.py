@@ -1,0 +1,270 @@
+"""Read the exercises of a notebook from their text, `NN.md` beside this file.
+
+A wrong answer is a line that replaces the line of the reference that begins alike, or one text in
+it that becomes another. The key of an exercise is the number of its file and its place in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import linecache
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigrpo.exercises.judge import Answer, Case, Exercise, Function
+from minigrpo.exercises.review import Bug, Review, Trial, Weak
+
+FOLDER = Path(__file__).parent
+FIELDS = {"package", "gradient", "number", "tolerance"}
+SECTIONS = {"Helpers", "Bugs", "Test", "Right too", "Wrong", "Lapses", "Cases", "Hints"}
+EDIT = r"`([^`]+)`(?: -> `([^`]+)`)?"
+ITEM = re.compile(rf"(?P<edits>(?:{EDIT} ?)*)(?:when `(?P<when>[^`]+)` ?)?(?P<sentence>.*)")
+CASE = re.compile(r"(?P<name>[^`]+): (?P<arguments>`.+`)(?P<as_given>, as given)?")
+CURE = re.compile(r"(?:\(also lines? (?P<also>[\d and]+)\) )?(?P<sentence>.+)")
+
+
+def wave(*shape: int) -> Tensor:
+    """Numbers without a pattern, between -2 and 2, the same on every machine; for the cases."""
+    return (2 * torch.sin(torch.arange(1, math.prod(shape) + 1) ** 2 * 0.7)).view(shape)
+
+
+IN_CASES = {**vars(torch), "nan": math.nan, "inf": math.inf, "wave": wave}
+
+
+@cache
+def records(notebook: int) -> dict[str, Exercise | Review]:
+    """The exercises of one notebook by key; empty if it has none.
+
+    Raises:
+        ValueError: something in the text is not understood; the message says where.
+    """
+    path = FOLDER / f"{notebook:02d}.md"
+    if path.is_file():
+        return read(path.read_text("utf-8"), notebook)
+    if notebook in notebooks():
+        old = importlib.import_module(f"minigrpo.exercises.notebook_{notebook:02d}")
+        return {exercise.key: exercise for exercise in old.EXERCISES}
+    return {}
+
+
+def notebooks() -> list[int]:
+    """The numbers of the notebooks that have exercises."""
+    return sorted({int(p.stem[-2:]) for p in FOLDER.glob("*[0-9][0-9].*") if p.is_file()})
+
+
+def read(text: str, notebook: int) -> dict[str, Exercise | Review]:
+    """The exercises of a file by their keys; {.2} in the text is the key of its second one."""
+    text = re.sub(r"\{\.(\d+)\}", rf"{notebook}.\1", text)
+    setup, *parts = re.split(r"^## (.+)\n", text, flags=re.M)
+    names: dict[str, Any] = {"__name__": __name__}
+    for code, _ in entries(re.sub(r"^# .+\n", "", setup)):
+        run(code, f"<exercises of notebook {notebook}>", names)
+    found = {}
+    for place, (title, body) in enumerate(zip(parts[::2], parts[1::2]), start=1):
+        key = f"{notebook}.{place}"
+        try:
+            found[key] = Text(key, plain(title), body, names).record()
+        except (ValueError, SyntaxError, KeyError) as error:
+            raise ValueError(f"{notebook:02d}.md, {key} ({title}): {error}") from error
+    return found
+
+
+def plain(text: str) -> str:
+    r"""A paragraph in one line; \< stands for <, which would begin HTML in Markdown."""
+    return re.sub(r"\s*\n\s*", " ", text).strip().replace("\\<", "<")
+
+
+def entries(text: str) -> Iterator[tuple[str, str]]:
+    """Each block of code with the paragraph after it, and each item of a list without code."""
+    pieces = ["", *re.split(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)]
+    for code, prose in zip(pieces[::2], pieces[1::2]):
+        paragraph, *items = (plain(part) for part in re.split(r"^- ", prose, flags=re.M))
+        if code:
+            yield code, paragraph
+        elif paragraph:
+            raise ValueError(f"{paragraph!r} is neither an item of a list nor below its code")
+        yield from (("", item) for item in items)
+
+
+def matched(pattern: re.Pattern, text: str) -> re.Match:
+    if found := pattern.fullmatch(text):
+        return found
+    raise ValueError(f"{text!r} is not understood here")
+
+
+def run(source: str, filename: str, names: dict[str, Any]) -> None:
+    """Execute it, so that `inspect.getsource` and a traceback find its lines."""
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    exec(compile(source, filename, "exec", dont_inherit=True), names)
+
+
+def head(line: str) -> str:
+    """How a line begins: its keyword, what it assigns to, or what it calls."""
+    line = line.strip()
+    if keyword := re.match(r"(return|for|if|elif|else|while|with|assert|raise)\b", line):
+        return keyword[0]
+    target = re.split(r" [-+*/|&]{0,2}= ", line, maxsplit=1)
+    return target[0] if len(target) == 2 else line.split("(")[0]
+
+
+def changed(source: str, edits: str) -> str:
+    """The source with every edit made: `new line`, or `old text` -> `new text`."""
+    for old, new in re.findall(EDIT, edits):
+        before = source
+        if new:
+            if source.count(old) != 1:
+                raise ValueError(f"`{old}` stands {source.count(old)} times in the code, not once")
+            source = source.replace(old, new)
+        else:
+            source = replaced(source, old)
+        if source == before:
+            raise ValueError(f"`{new or old}` changes nothing")
+    return source
+
+
+def replaced(source: str, new: str) -> str:
+    """The source with the line that begins alike replaced; of several returns the last.
+
+    Of several statements with `;` between the first decides that begins like a line.
+    """
+    lines = source.splitlines()
+    heads = [head(line) for line in lines]
+    for begins in map(head, new.split("; ")):
+        if heads.count(begins) > 1 and begins != "return":
+            raise ValueError(f"more than one line of the code begins with {begins!r}, like `{new}`")
+        if begins in heads:
+            at = max(i for i, other in enumerate(heads) if other == begins)
+            lines[at] = re.match(" *", lines[at])[0] + new
+            return "\n".join(lines) + "\n"
+    raise ValueError(f"no line of the code begins like `{new}`")
+
+
+class Text:
+    """An exercise as it stands in the file: its key, its title, and what follows."""
+
+    def __init__(self, key: str, title: str, body: str, names: dict[str, Any]) -> None:
+        self.key, self.title, self.names = key, title, dict(names)
+        pieces = re.split(r"^### ([\w ]+?)(?: in `(\w+)`)?\n", body, flags=re.M)
+        self.sections = list(zip(pieces[1::3], pieces[2::3], pieces[3::3]))
+        (self.code, _), *fields = entries(pieces[0])
+        self.fields = dict(text.split(": ", 1) for _, text in fields)
+        self.bases: dict[str, str] = {}
+        for name in {name for name, _, _ in self.sections} - SECTIONS | self.fields.keys() - FIELDS:
+            raise ValueError(f"{name!r} is no section and no field of an exercise")
+
+    def record(self) -> Exercise | Review:
+        for code, _ in self.entries("Helpers"):
+            run(code, f"<helpers of {self.key}>", self.names)
+        return self.review() if any(self.entries("Bugs")) else self.exercise()
+
+    def entries(self, section: str) -> Iterator[tuple[str, str]]:
+        for name, _, text in self.sections:
+            yield from entries(text) if name == section else ()
+
+    def function(self, source: str, what: str) -> Function:
+        """The last function that the source defines."""
+        names = dict(self.names)
+        run(source, f"<{self.key}, {what}>", names)
+        return names[re.findall(r"^def (\w+)", source, re.M)[-1]]
+
+    def solve(self, code: str) -> dict[str, Any]:
+        """What exercises and reviews have in common; from here on code may call the reference."""
+        self.bases[""] = code
+        reference = self.function(code, "reference")
+        self.names[reference.__name__] = reference
+        imports = code[: code.index(f"def {reference.__name__}(")].strip().splitlines()
+        return {
+            "key": self.key,
+            "title": self.title,
+            "reference": reference,
+            "imports": tuple(imports),
+            "others": tuple(answer for answer, _ in self.answers("Right too")),
+            "hints": tuple(text for _, text in self.entries("Hints")),
+        }
+
+    def answers(self, section: str) -> Iterator[tuple[Answer, str | None]]:
+        """Each answer of the sections of this name, and in a review when a test is of its kind."""
+        for name, base, text in self.sections:
+            for code, item in entries(text) if name == section else ():
+                found = matched(ITEM, item)
+                source = code or changed(self.bases[base or ""], found["edits"])
+                name = found["edits"].strip() or re.findall(r"^def (\w+)", source, re.M)[-1]
+                if source == self.bases[""] or bool(found["sentence"]) == (section == "Lapses"):
+                    raise ValueError(
+                        f"{name}: the code, or the sentence, is missing or one too many"
+                    )
+                self.bases[name] = source
+                function = self.function(source, f"{section} {base}: {name}")
+                yield Answer(name, function, found["sentence"]), found["when"]
+
+    def exercise(self) -> Exercise:
+        common = self.solve(self.code)
+        parameters = inspect.signature(common["reference"]).parameters
+        signature = ", ".join(map(str, parameters.values()))
+        gradient = [name for name in self.fields.get("gradient", "").split(", ") if name]
+        return Exercise(
+            **common,
+            package=eval(f"lambda {signature}: {self.fields['package'].strip('`')}", self.names),
+            wrong=tuple(answer for answer, _ in self.answers("Wrong")),
+            lapses=tuple(answer.function for answer, _ in self.answers("Lapses")),
+            cases=tuple(self.case(matched(CASE, text)) for _, text in self.entries("Cases")),
+            gradient=tuple(list(parameters).index(name) for name in gradient),
+            number="number" in self.fields,
+            tolerance=float(self.fields.get("tolerance", 1e-6)),
+        )
+
+    def case(self, found: re.Match) -> Case:
+        arguments = re.findall(r"`([^`]+)`", found["arguments"])
+        return Case(found["name"], tuple(map(self.argument, arguments)), bool(found["as_given"]))
+
+    def argument(self, text: str) -> Any:
+        """What the Python says; a list of numbers is a tensor."""
+        value = first = eval(text, {**IN_CASES, **self.names})
+        while isinstance(first, list) and first:
+            first = first[0]
+        numbers = isinstance(value, list) and isinstance(first, int | float)
+        return torch.tensor(value) if numbers else value
+
+    def review(self) -> Review:
+        cures = [matched(ITEM, text) for _, text in self.entries("Bugs")]
+        shown = self.function(self.code, "shown")
+        right = changed(self.code, "".join(cure["edits"] for cure in cures))
+        self.names["right"] = self.function(right, "right")
+        ((test, _),) = self.entries("Test")
+        return Review(
+            **self.solve(test),
+            code=shown,
+            right=self.names["right"],
+            bugs=tuple(self.bug(cure, [c for c in cures if c is not cure]) for cure in cures),
+            wrong=tuple(
+                Weak(answer.name, answer.function, answer.sentence, self.kind(when))
+                for answer, when in self.answers("Wrong")
+            ),
+        )
+
+    def bug(self, cure: re.Match, others: list[re.Match]) -> Bug:
+        """The line that its cure changes, and the code with the others cured."""
+        lines = zip(self.code.splitlines(), changed(self.code, cure["edits"]).splitlines())
+        line = next(number for number, (old, new) in enumerate(lines, start=1) if old != new)
+        version = changed(self.code, "".join(other["edits"] for other in others))
+        said = matched(CURE, cure["sentence"])
+        also = tuple(map(int, re.findall(r"\d+", said["also"] or "")))
+        return Bug(line, self.function(version, f"bug in line {line}"), said["sentence"], also)
+
+    def kind(self, when: str) -> Any:
+        """Whether a trial is of the kind that the Python describes in the trial's own names."""
+        code = compile(when, f"<{self.key}, when>", "eval")
+
+        def holds(trial: Trial) -> bool:
+            own = {name: getattr(trial, name) for name in dir(trial) if name[0] != "_"}
+            return eval(code, {**self.names, **own})
+
+        return holds

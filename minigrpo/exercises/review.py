@@ -1,0 +1,327 @@
+"""Try a reader's test on the right version of a piece of code and on the buggy ones.
+
+A review is a record: code with planted bugs, for which the reader names the line and writes the
+test. Here the reader's function is the judge, and it is judged.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigrpo.exercises.judge import Answer, Function, describe_error, is_stub
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A line planted in a piece of code.
+
+    Attributes:
+        line: its number in the code that is shown, whose first line is 1.
+        version: the code with this bug and no other.
+        cure: one sentence.
+        also: other lines in which it can be mended as well; naming one of them is right too.
+    """
+
+    line: int
+    version: Function
+    cure: str
+    also: tuple[int, ...] = ()
+
+
+@dataclass
+class Call:
+    """One call that a test made: the arguments by name, copied, and what became of the result."""
+
+    arguments: SimpleNamespace
+    raised: bool = False
+    differentiated: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a test said about one version of the code.
+
+    Attributes:
+        failed: an assertion failed.
+        message: which one, and what it said; to stand after a comma.
+        error: any other exception in words; then there is no verdict.
+        attempted: False for a stub.
+        calls: what the version was called with.
+    """
+
+    failed: bool = False
+    message: str = ""
+    error: str | None = None
+    attempted: bool = True
+    calls: list[Call] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A reader's test, and its verdicts."""
+
+    test: Function
+    right: Verdict
+    buggy: tuple[Verdict, ...]
+
+    @property
+    def good(self) -> bool:
+        right = not self.right.failed and self.right.error is None
+        return right and all(verdict.failed for verdict in self.buggy)
+
+    @property
+    def upside_down(self) -> bool:
+        return self.right.failed and not all(verdict.failed for verdict in self.buggy)
+
+    @property
+    def differentiated(self) -> bool:
+        return any(call.differentiated for call in self.right.calls)
+
+    def passes(self, version: Function) -> bool:
+        """Whether the test accepts this version too; it may be nonsense."""
+        verdict = _try(self.test, version)
+        return not verdict.failed and verdict.error is None
+
+    def every(self, condition: Callable[[SimpleNamespace], Any]) -> bool:
+        """Whether this holds for the arguments of every call."""
+        return all(bool(condition(call.arguments)) for call in self.right.calls)
+
+
+@dataclass(frozen=True)
+class Weak:
+    """A test that does not do.
+
+    Attributes:
+        name: a few words.
+        function: what a reader might write.
+        sentence: what to say to one who wrote something of the kind.
+        when: how to know the kind.
+    """
+
+    name: str
+    function: Function
+    sentence: str
+    when: Callable[[Trial], bool]
+
+
+@dataclass(frozen=True)
+class Review:
+    """All there is to know about one review.
+
+    Attributes:
+        key: notebook and number, such as "7.3".
+        title: a few words.
+        code: what is shown, with all its bugs.
+        right: the same without them.
+        bugs: the planted ones.
+        reference: the solution, a test: it takes a version, and asserts.
+        imports: the import lines that the code and the reference need.
+        others: other right tests.
+        wrong: the tests that are told by name; the first that fits is told.
+        hints: from a question to almost the answer.
+    """
+
+    key: str
+    title: str
+    code: Function
+    right: Function
+    bugs: tuple[Bug, ...]
+    reference: Function
+    imports: tuple[str, ...]
+    others: tuple[Answer, ...]
+    wrong: tuple[Weak, ...]
+    hints: tuple[str, ...]
+
+    @property
+    def line(self) -> int | tuple[int, ...]:
+        """What `check` wants to hear as `line`."""
+        lines = tuple(bug.line for bug in self.bugs)
+        return lines if len(lines) > 1 else lines[0]
+
+
+def code_lines(review: Review) -> list[str]:
+    """What `show` prints, without the numbers."""
+    return inspect.getsource(review.code).splitlines()
+
+
+def judge_review(
+    review: Review, test: Function, line: int | Iterable[int] | None = None
+) -> tuple[str, str, bool]:
+    """Decide about a test and a line.
+
+    Returns the status ("passed", "not passed", "not attempted"), what to print, and
+    whether the test is right, whatever the line.
+    """
+    title = f"{review.key} ({review.title})"
+    if not callable(test):
+        return (
+            "not passed",
+            f"{title}: expected your test, a function; got {type(test).__name__}.",
+            False,
+        )
+    # The right version twice: a test may have a memory, such as a policy that it trains further.
+    versions = [review.right, *(bug.version for bug in review.bugs), review.right]
+    first, *buggy, again = verdicts = [_try(test, version) for version in versions]
+    trial = Trial(test, first, tuple(buggy))
+    if not all(verdict.attempted for verdict in verdicts):
+        more = f'Write the test, or ask for hint("{review.key}").'
+        return "not attempted", f"{title}: not attempted yet. {more}", False
+
+    status, about_line = _judge_line(review, line)
+    if trial.good and not (again.failed or again.error):
+        both = "fails on the buggy version" if len(buggy) == 1 else "fails on both buggy versions"
+        told = f"your test {both} and passes on the right one"
+        if status == "passed":
+            return status, f"{title}: passed, {told}. {about_line}", True
+        return status, f"{title}: {told}. {about_line}", True
+    fault = _weakness(review, trial, again)
+    more = f'hint("{review.key}") leads on.'
+    return "not passed", f"{title}: not right yet. {fault}\n{about_line}\n{more}", False
+
+
+def _weakness(review: Review, trial: Trial, again: Verdict) -> str:
+    """What is wrong with a test, in words."""
+    number = len(trial.buggy)
+    buggy = "the buggy version" if number == 1 else "a buggy version"
+    for which, verdict in (("the right version", trial.right), *((buggy, v) for v in trial.buggy)):
+        if verdict.error is not None:
+            inside = verdict.calls and verdict.calls[-1].raised
+            where = f"inside {which}, with the arguments that you give" if inside else f"on {which}"
+            return (
+                f"Your test crashed {where}: {verdict.error}. A crash is not a verdict: the test "
+                "has to reach an assert, and that one has to fail."
+            )
+    if not trial.right.calls:
+        return (
+            "Your test never calls `function`, so it cannot know which version it has before it. "
+            "Call it with arguments of your choice, and assert what must come out."
+        )
+    if (again.failed, again.error) != (trial.right.failed, None):
+        return (
+            "Your test says two different things about the right version, when it is run twice. "
+            "Does it change something that stands outside of it? Make everything inside the test."
+        )
+    if trial.upside_down:
+        fault = (
+            f"Your test is upside down: it passes on {buggy} and fails on the right "
+            f"one{trial.right.message}."
+        )
+    elif trial.right.failed:
+        return f"Your test refuses the right version too{trial.right.message}."
+    elif any(verdict.failed for verdict in trial.buggy):
+        fault = "Your test finds one of the two bugs and misses the other."
+    elif number == 1:
+        fault = "Your test does not see the bug: it passes on both versions."
+    else:
+        fault = "Your test sees neither of the two bugs."
+    for weak in review.wrong:
+        with suppress(Exception):  # a condition on arguments of a kind that nobody thought of
+            if weak.when(trial):
+                return f"{fault} {weak.sentence}"
+    return fault
+
+
+def _judge_line(review: Review, line: Any) -> tuple[str, str]:
+    """The status if the test is right, and what to say about the line."""
+    wanted = {bug.line for bug in review.bugs}
+    last = len(code_lines(review))
+    two = len(wanted) > 1
+    if line is None:
+        if two:
+            return "not passed", "Now name the two wrong lines, such as line=(1, 2)."
+        return "not passed", "Now name the wrong line, such as line=1."
+    try:
+        named = {line} if isinstance(line, int) else set(line)
+    except TypeError:
+        named = {None}
+    if not named or not all(type(number) is int for number in named):
+        return "not passed", "line: expected the number of a line, or several, such as (1, 2)."
+    if beyond := sorted(number for number in named if not 1 <= number <= last):
+        return "not passed", f"There is no line {beyond[0]}: the code has lines 1 to {last}."
+    lines = " and ".join(map(str, sorted(named)))
+    for bug in review.bugs:
+        if bug.line not in named and (elsewhere := named.intersection(bug.also)):
+            named = named - {min(elsewhere)} | {bug.line}  # it can be mended there too
+    if named == wanted:
+        return "passed", f"Lines {lines}: found." if two else f"Line {lines}: found."
+    if len(named) > len(wanted):
+        return "not passed", f"You name {len(named)} lines; name {len(wanted)}."
+    if not two:
+        return "not passed", f"Line {lines} is not the wrong one."
+    if len(named) == 1:
+        found = "is one of the two wrong lines, name the other too" if named < wanted else "is not"
+        return "not passed", f"Line {lines} {found}."
+    hits = {0: "Neither is a wrong one", 1: "One of the two is wrong indeed, the other is not"}
+    return "not passed", f"Lines {lines}: {hits[len(named & wanted)]}."
+
+
+def _try(test: Function, version: Function) -> Verdict:
+    calls: list[Call] = []
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
+        torch.default_generator.manual_seed(0)  # see _run
+        warnings.simplefilter("ignore")
+        try:
+            test(_watched(version, calls))
+        except AssertionError as error:
+            return Verdict(failed=True, message=_assertion(test, error), calls=calls)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # pytest.fail raises something that is no Exception
+            return Verdict(error=describe_error(error), attempted=not is_stub(error), calls=calls)
+    return Verdict(calls=calls)
+
+
+def _watched(version: Function, calls: list[Call]) -> Function:
+    """The version, with a record of its calls, and with nothing that tells it from the others."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        call = Call(SimpleNamespace(), raised=True)
+        calls.append(call)
+        bound = inspect.signature(version).bind(*args, **kwargs)  # its TypeError names no function
+        bound.apply_defaults()
+        call.arguments = SimpleNamespace(**{k: _copy(v) for k, v in bound.arguments.items()})
+        value = version(*args, **kwargs)
+        call.raised = False
+        if isinstance(value, Tensor) and value.requires_grad:
+            value.register_hook(lambda gradient: setattr(call, "differentiated", True))
+        return value
+
+    return function
+
+
+def _copy(argument: Any) -> Any:
+    return argument.detach().clone() if isinstance(argument, Tensor) else argument
+
+
+def _assertion(test: Function, error: AssertionError) -> str:
+    """Which assertion failed, if the source can be had, and what it said."""
+    said = describe_error(error).removeprefix("AssertionError").removeprefix(": ")
+    said = f", which says: {said}" if said else ""
+    with suppress(Exception):  # no source to be had, in one of many ways
+        source, start = inspect.getsourcelines(test)
+        numbers, traceback = [], error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code is test.__code__:
+                numbers.append(traceback.tb_lineno - start + 1)
+            traceback = traceback.tb_next
+        text = textwrap.dedent("".join(source))
+        statement = next(
+            node
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Assert | ast.Expr)
+            and node.lineno <= numbers[-1] <= node.end_lineno
+        )
+        words = ast.get_source_segment(text, statement)
+        return f", at `{textwrap.shorten(words, 120, placeholder=' ...')}`{said}"
+    return said
