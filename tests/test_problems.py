@@ -92,8 +92,3 @@ def test_a_warmup_batch_learns_completions_and_their_end():
         assert set(row[int(learned.nonzero()[-1]) + 1 :].tolist()) <= {tokenizer.pad_token_id}
     again, _ = warmup_batch(16, generator(1), tokenizer)
     assert torch.equal(ids, again)
-
-
-def test_no_rows_at_all():
-    with pytest.raises(ValueError, match="n: expected 1 or more, got 0"):
-        draw_rows(0, generator())

@@ -50,8 +50,7 @@ def tokenizer():
 
 
 @given(st.text(max_size=40))
-def test_any_text_comes_back_byte_by_byte(text):
-    tokenizer = train_tokenizer(TEXTS, vocab_size=270)
+def test_any_text_comes_back_byte_by_byte(tokenizer, text):
     if "<" not in text:
         ids = tokenizer(text)["input_ids"]
         assert decode_completion(tokenizer, torch.tensor(ids, dtype=torch.long)) == text
@@ -63,12 +62,6 @@ def test_tags_are_single_tokens_that_survive_decoding_without_special_tokens(tok
     for tag in ("<think>", "</think>", "<answer>", "</answer>"):
         assert len(tokenizer(tag)["input_ids"]) == 1
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
-@pytest.mark.parametrize("size", [0, 265])
-def test_a_vocabulary_that_is_too_small(size):
-    with pytest.raises(ValueError, match=f"vocab_size: expected 266 or more, got {size}"):
-        train_tokenizer(TEXTS, vocab_size=size)
 
 
 def test_a_plain_prompt_and_a_chat(tokenizer):
@@ -94,15 +87,6 @@ def test_a_chat_has_one_bos_where_the_template_writes_it(tokenizer):
 
     plain, chat = encode_prompt(WithBos(), "hi"), encode_prompt(WithBos(), CHAT)
     assert plain[0] == 1 and chat[0] == tokenizer.get_vocab()["<|user|>"]
-
-
-def test_prompts_that_cannot_be_written(tokenizer):
-    with pytest.raises(ValueError, match="prompt: expected at least one token, got ''"):
-        encode_prompt(tokenizer, "")
-    bare = train_tokenizer(TEXTS, vocab_size=280)
-    bare.chat_template = None
-    with pytest.raises(ValueError, match="no chat template, got a chat"):
-        encode_prompt(bare, CHAT)
 
 
 def test_a_completion_ends_at_its_first_stop_token(tokenizer):
@@ -241,11 +225,9 @@ def test_the_answer_reward(right, given_answer, reward):
     assert answer_reward(["?"], [completion], answer=[right]) == [reward]
 
 
-def test_an_empty_right_answer_is_refused():
-    with pytest.raises(ValueError, match="answer: expected right answers that are not empty"):
-        answer_reward(["?"], [RIGHT], answer=[" "])
-    with pytest.raises(ValueError):
-        answer_reward(["?", "?"], [RIGHT], answer=["7"])
+def test_columns_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="shorter"):
+        answer_reward(["?", "?"], [RIGHT, RIGHT], answer=["7"])
 
 
 @given(st.fractions(max_denominator=10**6).filter(lambda x: abs(x) < 10**12))
@@ -305,35 +287,22 @@ def test_every_prompt_comes_once_before_any_comes_twice(tokenizer):
     assert texts == sorted(2 * [row["prompt"] for row in rows(3)])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rows": []}, "rows: expected one or more"),
-        ({"rows": [{"answer": "7"}]}, "each with a 'prompt'"),
-        ({"rows": [{"prompt": "a", "answer": "7"}, {"prompt": "b"}]}, "the same columns in all"),
-        ({"rows": [{"prompt": "a", "answer": "7"}, {"prompt": "a", "answer": "8"}]}, "'a' differ"),
-        ({"rows": rows(), "reward_functions": ()}, "reward_functions: expected one or more"),
-        ({"rows": rows(), "weights": (1.0,)}, "weights: expected one for each of 2"),
-    ],
-)
-def test_a_task_that_makes_no_sense(tokenizer, settings, message):
-    with pytest.raises(ValueError, match=message):
-        TextProblems(tokenizer, **settings)
+def test_two_rows_that_look_the_same_and_are_not_are_refused(tokenizer):
+    different = [{"prompt": "a", "answer": "7"}, {"prompt": "a", "answer": "8"}]
+    with pytest.raises(ValueError, match="rows: two rows with the prompt 'a' differ"):
+        TextProblems(tokenizer, different)
 
 
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ([1.0, 2.0], "broken: expected 1 rewards, got 2"),
-        ([float("nan")], "broken: expected finite"),
-    ],
-)
-def test_a_reward_function_that_returns_nonsense_is_named(tokenizer, returned, message):
-    def broken(prompts, completions, **_):
-        return returned
+@pytest.mark.parametrize("returned", [[], [1.0, 2.0]])
+def test_as_many_rewards_as_completions(tokenizer, returned):
+    task = TextProblems(tokenizer, rows(1), (lambda **_: returned,))
+    with pytest.raises(ValueError, match="argument 2 is"):
+        task.reward(task.prompts(1, torch.Generator()), [torch.tensor([5])])
 
-    task = TextProblems(tokenizer, rows(1), (broken,))
-    with pytest.raises(ValueError, match=message):
+
+def test_as_many_weights_as_reward_functions(tokenizer):
+    task = TextProblems(tokenizer, rows(1), weights=(1.0,))
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
         task.reward(task.prompts(1, torch.Generator()), [torch.tensor([5])])
 
 
@@ -415,59 +384,23 @@ def test_prompts_of_different_length_are_scored_as_they_are_alone(folders, famil
         torch.testing.assert_close(recorded, alone, atol=1e-4, rtol=0)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
-    for name in (tmp_path / "none", "./none", "~/none-of-this-name"):
-        with pytest.raises(FileNotFoundError, match="name_or_path: expected a folder, found none"):
-            load_policy(name)
-    file = tmp_path / "a-file"
-    file.write_text("x")
-    with pytest.raises(FileNotFoundError, match="expected a folder, found none"):
-        load_policy(file)
-    with pytest.raises(FileNotFoundError, match="expected a config.json in"):
-        load_policy(tmp_path)
+@pytest.mark.parametrize("name", ["/none", "./none", "~/none-of-this-name", "~nobody/model"])
+def test_a_folder_that_is_not_there(name):
+    with pytest.raises(FileNotFoundError, match="name_or_path: expected a folder, found none"):
+        load_policy(name)
 
 
-def test_a_name_out_of_reach(monkeypatch):
-    def unreachable(*args, **kwargs):
-        raise OSError("We couldn't connect")
-
-    monkeypatch.setattr("minigrpo.text.models.AutoTokenizer.from_pretrained", unreachable)
-    with pytest.raises(OSError, match="no folder here, and the hub did not give it .*connect"):
-        load_policy("openai-community/gpt2")
-
-
-def test_a_folder_without_weights_or_tokenizer(folder):
+def test_a_folder_without_a_tokenizer(folder):
     for path in folder.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(FileNotFoundError, match="name_or_path: expected a tokenizer in"):
         load_policy(folder, device="cpu")
 
 
-def test_a_folder_without_weights(folder):
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="name_or_path: expected weights in"):
-        load_policy(folder, device="cpu")
-
-
-@pytest.mark.parametrize("size", [0, 10, 5000])
-def test_damaged_weights(folder, size):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match="name_or_path: expected a folder that save_pretrained"):
-        load_policy(folder, device="cpu")
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_damaged_settings(folder, name):
-    (folder / name).write_text("{")
-    with pytest.raises(ValueError, match="name_or_path: expected a folder that save_pretrained"):
-        load_policy(folder, device="cpu")
-
-
 def test_a_model_with_weights_missing(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(ValueError, match="weights missing: model.layers.2"):
+    with pytest.raises(ValueError, match="weights are missing: model.layers.2"):
         load_policy(folder, device="cpu")
 
 
@@ -476,7 +409,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model(folder, tokenizer):
     bigger.add_tokens(["one", "two", "three"])
     bigger.save_pretrained(folder)
     assert len(bigger) > len(tokenizer)
-    with pytest.raises(ValueError, match="tokenizer: expected ids below .* its largest is"):
+    with pytest.raises(ValueError, match="tokenizer: expected ids below .* but has"):
         load_policy(folder, device="cpu")
 
 
@@ -490,7 +423,7 @@ def test_a_tokenizer_without_a_pad_token(folder):
     bare = train_tokenizer(TEXTS * 5, vocab_size=300)
     bare.pad_token = None
     bare.save_pretrained(folder)
-    with pytest.raises(ValueError, match=r"has none; name one, .* pad_token='<\|endoftext\|>'"):
+    with pytest.raises(ValueError, match=r"pad_token: expected one, such as '<\|endoftext\|>'"):
         load_policy(folder, device="cpu")
     with pytest.raises(ValueError, match="pad_token: expected a token of the tokenizer, got 'x y'"):
         load_policy(folder, device="cpu", pad_token="x y")
@@ -509,8 +442,3 @@ def test_the_turn_of_the_assistant_begins_behind_what_the_user_wrote():
     assert answer_reward([chat, chat], [whole, rest], ["7", "7"]) == [1, 0]
     plain = "2+5? <think>"
     assert answer_reward([plain, plain], [whole, rest], ["7", "7"]) == [0, 1]
-
-
-def test_the_home_of_nobody_is_a_folder_that_is_not_there():
-    with pytest.raises(FileNotFoundError, match="name_or_path: expected a folder, found none"):
-        load_policy("~nobody-of-this-name/model")

@@ -1,7 +1,6 @@
 """Word problems in plain English, made by rule: a question, a thought and an answer as text.
 
-The task of notebooks 08 and 09. A `careless` pupil writes the demonstrations that a base model is
-warmed up on: sometimes all is as it should be, sometimes the form is wrong, sometimes the answer.
+A `careless` pupil writes the demonstrations that a base model is warmed up on.
 """
 
 from __future__ import annotations
@@ -22,23 +21,14 @@ NAMES = ("Ann", "Ben", "Clara", "David", "Emma", "Fred")
 THINGS = ("apples", "books", "coins", "eggs", "pens", "stamps")
 GAINS = ("buys", "finds", "gets")
 LOSSES = ("loses", "sells", "drops")
-MOST = 9
-"""The largest number of things that anybody has."""
+MOST = 9  # things that anybody has
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, and how it is solved.
-
-    Attributes:
-        question: text.
-        thought: the steps, such as "3 + 4 = 7, 7 - 2 = 5".
-        answer: a number, as text.
-    """
-
     question: str
-    thought: str
-    answer: str
+    thought: str  # the steps, such as "3 + 4 = 7, 7 - 2 = 5"
+    answer: str  # a number, as text
 
     @property
     def prompt(self) -> str:
@@ -50,11 +40,6 @@ class Problem:
         """What a careful pupil writes."""
         return f"<think>{self.thought}</think>\n<answer>{self.answer}</answer>"
 
-    @property
-    def row(self) -> dict[str, str]:
-        """A row of data for `TextProblems` and for TRL."""
-        return {"prompt": self.prompt, "answer": self.answer}
-
 
 def is_held_out(have: int, changes: Sequence[int]) -> bool:
     """Whether problems with these numbers are kept from all training: one in five."""
@@ -62,10 +47,7 @@ def is_held_out(have: int, changes: Sequence[int]) -> bool:
 
 
 def draw_problem(generator: torch.Generator, *, held_out: bool = False) -> Problem:
-    """Draw a problem of one to three steps, from one side of the split.
-
-    At no time has anybody fewer than 1 or more than `MOST` things.
-    """
+    """A problem of one to three steps, from one side of the split; 1 to `MOST` things at a time."""
 
     def pick(choices: Sequence[Any]) -> Any:
         return choices[int(torch.randint(len(choices), (), generator=generator))]
@@ -77,8 +59,8 @@ def draw_problem(generator: torch.Generator, *, held_out: bool = False) -> Probl
             changes.append(pick([n for n in range(1, MOST + 1) if n != now]) - now)
         if is_held_out(have, changes) == held_out:
             break
-    name, things = pick(NAMES), pick(THINGS)
-    deeds, steps, now = [], [], have
+    name, things, now = pick(NAMES), pick(THINGS), have
+    deeds, steps = [], []
     for change in changes:
         deeds.append(f"{pick(GAINS)} {change}" if change > 0 else f"{pick(LOSSES)} {-change}")
         steps.append(f"{now} {'+' if change > 0 else '-'} {abs(change)} = {now + change}")
@@ -89,14 +71,10 @@ def draw_problem(generator: torch.Generator, *, held_out: bool = False) -> Probl
 
 def careless(problem: Problem, generator: torch.Generator) -> str:
     """A completion by a pupil who is careless: right in form and answer about one time in three."""
-
-    def chance() -> float:
-        return float(torch.rand((), generator=generator))
-
     guess = int(torch.randint(1, MOST + 1, (), generator=generator))
-    answer = problem.answer if chance() < 0.7 else str(guess)
-    thought = problem.thought
-    if chance() < 0.25:  # does not think, and guesses
+    knows, idle, slip = torch.rand(3, generator=generator).tolist()
+    thought, answer = problem.thought, problem.answer if knows < 0.7 else str(guess)
+    if idle < 0.25:  # does not think, and guesses
         thought, answer = "", str(guess)
     slips = (
         f"The answer is {answer}.",
@@ -104,7 +82,7 @@ def careless(problem: Problem, generator: torch.Generator) -> str:
         f"<think>{thought}</think>\n{answer}",
         f"<answer>{answer}</answer>",
     )
-    if chance() < 0.4:
+    if slip < 0.4:
         return slips[int(torch.randint(len(slips), (), generator=generator))]
     return replace(problem, thought=thought, answer=answer).completion
 
@@ -112,28 +90,18 @@ def careless(problem: Problem, generator: torch.Generator) -> str:
 def draw_rows(
     n: int, generator: torch.Generator, *, held_out: bool = False
 ) -> list[dict[str, str]]:
-    """n different rows of data for `TextProblems` and for TRL.
-
-    Raises:
-        ValueError: n below 1.
-    """
-    if n < 1:
-        raise ValueError(f"n: expected 1 or more, got {n}")
+    """n different rows of data for `TextProblems` and for TRL."""
     rows: dict[str, dict[str, str]] = {}
     while len(rows) < n:
         problem = draw_problem(generator, held_out=held_out)
-        rows.setdefault(problem.prompt, problem.row)
+        rows.setdefault(problem.prompt, {"prompt": problem.prompt, "answer": problem.answer})
     return list(rows.values())
 
 
 def warmup_batch(
     n: int, generator: torch.Generator, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Tensor, Tensor]:
-    """n careless demonstrations as a batch for `pretrain`; none is held out.
-
-    Returns:
-        ids (n, S), padded on the right, and the loss mask (n, S), 1 on the completion and its EOS.
-    """
+    """n careless demonstrations: ids (n, S), and the loss mask (n, S), 1 on completion and EOS."""
     documents = []
     for _ in range(n):
         problem = draw_problem(generator)
@@ -146,18 +114,12 @@ def warmup_batch(
 def evaluate(
     policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n: int = 128, seed: int = 5
 ) -> dict[str, float]:
-    """How good a policy is on n held-out problems, one sampled completion each.
-
-    Returns:
-        "form" and "right": shares of completions in the right form, and with the right answer too;
-        "length": tokens per completion.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    rows = draw_rows(n, generator, held_out=True)
+    """How good a policy is on n held-out problems, one sampled completion each."""
+    rows = draw_rows(n, torch.Generator().manual_seed(seed), held_out=True)
     prompts, answers = [row["prompt"] for row in rows], [row["answer"] for row in rows]
     rollouts, texts = write(policy, tokenizer, prompts, seed=seed)
     return {
-        "form": sum(format_reward(prompts, texts)) / n,
-        "right": sum(answer_reward(prompts, texts, answer=answers)) / n,
-        "length": rollouts.completion_mask.sum(dim=1).double().mean().item(),
+        "form": sum(format_reward(prompts, texts)) / n,  # share in the right form
+        "right": sum(answer_reward(prompts, texts, answer=answers)) / n,  # and right as well
+        "length": rollouts.completion_mask.sum(dim=1).double().mean().item(),  # tokens, each
     }

@@ -1,14 +1,12 @@
 """Prompts and rewards over a real tokenizer, in the form in which TRL wants them too.
 
-A reward function gets keywords and lists of N: `prompts`, `completions`, and the other columns of
-the data, and returns N numbers. TRL's GRPOTrainer calls it so, and so does `TextProblems`, the task
-for `train_grpo`: one function serves both. Prompts are plain texts or chats, lists of messages; the
-completions of a chat are lists of messages as well.
+A reward function gets lists of N by keyword, `prompts`, `completions` and the other columns of the
+data, and returns N numbers: so TRL's GRPOTrainer calls it, and so does `TextProblems`, the task for
+`train_grpo`. Prompts are texts or chats, lists of messages, and so are the completions of a chat.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,86 +15,48 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from minigrpo.logprobs import is_whole_number
 from minigrpo.rewards import TEXT_TAGS, Parts, split_parts
 from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
 
-Message = Mapping[str, str]
-"""{"role": "user", "content": "How many?"}"""
-Text = str | Sequence[Message]
-"""A plain text, or a chat."""
-RewardFunction = Callable[..., Sequence[float | None]]
-"""Keywords prompts, completions and further columns, lists of N -> N numbers (None: no opinion)."""
-
-
-# --------------------------------------------------------------------------------------------
-# text to ids and back
+Text = str | Sequence[Mapping[str, str]]  # plain, or a chat: {"role": "user", "content": "How?"}
+RewardFunction = Callable[..., Sequence[float | None]]  # None: it does not apply
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text) -> Tensor:
     """(P,) ids of a prompt, ready to be continued.
 
     A chat is written out by the tokenizer's own template, up to where the assistant's turn begins.
-
-    Raises:
-        ValueError: a chat for a tokenizer without a chat template; a prompt without any token.
     """
-    if isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
-    elif tokenizer.chat_template is None:
-        raise ValueError(
-            "prompt: expected a plain text, because the tokenizer has no chat template, got a chat"
-        )
-    else:
-        written = tokenizer.apply_chat_template(
-            [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
-        )
-        # The template writes special tokens itself; a second BOS would be another text.
-        ids = tokenizer(written, add_special_tokens=False)["input_ids"]
-    if len(ids) == 0:
-        raise ValueError(f"prompt: expected at least one token, got {prompt!r}")
-    return torch.tensor(ids, dtype=torch.long)
+    given = {}
+    if not isinstance(prompt, str):
+        chat, options = [*map(dict, prompt)], {"add_generation_prompt": True, "tokenize": False}
+        prompt = tokenizer.apply_chat_template(chat, **options)
+        given["add_special_tokens"] = False  # the template writes them; two BOS are another text
+    return torch.tensor(tokenizer(prompt, **given)["input_ids"], dtype=torch.long)
 
 
 def decode_completion(
-    tokenizer: PreTrainedTokenizerBase, ids: Tensor, stops: Sequence[int] = ()
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Tensor,  # (T,)
+    stops: Sequence[int] = (),  # ids that end a completion, and are no part of its text
 ) -> str:
-    """The text of one completion, up to the token that ended it.
-
-    Special tokens are kept: tags such as `<think>` are special in some tokenizers, and without them
-    there would be nothing to reward.
-
-    Args:
-        tokenizer: the policy's.
-        ids: (T,); what stands behind the first stop token is not read.
-        stops: ids that end a completion; they are not part of the text.
-    """
-    ids = ids[completion_mask(ids[None], tuple(stops))[0]]
-    if len(ids) and ids[-1].item() in stops:
-        ids = ids[:-1]
-    return tokenizer.decode(
-        ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
+    """The text of one completion, with special tokens: in some tokenizers tags are special."""
+    kept = ids[completion_mask(ids[None], tuple(stops))[0]].tolist()
+    kept = kept[:-1] if kept and kept[-1] in stops else kept
+    return tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel) -> tuple[int, ...]:
     """All ids that end a completion: the tokenizer's EOS, and those of the model's own settings.
 
-    Chat models often have two, one for the end of a turn and one for the end of a text.
-
-    Raises:
-        ValueError: there is none, so that nothing could ever end.
+    Chat models often have two, for the end of a turn and of a text. ValueError: there is none.
     """
-    found = [tokenizer.eos_token_id]
-    settings = getattr(policy, "generation_config", None)
-    for source in (settings, policy.config):
-        more = getattr(source, "eos_token_id", None)
-        found += [more] if is_whole_number(more) else (more or [])
+    found: list[int | None] = []
+    for source in (tokenizer, getattr(policy, "generation_config", None), policy.config):
+        ids = getattr(source, "eos_token_id", None)
+        found += ids if isinstance(ids, list | tuple) else [ids]
     stops = tuple(dict.fromkeys(i for i in found if i is not None))
     if not stops:
         raise ValueError("tokenizer: expected an EOS token, in it or in the model's config")
@@ -115,44 +75,25 @@ def write(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Text],
     *,
-    max_new_tokens: int = 40,
     seed: int = 0,
-    **settings: Any,
+    **settings: Any,  # of `sample`, such as temperature; at most 40 new tokens by default
 ) -> tuple[Rollouts, list[str]]:
-    """Let the policy continue prompts of any lengths, plain texts or chats, all at once.
-
-    settings: of `sample`, such as temperature.
-
-    Returns:
-        the rollouts, and the completions as texts.
-    """
-    device = next(policy.parameters()).device
+    """Let the policy continue prompts of any lengths, plain texts or chats, all at once."""
+    device, pad_id = next(policy.parameters()).device, tokenizer.pad_token_id
     stops = stop_tokens(tokenizer, policy)
-    ids, mask = left_pad([encode_prompt(tokenizer, p) for p in prompts], tokenizer.pad_token_id)
-    rollouts = sample(
-        policy,
-        ids.to(device),
-        mask.to(device),
-        max_new_tokens=max_new_tokens,
-        eos_id=stops,
-        pad_id=tokenizer.pad_token_id,
-        generator=torch.Generator(device).manual_seed(seed),
-        **settings,
-    )
-    completions = rollouts.completions.cpu()
-    return rollouts, [decode_completion(tokenizer, row, stops) for row in completions]
-
-
-# --------------------------------------------------------------------------------------------
-# rewards
+    ids, mask = left_pad([encode_prompt(tokenizer, prompt) for prompt in prompts], pad_id)
+    settings = {"max_new_tokens": 40, "eos_id": stops, "pad_id": pad_id, **settings}
+    generator = torch.Generator(device).manual_seed(seed)
+    rollouts = sample(policy, ids.to(device), mask.to(device), generator=generator, **settings)
+    rows = rollouts.completions.cpu()
+    return rollouts, [decode_completion(tokenizer, row, stops) for row in rows]
 
 
 def parts(prompt: Text, completion: Text) -> Parts | None:
     """Thought and answer of `<think> ... </think> <answer> ... </answer>`; None in another form.
 
     Each tag once, in this order, nothing outside of them but white space, an answer that is not
-    empty. If a plain prompt ends with `<think>`, the completion goes on behind it. Nothing else of
-    the prompt is looked at, so no example in it can be rewarded.
+    empty. Of the prompt only a `<think>` at its end counts, so no example in it can be rewarded.
     """
     # A chat's last message is the user's, and closed: the assistant's turn begins behind it.
     opened = isinstance(prompt, str) and prompt.rstrip().endswith(TEXT_TAGS.think)
@@ -168,34 +109,23 @@ def format_reward(
 
 
 def answer_reward(
-    prompts: Sequence[Text], completions: Sequence[Text], answer: Sequence[str], **columns: Any
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    answer: Sequence[str],  # a column of the data: the right answers
+    **columns: Any,
 ) -> list[float]:
     """1 for each completion in the right form whose answer is the right one, otherwise 0.
 
     Numbers are compared as numbers (see `number`), other answers as texts, white space aside.
-
-    Args:
-        prompts, completions: N of them.
-        answer: a column of the data: the right answers, texts.
-
-    Raises:
-        ValueError: a right answer that is empty.
     """
-    if not all(str(right).strip() for right in answer):
-        raise ValueError("answer: expected right answers that are not empty")
+
     rewards = []
-    for prompt, completion, right in zip(prompts, completions, answer, strict=True):
-        found = parts(prompt, completion)
-        given = "" if found is None else str(found.answer[0])
-        rewards.append(float(found is not None and _same(given, str(right))))
+    for prompt, completion, right in zip(prompts, completions, map(str, answer), strict=True):
+        found, wanted = parts(prompt, completion), number(right)
+        given = found.answer[0] if found else ""
+        same = given.split() == right.split() if wanted is None else number(given) == wanted
+        rewards.append(float(found is not None and same))
     return rewards
-
-
-def _same(given: str, right: str) -> bool:
-    wanted = number(right)
-    if wanted is not None:
-        return number(given) == wanted
-    return given.split() == right.split()
 
 
 NUMBER = re.compile(
@@ -222,44 +152,17 @@ def number(text: str) -> Fraction | None:
     return -value if match["sign"] == "-" else value
 
 
-# --------------------------------------------------------------------------------------------
-# the task
-
-
 @dataclass(frozen=True)
 class TextProblems:
-    """A task for `train_grpo` made of rows of data and reward functions.
-
-    Attributes:
-        tokenizer: the policy's.
-        rows: each with a "prompt", a text or a chat, and further columns for the reward functions.
-        reward_functions: one or more.
-        weights: of their rewards in the sum; None = all 1. TRL calls them `reward_weights`.
-        stops: ids that end a completion, see `stop_tokens`.
-
-    Raises:
-        ValueError: no rows, rows with different columns, two rows that look the same to the policy
-            and are not, no reward functions, or weights that do not fit.
-    """
+    """A task for `train_grpo` made of rows of data and reward functions."""
 
     tokenizer: PreTrainedTokenizerBase
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]]  # each a "prompt" (text or chat) and columns for the rewards
     reward_functions: Sequence[RewardFunction] = (format_reward, answer_reward)
-    weights: Sequence[float] | None = None
-    stops: Sequence[int] = ()
+    weights: Sequence[float] | None = None  # of the rewards; None = all 1 (TRL: reward_weights)
+    stops: Sequence[int] = ()  # ids that end a completion, see `stop_tokens`
 
     def __post_init__(self) -> None:
-        if not self.rows or any("prompt" not in row for row in self.rows):
-            raise ValueError("rows: expected one or more, each with a 'prompt'")
-        if any(row.keys() != self.rows[0].keys() for row in self.rows):
-            raise ValueError("rows: expected the same columns in all, got different ones")
-        if not self.reward_functions:
-            raise ValueError("reward_functions: expected one or more, got none")
-        if self.weights is not None and len(self.weights) != len(self.reward_functions):
-            raise ValueError(
-                f"weights: expected one for each of {len(self.reward_functions)} reward functions, "
-                f"got {len(self.weights)}"
-            )
         by_ids: dict[tuple[int, ...], Mapping[str, Any]] = {}
         for row in self.rows:
             key = tuple(encode_prompt(self.tokenizer, row["prompt"]).tolist())
@@ -280,25 +183,13 @@ class TextProblems:
         texts = [decode_completion(self.tokenizer, ids, self.stops) for ids in completions]
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         asked = [row["prompt"] for row in rows]
-        written: list[Text] = [
-            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-            for prompt, text in zip(asked, texts)
-        ]
+        chats = [[{"role": "assistant", "content": text}] for text in texts]
+        kinds = zip(asked, texts, chats)
+        written = [text if isinstance(prompt, str) else chat for prompt, text, chat in kinds]
         total = [0.0] * len(rows)
         weights = self.weights or [1.0] * len(self.reward_functions)
-        for function, weight in zip(self.reward_functions, weights):
+        for function, weight in zip(self.reward_functions, weights, strict=True):
             rewards = function(prompts=asked, completions=written, **columns)
-            for i, reward in enumerate(_checked(function, rewards, len(rows))):
-                total[i] += weight * reward
+            for i, (_, reward) in enumerate(zip(rows, rewards, strict=True)):
+                total[i] += weight * float(reward or 0)  # None is TRL's "does not apply"
         return total
-
-
-def _checked(function: RewardFunction, rewards: Sequence[float | None], n: int) -> list[float]:
-    """One finite number per completion; None, TRL's word for "does not apply", counts as 0."""
-    name = getattr(function, "__name__", repr(function))
-    if len(rewards) != n:
-        raise ValueError(f"{name}: expected {n} rewards, got {len(rewards)}")
-    numbers = [0.0 if reward is None else float(reward) for reward in rewards]
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError(f"{name}: expected finite numbers, got {numbers}")
-    return numbers
