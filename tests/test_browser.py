@@ -18,11 +18,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import course
 import nbformat
 import pytest
 
 from minigrpo.exercises.reader import find, solution_source
-from tools import course
 
 pytestmark = pytest.mark.browser
 NOTEBOOKS = course.ROOT / "notebooks"
@@ -150,7 +150,7 @@ def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
 
 LOOK = """() => {
     const box = element => element.getBoundingClientRect();
-    const drawn = svg => box(svg).width > 0 && box(svg).height > 0;
+    const drawn = math => box(math).width > 0 && box(math).height > 0;
     const fits = image => image.naturalWidth && box(image).width <= innerWidth;
     const style = element => getComputedStyle(element);
     return {
@@ -158,7 +158,7 @@ LOOK = """() => {
         clipped: [...document.querySelectorAll(".jp-RenderedHTMLCommon")].filter(
             e => e.scrollWidth > e.clientWidth + 1).length,
         scrolls: document.documentElement.scrollWidth > innerWidth,
-        formulas: [...document.querySelectorAll("svg[role=img]")].filter(e => !drawn(e)).length,
+        formulas: [...document.querySelectorAll("math")].filter(e => !drawn(e)).length,
         pictures: [...document.images].filter(e => !fits(e)).length,
         colours: [document.body, document.documentElement].map(
             element => [style(element).backgroundColor, style(element).color]),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import committed
+import course
 import nbformat
 import pytest
 from nbformat import NotebookNode
-
-from tools import course
 
 FIGURE = """import matplotlib.pyplot as plt
 
@@ -86,17 +89,14 @@ def test_the_notebooks_that_need_more_are_there():
     assert all((course.ROOT / "notebooks" / f"{name}.ipynb").is_file() for name in course.NEEDS)
 
 
-def test_the_glossary_gets_a_page_and_notebooks_lead_to_it(folder, tmp_path):
+def test_the_glossary_gets_a_page(folder, tmp_path):
     (folder.parent / course.GLOSSARY).write_text("# Words\n\n| $q$ | prompt |\n|---|---|\n")
-    nb = notebook("1")
-    nb.cells[0].source = "# One\n\n[words](../GLOSSARY.md#words)"
     out = tmp_path / "out"
     out.mkdir()
-    assert 'href="glossary.html#words"' in course.page(nb, folder / "01_one.ipynb", out)
     course.write_index(folder, out)
     assert "glossary.html" in (out / "index.html").read_text()
     page = (out / "glossary.html").read_text()
-    assert 'aria-label="q"' in page and "<title>Words</title>" in page
+    assert "<mi>q</mi>" in page and "<title>Words</title>" in page
     course.remove_stale(folder, out)
     assert files(out) == ["glossary.html", "index.html"]
 
@@ -129,10 +129,10 @@ def test_streams_are_merged_as_nbval_merges_them():
     def outputs() -> list[NotebookNode]:
         return [nbformat.v4.new_output("stream", name=n, text=text) for n, text in pieces]
 
-    merged = course.merge_streams(outputs())
+    merged = committed.merge_streams(outputs())
     assert [(o.name, o.text) for o in merged] == [("stdout", "a\n100%\nb\r\n"), ("stderr", "w")]
     assert merged == nbval.coalesce_streams(outputs())
-    assert course.merge_streams(merged) == merged
+    assert committed.merge_streams(merged) == merged
 
 
 def test_text_around_a_figure_keeps_its_place():
@@ -142,14 +142,14 @@ def test_text_around_a_figure_keeps_its_place():
         v4.new_output("display_data", data={"text/plain": "figure"}),
         v4.new_output("stream", text="after\n"),
     ]
-    assert course.merge_streams(outputs) == outputs
+    assert committed.merge_streams(outputs) == outputs
 
 
 def test_committed_form_drops_times_versions_and_editors():
     nb = notebook("1", tags=("verdict",))
     nb.metadata.update(language_info={"name": "python", "version": "3.11.7"}, widgets={}, toc={})
     nb.cells[1].metadata.update(execution={"t": "2026"}, vscode={}, jupyter={"source_hidden": True})
-    course.committed_form(nb)
+    committed.committed_form(nb)
     assert nb.metadata.language_info == {"name": "python"}
     assert nb.metadata.kernelspec.display_name == "Python 3 (ipykernel)"
     assert set(nb.metadata) == {"kernelspec", "language_info"}
@@ -158,44 +158,11 @@ def test_committed_form_drops_times_versions_and_editors():
 
 def test_failed_write_leaves_the_file(tmp_path):
     path = tmp_path / "page.html"
-    course.write(path, "old")
+    committed.write(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        course.write(path, "new\ud800")
+        committed.write(path, "new\ud800")
     assert path.read_text() == "old"
     assert files(tmp_path) == ["page.html"]
-
-
-class Terminal:
-    """Where a line goes, collected."""
-
-    def __init__(self, live: bool) -> None:
-        self.live, self.text = live, ""
-
-    def isatty(self) -> bool:
-        """Whether this is a terminal."""
-        return self.live
-
-    def write(self, text: str) -> None:
-        """Collect."""
-        self.text += text
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-
-@pytest.mark.parametrize("live", [True, False])
-def test_board_is_updated_on_a_terminal_only(monkeypatch, live):
-    terminal = Terminal(live)
-    monkeypatch.setattr("sys.stdout", terminal)
-    board = course.Board()
-    board.update("01_one", 12, 48)
-    board.update("02_two", 3, 30)
-    board.end("01_one", "[1/2] 01_one: 48 cells in 3.0 s")
-    board.update("02_two", 4, 30)
-    assert ("\r\x1b[K01_one 12/48   02_two 3/30" in terminal.text) == live
-    assert ("\r\x1b[K[1/2] 01_one: 48 cells in 3.0 s\n" in terminal.text) == live
-    assert terminal.text.endswith("\r\x1b[K02_two 4/30" if live else "48 cells in 3.0 s\n")
-    assert terminal.text.count("\n") == 1
 
 
 # ---------------------------------------------------------------------------------------------
@@ -340,6 +307,40 @@ assert os.environ["MINIGRPO_THREADS"] == "1\""""
     printed = capsys.readouterr()
     assert "FAILED: 01_one.ipynb, code cell 1 (id cell-1): ZeroDivisionError" in printed.err
     assert "[2/3] 02_two: stopped after" in printed.out and "03_three" not in printed.out
+    assert files(folder.parent / "build") == ["index.html"]
+
+
+@pytest.mark.kernel
+def test_ctrl_c_stops_the_kernels_and_leaves_nothing_half_written(folder):
+    source = "import os\nimport time\n\nopen({!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)"
+    for name in ("01_one", "02_two"):
+        nbformat.write(notebook(source.format(name)), folder / f"{name}.ipynb")
+    out = folder.parent / "build"
+    command = [sys.executable, course.__file__, "run", "--notebooks", folder, "--out", out]
+    ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    kernels = [folder / "01_one", folder / "02_two"][: course.AT_A_TIME]
+    end = time.monotonic() + 60
+    while not all(kernel.exists() and kernel.read_text() for kernel in kernels):
+        assert time.monotonic() < end and ran.poll() is None, "the kernels do not run"
+        time.sleep(0.1)
+    ran.send_signal(signal.SIGINT)
+    printed, complained = ran.communicate(timeout=30)
+    assert ran.returncode == 130 and complained == "interrupted\n"
+    assert printed.count("stopped after") == len(kernels)
+    assert files(out) == ["index.html"] and "href" not in (out / "index.html").read_text()
+    for kernel in kernels:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(kernel.read_text()), 0)
+
+
+@pytest.mark.kernel
+def test_a_formula_that_cannot_be_converted_is_named(folder, capsys):
+    nb = notebook("1")
+    nb.cells[0].source = r"# One $\nonsense{x}$"
+    nbformat.write(nb, folder / "01_one.ipynb")
+    assert call("run", folder, "--only", "01") == 1
+    said = r"FAILED: 01_one.ipynb: formula '\\nonsense{x}' cannot be converted: ValueError"
+    assert said in capsys.readouterr().err
     assert files(folder.parent / "build") == ["index.html"]
 
 

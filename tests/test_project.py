@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -41,9 +43,9 @@ def project() -> dict:
 
 
 def pins() -> list[Requirement]:
-    """The pins of requirements.txt, without its comments and the package itself."""
+    """The pins of requirements.txt: a line that is not a name, such as a path, is an error."""
     lines = re.sub(r"(^|\s)#.*", "", text("requirements.txt"), flags=re.MULTILINE).splitlines()
-    return [Requirement(line) for line in lines if line and line != "-e ."]
+    return [Requirement(line) for line in lines if line]
 
 
 def targets() -> set[str]:
@@ -66,13 +68,34 @@ def test_pin_is_exact_and_within_its_range(pin):
 def test_every_python_gets_one_pin_of_each_package(minor):
     python = {"python_version": f"3.{minor}"}
     names = [pin.name for pin in pins() if not pin.marker or pin.marker.evaluate(python)]
-    wanted = ["jupyter", "matplotlib", "nbval", "requests", "torch", "transformers"]
+    wanted = ["jupyter", "latex2mathml", "matplotlib", "nbval", "requests", "torch", "transformers"]
     assert sorted(names) == wanted
     assert project()["project"]["requires-python"] == ">=3.10,<3.14"
 
 
-def test_requirements_install_the_package_itself():
-    assert "-e ." in text("requirements.txt").splitlines()
+def test_pip_reads_the_requirements_from_any_folder(tmp_path):
+    pytest.importorskip("pip")
+    pip = ["-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", "--ignore-installed"]
+    command = [sys.executable, *pip, "-r", str(ROOT / "requirements.txt")]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    # Without an index a package may be missing, but by then every line has been understood.
+    assert ran.returncode == 0 or "No matching distribution found for" in ran.stderr, ran.stderr
+
+
+def test_a_notebook_finds_the_package_where_it_is_not_installed():
+    code = "import minigrpo.files; print(minigrpo.__version__, minigrpo.files.__file__)"
+    command = [sys.executable, "-S", "-c", code]  # -S: nothing is installed
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    found = subprocess.check_output(command, cwd=ROOT / "notebooks", env=environment, text=True)
+    assert found.split()[1:] == [str(ROOT / "minigrpo" / "files.py")]
+
+
+def test_notebooks_without_their_package_say_so(tmp_path):
+    shutil.copy(ROOT / "notebooks" / "minigrpo.py", tmp_path)
+    command = [sys.executable, "-S", "-c", "import minigrpo"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert f"minigrpo is not in {tmp_path.parent}" in ran.stderr
 
 
 def test_ranges_end_before_the_next_major_version():

@@ -1,0 +1,81 @@
+"""tools/pages.py: a page shows each formula and figure, leads to the others, and loads nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import course
+import nbformat
+import pages
+import pytest
+from committed import CourseError
+
+NOTEBOOKS = sorted((course.ROOT / "notebooks").glob("*.ipynb"))
+
+
+def page_of(tmp_path: Path, text: str) -> str:
+    """The page of a notebook that has this markdown and nothing else."""
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+    return pages.page(nb, tmp_path / "notebooks" / "01_one.ipynb", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("latex", "expected"),
+    [
+        (r"\pi_\theta", "<msub><mi>&#x003C0;</mi><mi>&#x003B8;</mi></msub>"),
+        (r"\frac14", "<mfrac><mn>1</mn><mn>4</mn></mfrac>"),
+        (r"\mathcal L", "<mi>ℒ</mi>"),
+        (r"x \sim p", "<mo>&#x0223C;</mo>"),
+        (r"\lvert o \rvert", 'form="postfix">&#x0007C;</mo>'),
+        (r"2\log x", '<mn>2</mn><mspace width="0.167em" /><mi>log</mi><mspace width="0.167em" />'),
+        (r"(\log(x))", '&#x00028;</mo><mi>log</mi><mo stretchy="false">&#x00028;</mo>'),
+        ("a = -1", '&#x0003D;</mo><mo form="prefix">&#x02212;</mo>'),
+        ("a - 1", "<mi>a</mi><mo>&#x02212;</mo>"),
+    ],
+)
+def test_a_formula_becomes_mathml(latex, expected):
+    assert expected in pages.mathml(latex, "inline")
+
+
+@pytest.mark.parametrize("latex", [r"\nonsense{x}", "x^", r"\left(x", r"a & b"])
+def test_a_formula_that_cannot_be_converted_is_named(latex):
+    with pytest.raises(CourseError, match=f"formula {re.escape(repr(latex))} cannot be converted"):
+        pages.mathml(f" {latex} ", "inline")
+
+
+def test_text_and_code_are_left_alone(tmp_path):
+    page = page_of(tmp_path, "It is `$x$`, not $x$.\n\n```\n$y$\n```\n\n$$\\frac1N$$\n")
+    assert re.findall('<math[^>]* display="([a-z]+)"', page) == ["inline", "block"]
+    assert "<code>$x$</code>" in page and "$y$" in page and "<mfrac>" in page
+
+
+def test_links_lead_to_pages_where_there_are_any(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    for name in (pages.GLOSSARY, "README.md", "notebooks/02_two.ipynb"):
+        (tmp_path / name).touch()
+    page = page_of(
+        tmp_path,
+        "[a](02_two.ipynb#here) [b](../README.md) [c](../GLOSSARY.md#words) "
+        "[d](https://example.org/x.ipynb) [e](03_three.ipynb)",
+    )
+    places = ["02_two.html#here", "../README.md", "glossary.html#words"]
+    for place in [*places, "https://example.org/x.ipynb", "03_three.ipynb"]:
+        assert f'href="{place}"' in page
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_page_shows_every_formula_and_loads_nothing(path):
+    nb = nbformat.read(path, as_version=4)
+    page = pages.page(nb, path, Path("build"))
+    assert "<script" not in page
+    pictures = re.findall("<img[^>]*>", page)
+    assert pictures and all(re.search(r'alt="[^"]{40,}"', picture) for picture in pictures)
+    assert not re.findall(r'(?:src|srcset|data)="(?!data:)', page)
+    assert not re.findall(r'<link[^>]+href="|@import|url\("?https?:', page)
+    text = re.sub(r"<pre.*?</pre>|<code.*?</code>|<style.*?</style>", "", page, flags=re.DOTALL)
+    text = re.sub(r"<[^>]*>", "", text)
+    assert not re.findall(r"\$\$|\\(?:frac|sum|log|pi)\b", text)
+    assert [cell.source for cell in nb.cells] == [
+        cell.source for cell in nbformat.read(path, as_version=4).cells
+    ]

@@ -1,0 +1,91 @@
+"""Notebook files: how they are read and written, and the form in which they are committed."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+OVERWRITTEN = re.compile(r"^.*\r(?=[^\n])", re.MULTILINE)  # what nbval drops too
+
+
+class CourseError(Exception):
+    """What went wrong, as the reader is told it."""
+
+
+def read(path: Path) -> NotebookNode:
+    """Read a notebook whose cells have ids: nbformat would make up others at each reading."""
+    try:
+        nb = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    except Exception as error:  # JSON, encoding, schema: nbformat raises them all as they come
+        raise CourseError(f"{path.name} cannot be read: {error}") from error
+    if (nb.nbformat, nb.nbformat_minor) < (4, 5):
+        raise CourseError(f"{path.name} is older than notebook format 4.5, which has cell ids")
+    return nb
+
+
+def as_json(nb: NotebookNode) -> str:
+    """The text of a notebook file: sorted keys, indent 1, one line break at the end."""
+    return nbformat.writes(nb).rstrip("\n") + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def committed_form(nb: NotebookNode) -> NotebookNode:
+    """Reduce an executed notebook, in place, to what does not change from run to run."""
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    nb.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
+    for cell in nb.cells:
+        kept = {key: cell.metadata[key] for key in ("jupyter", "tags") if key in cell.metadata}
+        cell.metadata = nbformat.from_dict(kept)
+        if cell.cell_type == "code":
+            cell.outputs = merge_streams(cell.outputs)
+    return nb
+
+
+def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Join neighboring pieces of one stream, and keep what a carriage return left visible.
+
+    Where the kernel cuts a stream depends on timing. nbval joins the pieces before it compares,
+    too, so that the stored output and a new one agree.
+    """
+    merged: list[NotebookNode] = []
+    for output in outputs:
+        last = merged[-1] if merged else None
+        if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+            last.text += output.text
+        else:
+            merged.append(output)
+    for output in merged:
+        if output.output_type == "stream":
+            output.text = OVERWRITTEN.sub("", output.text)
+    return merged
+
+
+def uncommittable(nb: NotebookNode) -> list[str]:
+    """What forbids committing an executed notebook: one sentence per finding."""
+    findings = []
+    for number, cell in enumerate((c for c in nb.cells if c.cell_type == "code"), start=1):
+        where = f"code cell {number} (id {cell.id})"
+        if cell.execution_count != number:
+            findings.append(f"{where} was not executed (is it empty, or tagged to be skipped?)")
+        for output in cell.outputs:
+            if output.output_type == "stream" and output.name == "stderr":
+                findings.append(f"{where} wrote to stderr: {output.text.strip()[:300]}")
+            expected = "raises-exception" in cell.metadata.get("tags", [])
+            if output.output_type == "error" and not expected:
+                findings.append(f"{where} raised {output.ename}: {output.evalue}")
+            if any("widget" in kind for kind in output.get("data", {})):
+                findings.append(f"{where} shows a widget, which a stored notebook cannot")
+    return findings
