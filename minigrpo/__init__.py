@@ -1,30 +1,9 @@
-"""minigrpo: the helper package of a course that teaches GRPO on a laptop.
+"""minigrpo: the small helper module that the notebooks of the course import.
 
-What the course teaches stands here, one file per concept, in the order the course meets them; each
-imports only what stands above it.
-
-    checks          every check of the core                   all
-    files           atomic files, the data folder             01
-    corpus          tinyshakespeare, characters as tokens     01
-    gpt             the character-level GPT                   01
-    pretrain        next-token training                       01 05
-    logprobs        log-probs of tokens and of sequences      02
-    sampling        sample() -> Rollouts                      02
-    objective       advantages, ratio, KL, grpo_loss          03 04
-    rewards         rewards by rule                           03 05
-    arithmetic      the task in which thinking pays           05
-    llama           the tiny Llama                            05
-    parallel        several processes                         09
-    grpo            train_grpo(), the loop                    03 06
-
-Beside this core there are rooms, which import it and are never imported by it:
-
-    study/          exact answers by enumeration; what matters in the loop and what does not
-    clinic/         sick runs: bugs, smallest tests, charts, patients, the blind diagnosis
-    text/           prompts, rewards and models over a real tokenizer
-    scaling/        TRL, torchrun
-    notebook/       setup, plots
-    exercises/      check, hint, solution
+What the course teaches is here, one file per concept; each imports only the ones before it:
+checks, files, gpt, corpus, pretrain, logprobs, sampling, objective, rewards, arithmetic, llama,
+parallel, grpo. The rooms import this core, and it imports none of them: study, clinic, text,
+scaling, notebook, exercises.
 """
 
 import os

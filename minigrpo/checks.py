@@ -1,11 +1,10 @@
-"""Every check of the core in one place. A value is checked where it enters, and trusted inside.
+"""Every check of the core. A value is checked where it enters, and trusted inside.
 
 A check is here because without it the numbers would be wrong without a word. What torch refuses by
 itself may speak in torch's words.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Sequence
 from numbers import Integral
 
@@ -42,3 +41,28 @@ def check_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
     if not mask.bool().any(dim=-1).all():
         row = int((~mask.bool().any(dim=-1)).nonzero()[0])
         raise ValueError(f"{name}: expected a real token in every row, got none in row {row}")
+
+
+def check_prompts(name: str, mask: Tensor, prompt_ids: Tensor) -> None:
+    """Raise ValueError unless each row (N, P) ends with a real token: padding is on the left."""
+    check_shape(name, mask, prompt_ids.shape)
+    if not mask.bool()[:, -1].all():
+        row = int((~mask.bool()[:, -1]).nonzero()[0])
+        raise ValueError(f"{name}: expected padding on the left, got some at the end of row {row}")
+
+
+def check_log_probs(name: str, values: Tensor, shape: Sequence[int]) -> None:
+    """Raise TypeError for whole numbers, ValueError for another shape."""
+    if not values.is_floating_point():
+        raise TypeError(f"{name}: expected floating point, got {values.dtype} (token ids?)")
+    check_shape(name, values, shape)
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise ValueError unless the three settings describe a distribution."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature: expected above 0, got {temperature} (top_k=1 is greedy)")
+    if top_k is not None:
+        check_counts(top_k=top_k)
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p: expected a number in (0, 1], or None, got {top_p}")

@@ -1,12 +1,12 @@
-"""Files: where the shipped data lies, and how a file is written in one piece."""
-
-from __future__ import annotations
+"""Files: where the shipped data is, how a file is written in one piece, how a run goes on."""
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -22,8 +22,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """Write a file so that it exists only when it is whole.
 
     Yields a temporary path in the same folder. When the block ends, that file takes the name
-    `path` in one step (`os.replace`); when the block raises, it is removed and whatever stood at
-    `path` before still stands there.
+    `path` in one step; when the block raises, what was at `path` before is still there.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,3 +33,42 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def save_run(
+    path: str | Path, *, step: int, settings: Mapping, modules: Mapping, generators: Mapping
+) -> None:
+    """Write all that a run needs to go on as if it had never stopped, in one piece.
+
+    step: how many are done; settings: which must not change between the parts of a run; modules:
+    the policy, the optimizer, whatever has a state_dict; generators: of torch. All by name.
+    """
+    state = {
+        "step": step,
+        "settings": {name: repr(value) for name, value in settings.items()},
+        "modules": {name: module.state_dict() for name, module in modules.items()},
+        "generators": {name: generator.get_state() for name, generator in generators.items()},
+    }
+    with atomic_path(path) as unfinished:
+        torch.save(state, unfinished)
+
+
+def load_run(path: str | Path, *, settings: Mapping, modules: Mapping, generators: Mapping) -> int:
+    """Bring a run to where `save_run` left it; returns the steps done, 0 without such a file.
+
+    Raises ValueError for a file that cannot be read, or that another run has written.
+    """
+    if not Path(path).exists():
+        return 0
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        for name, now in settings.items():
+            if (before := state["settings"][name]) != repr(now):
+                raise ValueError(f"it was written with {name} = {before}, and this run has {now!r}")
+        for name, module in modules.items():
+            module.load_state_dict(state["modules"][name])
+        for name, generator in generators.items():
+            generator.set_state(state["generators"][name])
+    except Exception as error:  # torch.load raises whatever broken bytes lead it to
+        raise ValueError(f"checkpoint: {path} does not belong to this run: {error}") from error
+    return state["step"]

@@ -1,42 +1,22 @@
 """Several processes that train one policy: who takes which share, and what has to be added up.
 
 Start them with `torchrun --nproc_per_node 2 script.py`, call `join()` first, wrap the policy in
-PyTorch's DistributedDataParallel and hand it to `train_grpo`. Each process then samples and scores
-its share of the prompts; DistributedDataParallel averages the gradients. Without `join()`, and in
-every notebook before 09, there is one process, and nothing here does anything.
+PyTorch's DistributedDataParallel (which averages the gradients) and hand it to `train_grpo`.
+Without `join()` there is one process, and nothing here does anything.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-Item = TypeVar("Item")
-
 
 def join(backend: str = "gloo") -> tuple[int, int]:
-    """Join the group that torchrun started.
-
-    Args:
-        backend: "gloo" on CPUs, "cpu:gloo,cuda:nccl" on GPUs (counts are added up on the CPU).
-
-    Returns:
-        the rank of this process, and how many there are.
-
-    Raises:
-        RuntimeError: torchrun did not start this process.
-    """
+    """Join the group of torchrun ("cpu:gloo,cuda:nccl" on GPUs); returns rank and world size."""
     if "RANK" not in os.environ:
-        raise RuntimeError(
-            "join: expected to be started by torchrun (torchrun --nproc_per_node 2 script.py), "
-            "but the variable RANK is not set"
-        )
+        raise RuntimeError("join: expected to be started by torchrun, but RANK is not set")
     if not dist.is_initialized():
         dist.init_process_group(backend)
     return rank(), world_size()
@@ -49,59 +29,50 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def rank() -> int:
-    """Number of this process, 0 if it is alone."""
+def rank() -> int:  # number of this process, 0 if it is alone
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def world_size() -> int:
-    """Number of processes."""
+def world_size() -> int:  # number of processes
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def share(items: Sequence[Item]) -> Sequence[Item]:
-    """The part of a list that belongs to this process: the first to rank 0, and so on.
-
-    Raises:
-        ValueError: it cannot be divided evenly, and then the averages of the gradients would not be
-            those of the whole.
-    """
-    size = world_size()
-    if len(items) % size:
-        raise ValueError(
-            f"prompts_per_step: expected a multiple of {size}, the number of processes, got "
-            f"{len(items)}"
-        )
-    each = len(items) // size
+def share(items: Sequence) -> Sequence:
+    """This process's part of a list: the first to rank 0, and so on; ValueError if they differ."""
+    each, left = divmod(len(items), world_size())
+    if left:  # then the mean of the gradients would not be that of the whole
+        what = f"a multiple of {world_size()}, the number of processes"
+        raise ValueError(f"prompts_per_step: expected {what}, got {len(items)}")
     return items[rank() * each : (rank() + 1) * each]
 
 
-def total(value: float) -> float:
-    """The sum of a number over all processes."""
-    if world_size() == 1:
-        return value
-    number = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(number)
-    return number.item()
-
-
 def loss_weight(mask: Tensor, how: str) -> float:
-    """What the loss of this process has to be multiplied with, so that averages of gradients over
-    processes are the gradient of the whole batch.
+    """What to multiply the loss with, so that the mean over processes is that of the whole batch.
 
-    A mean over rows needs nothing: each process has as many. A mean over *tokens* does: the tokens
-    of the process count as much as its share of all, and not one share in `world_size()`.
-
-    Args:
-        mask: (N, T), this process's completions.
-        how: of `aggregate`.
+    A mean over rows needs nothing: each process has as many. In a mean over tokens its tokens have
+    to count as much as its share of all tokens. mask (N, T): this process's completions.
     """
     if world_size() == 1 or how != "token_mean":
         return 1.0
-    mine = mask.sum().item()
-    return world_size() * mine / total(mine)
+    total = mask.sum().double().cpu()
+    dist.all_reduce(total)
+    return world_size() * mask.sum().item() / total.item()
 
 
 def unwrapped(policy: nn.Module) -> nn.Module:
     """The policy itself, without DistributedDataParallel around it."""
     return policy.module if isinstance(policy, DistributedDataParallel) else policy
+
+
+def check_run(policy: nn.Module, config, checkpoint) -> None:
+    """Raise ValueError for what would go wrong without a word with several processes."""
+    if world_size() == 1:
+        return
+    if unwrapped(policy) is policy:
+        raise ValueError(
+            "policy: expected one in DistributedDataParallel; each would train its own"
+        )
+    if config.entropy_weight and config.how != "token_mean":  # the bonus is a mean over tokens
+        raise ValueError("entropy_weight: expected how='token_mean' with several processes")
+    if checkpoint and not config.split_invariant:  # one file, and random numbers for each
+        raise ValueError("checkpoint: expected split_invariant=True with several processes")
