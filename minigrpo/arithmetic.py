@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from minigrpo.logprobs import is_whole_number
+from minigrpo.checks import is_whole_number
 from minigrpo.pretrain import documents_batch
 from minigrpo.rewards import Tags, answer_reward
 from minigrpo.sampling import Rollouts, sample

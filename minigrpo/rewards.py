@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from minigrpo.checks import is_whole_number
 from minigrpo.corpus import CharTokenizer
-from minigrpo.logprobs import is_whole_number
 
 
 def letter_share(text: str, letter: str = "e") -> float:

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from minigrpo.logprobs import is_whole_number, sequence_log_probs, token_log_probs
+from minigrpo.checks import is_whole_number
+from minigrpo.logprobs import sequence_log_probs, token_log_probs
 
 Estimator = Callable[[Tensor, Tensor, Tensor], Tensor]
 """log_probs (B, G, T), mask (B, G, T), rewards (B, G) -> losses (B,), one per group."""
