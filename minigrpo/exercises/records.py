@@ -265,6 +265,6 @@ class Text:
 
         def holds(trial: Trial) -> bool:
             own = {name: getattr(trial, name) for name in dir(trial) if name[0] != "_"}
-            return eval(code, {**self.names, **own})
+            return eval(code, {**own, **self.names})
 
         return holds
