@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from minigrpo.gpt import GPT, GPTConfig
+from minigrpo.study.mistakes import mutant
 
 
 def float64(*numbers) -> Tensor:
@@ -34,20 +33,10 @@ def mutated(function: Callable, old: str, new: str) -> Iterator[None]:
     `old` is the whole line without its indentation. The code object is exchanged, not the name,
     so callers in other modules meet the mutation too.
     """
+    other = inspect.unwrap(mutant(function, (old, new)))
     function = inspect.unwrap(function)
-    assert isinstance(function, FunctionType)
-    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
-    places = [i for i, line in enumerate(lines) if line.strip() == old]
-    assert len(places) == 1, f"{function.__name__} has {len(places)} lines that read {old!r}"
-    indentation = lines[places[0]][: -len(old)]
-    lines[places[0]] = indentation + new
-
-    header = "from __future__ import annotations\n"  # leave the signature's names alone
-    code = compile(header + "\n".join(lines), f"<mutation of {function.__name__}>", "exec")
-    namespace: dict[str, Callable] = {}
-    exec(code, vars(sys.modules[function.__module__]), namespace)
     original = function.__code__
-    function.__code__ = inspect.unwrap(namespace[function.__name__]).__code__
+    function.__code__ = other.__code__
     try:
         yield
     finally:

@@ -89,25 +89,10 @@ def test_the_package_asks_threads_to_sleep_before_torch_loads(monkeypatch, befor
     assert done.stdout.strip() == policy
 
 
-@pytest.mark.parametrize("name", ["MINIGRPO_THREADS", "OMP_NUM_THREADS"])
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "two", "²"])
-def test_threads_that_are_no_number_are_refused(monkeypatch, name, value):
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=f"{name}: expected a whole number .* got '{value}'"):
-        setup()
-
-
 def test_the_device_is_the_cpu_unless_named(monkeypatch):
     assert setup() == torch.device("cpu")
     monkeypatch.setenv("MINIGRPO_DEVICE", "meta")
     assert setup() == torch.device("meta")
-
-
-@pytest.mark.parametrize("value", ["gpu", "cuda:99", "cpu:x", "vulkan", "hpu"])
-def test_a_device_that_is_not_there_is_refused(monkeypatch, value):
-    monkeypatch.setenv("MINIGRPO_DEVICE", value)
-    with pytest.raises(ValueError, match=f"MINIGRPO_DEVICE: expected a device .* got '{value}'"):
-        setup()
 
 
 def test_setup_silences_the_libraries_and_sets_the_style():

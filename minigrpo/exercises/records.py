@@ -21,6 +21,7 @@ from torch import Tensor
 
 from minigrpo.exercises.judge import Answer, Case, Exercise, Function
 from minigrpo.exercises.review import Bug, Review, Trial, Weak
+from minigrpo.study.mistakes import replaced
 
 FOLDER = Path(__file__).parent
 FIELDS = {"package", "gradient", "number", "tolerance"}
@@ -106,15 +107,6 @@ def run(source: str, filename: str, names: dict[str, Any]) -> None:
     exec(compile(source, filename, "exec", dont_inherit=True), names)
 
 
-def head(line: str) -> str:
-    """How a line begins: its keyword, what it assigns to, or what it calls."""
-    line = line.strip()
-    if keyword := re.match(r"(return|for|if|elif|else|while|with|assert|raise)\b", line):
-        return keyword[0]
-    target = re.split(r" [-+*/|&]{0,2}= ", line, maxsplit=1)
-    return target[0] if len(target) == 2 else line.split("(")[0]
-
-
 def changed(source: str, edits: str) -> str:
     """The source with every edit made: `new line`, or `old text` -> `new text`."""
     for old, new in re.findall(EDIT, edits):
@@ -128,23 +120,6 @@ def changed(source: str, edits: str) -> str:
         if source == before:
             raise ValueError(f"`{new or old}` changes nothing")
     return source
-
-
-def replaced(source: str, new: str) -> str:
-    """The source with the line that begins alike replaced; of several returns the last.
-
-    Of several statements with `;` between the first decides that begins like a line.
-    """
-    lines = source.splitlines()
-    heads = [head(line) for line in lines]
-    for begins in map(head, new.split("; ")):
-        if heads.count(begins) > 1 and begins != "return":
-            raise ValueError(f"more than one line of the code begins with {begins!r}, like `{new}`")
-        if begins in heads:
-            at = max(i for i, other in enumerate(heads) if other == begins)
-            lines[at] = re.match(" *", lines[at])[0] + new
-            return "\n".join(lines) + "\n"
-    raise ValueError(f"no line of the code begins like `{new}`")
 
 
 class Text:

@@ -22,9 +22,9 @@ BLUE, ORANGE, GREEN, PINK, BLACK, GREY = (
     "#222222",
     "#9A9A9A",
 )
-"""Colours that stay apart for colour-blind readers (Okabe and Ito 2008).
+"""Colors that stay apart for color-blind readers (Okabe and Ito 2008).
 
-In grey some come close (PINK and GREY most of all), so lines differ in their dashes too.
+In gray some come close (PINK and GREY most of all), so lines differ in their dashes too.
 """
 
 COURSE = (
@@ -59,13 +59,7 @@ def use_house_style() -> None:
 
 
 def course_map(here: int) -> None:
-    """Draw the nine notebooks in their three parts, with number `here` (1 to 9) lit.
-
-    Raises:
-        ValueError: there is no such notebook.
-    """
-    if here not in range(1, 10):
-        raise ValueError(f"here: expected the number of a notebook, 1 to 9, got {here}")
+    """Draw the nine notebooks in their three parts, with number `here` (1 to 9) lit."""
     figure, ax = plt.subplots(figsize=(7.0, 1.35))
     for part, (title, names) in enumerate(COURSE):
         ax.text(3 * part + 0.03, 1.12, title, fontsize=9, weight="bold", color=BLACK)
@@ -97,11 +91,14 @@ def course_map(here: int) -> None:
     plt.show()
 
 
-def label_line(ax: Axes, text: str, *, line: int = -1, dy: float = 0.0) -> None:
-    """Write `text` at the right end of a line of `ax`, in its colour: better than a legend.
-
-    line: which of the lines drawn so far; dy: lift, in units of the y axis.
-    """
+def label_line(
+    ax: Axes,
+    text: str,
+    *,
+    line: int = -1,  # which of the lines drawn so far
+    dy: float = 0.0,  # lift, in units of the y axis
+) -> None:
+    """Write `text` at the right end of a line of `ax`, in its color: better than a legend."""
     drawn = ax.get_lines()[line]
     x, y = drawn.get_xdata()[-1], drawn.get_ydata()[-1]
     ax.annotate(
@@ -130,11 +127,12 @@ def level(ax: Axes, y: float, text: str, color: str = BLACK) -> None:
     )
 
 
-def attention_grid(ax: Axes, weights: Tensor, labels: Sequence[str]) -> None:
-    """Draw one head's attention weights as a grid: row = the token that reads, column = read.
-
-    weights (S, S), labels: the S tokens.
-    """
+def attention_grid(
+    ax: Axes,
+    weights: Tensor,  # (S, S)
+    labels: Sequence[str],  # the S tokens
+) -> None:
+    """Draw one head's attention weights as a grid: row = the token that reads, column = read."""
     ax.imshow(weights.detach().numpy(), cmap="Blues", vmin=0, vmax=1)
     shown = [repr(label)[1:-1] if label.isspace() else label for label in labels]
     shown = ["_" if label == " " else label for label in shown]
@@ -146,26 +144,17 @@ def attention_grid(ax: Axes, weights: Tensor, labels: Sequence[str]) -> None:
 
 def token_strips(
     ax: Axes,
-    tokens: Sequence[Sequence[str]],
-    values: Tensor,
-    labels: Sequence[str],
+    tokens: Sequence[Sequence[str]],  # N rows of words, of any lengths
+    values: Tensor,  # (N, T) or wider; what is beyond the end of a row is not looked at
+    labels: Sequence[str],  # N, written to the left
     *,
-    middle: float = 0.0,
-    reach: float | None = None,
-    digits: int = 2,
+    middle: float = 0.0,  # the number that stays white
+    reach: float | None = None,  # from it to the full color; None = the largest there is
+    digits: int = 2,  # after the point
 ) -> None:
-    """Draw texts as strips of boxes, one per token, coloured by a number: blue above, orange below.
+    """Draw texts as strips of boxes, one per token, colored by a number: blue above, orange below.
 
-    Each number is written under its token too, so that the figure can be read in grey.
-
-    Args:
-        ax: where to draw.
-        tokens: N rows of words, of any lengths.
-        values: (N, T) or wider than the longest row; what is beyond a row's end is not looked at.
-        labels: N, written to the left.
-        middle: the number that stays white.
-        reach: distance from it at which the colour is full; None = the largest there is.
-        digits: after the point.
+    Each number is written under its token too, so that the figure can be read in gray.
     """
     shown = [row[: len(words)].tolist() for row, words in zip(values, tokens, strict=True)]
     if reach is None:
@@ -210,11 +199,12 @@ PANELS: dict[str, Sequence[tuple[str, Callable[[Any], float | None]]]] = {
 """What `draw_run` draws of each StepMetrics, by the panel's title: (label, value) per line."""
 
 
-def draw_run(figure: Figure, run: Sequence[Any], start: Mapping[str, float] | None = None) -> None:
-    """Draw a run of `train_grpo` so far into a figure, over what it held before.
-
-    run: its StepMetrics; start: the evaluation of the policy before the first step.
-    """
+def draw_run(
+    figure: Figure,
+    run: Sequence[Any],  # its StepMetrics
+    start: Mapping[str, float] | None = None,  # the evaluation before the first step
+) -> None:
+    """Draw a run of `train_grpo` so far into a figure, over what it held before."""
     figure.clear()
     axes = figure.subplots(2, 4)
     scores = {"sampled": "accuracy", "greedy": "greedy", "": "thinking"}
@@ -248,27 +238,19 @@ CHART_PANELS: dict[str, tuple[str, Sequence[Callable[[Any], float | None]]]] = {
 """What `draw_charts` draws of each StepMetrics: title of the panel, and one value per line."""
 
 
-def draw_charts(charts: Mapping[str, Any], title: str, *panels: str) -> None:
-    """Draw several runs into the same panels, each in its colour and dash, and show the figure.
+def draw_charts(
+    charts: Mapping[str, Any],  # runs by name, with their `steps`
+    title: str,  # the finding
+    *panels: str,  # names of `CHART_PANELS`; none = all but "log kl"
+) -> None:
+    """Draw several runs into the same panels, each in its color and dash, and show the figure.
 
-    Args:
-        charts: runs by name; of each, `steps` (its StepMetrics) is drawn. One called "healthy" is
-            blue, one called "after the cure" green.
-        title: the finding.
-        panels: some names of `CHART_PANELS`; if none is given, all but "log kl".
-
-    Raises:
-        KeyError: there is no such panel.
-        ValueError: more runs than there are colours, four beside the two that are known by name.
+    "healthy" is blue, "after the cure" green, and there are four more colors for others.
     """
     panels = panels or tuple(name for name in CHART_PANELS if name != "log kl")
     others = [(ORANGE, "--"), (PINK, ":"), (GREY, (0, (5, 1, 1, 1))), (BLACK, (0, (1, 1)))]
     known = {"healthy": (BLUE, "-"), "after the cure": (GREEN, "-.")}
     unnamed = [name for name in charts if name not in known]
-    if len(unnamed) > len(others):
-        raise ValueError(
-            f"charts: expected at most {len(others)} beside {' and '.join(known)}, got {unnamed}"
-        )
     known.update(zip(unnamed, others))
     rows = 1 if len(panels) <= 4 else 2
     figure, axes = plt.subplots(

@@ -1,7 +1,6 @@
-"""Runs on several processes, with `train_grpo` or with TRL. As a command, alone or under torchrun:
+"""Runs on several processes, with `train_grpo` or with TRL. As a command:
 
-torchrun --nproc_per_node 2 -m minigrpo.scaling.run ours --out run.pt
-torchrun --nproc_per_node 2 -m minigrpo.scaling.run trl --out run.pt
+torchrun --nproc_per_node 2 -m minigrpo.scaling.run ours --out run.pt    (or trl)
 """
 
 from __future__ import annotations
@@ -21,61 +20,39 @@ from torch.nn.parallel import DistributedDataParallel
 from minigrpo import parallel
 from minigrpo.files import atomic_path, data_folder
 from minigrpo.grpo import train_grpo
-from minigrpo.notebook.setup import setup
-from minigrpo.scaling.trl import (
-    problem_config,
-    problem_rows,
-    problem_task,
-    trl_rewards,
-    trl_trainer,
-)
+from minigrpo.scaling import trl
+from minigrpo.scaling.trl import problem_config, problem_rows, problem_task
 from minigrpo.text.models import load_policy
 
 
 def torchrun(processes: int, *arguments: str) -> list[dict[str, Any]]:
-    """Run the command of this module under torchrun, and read what each process wrote.
+    """Run the command below under torchrun, and return what each of the processes has written.
 
-    Args:
-        processes: how many, each with one thread.
-        arguments: of the command, without --out.
-
-    Raises:
-        RuntimeError: a process failed; says what it wrote last.
-        subprocess.TimeoutExpired: no end after ten minutes, such as processes that wait for
-            each other.
+    RuntimeError: one failed, and what it wrote last. TimeoutExpired: no end after ten minutes.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINIGRPO_THREADS": "1"}
     if sys.platform == "win32":  # torch asks for libuv there too, and is built without it
         environment.setdefault("USE_LIBUV", "0")
-    root = str(Path(__file__).resolve().parent.parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.pt"
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        command = [*launch, "-m", "minigrpo.scaling.run", *arguments, "--out", str(out)]
-        with subprocess.Popen(
-            [sys.executable, *command],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-        ) as running:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        launch += [f"--nproc_per_node={processes}", "-m", "minigrpo.scaling.run"]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        text = {"encoding": "utf-8", "errors": "replace"}
+        command = [*launch, *arguments, f"--out={out}"]
+        with subprocess.Popen(command, env=environment, **pipes, **text) as running:
             try:
                 _, wrote = running.communicate(timeout=600)
             except BaseException:
                 running.terminate()  # not kill(), which would leave torchrun's workers behind
                 raise
         if running.returncode:
-            # What torchrun itself adds, line by line of its own code, says nothing more.
-            said = wrote.partition("failed (exitcode:")[0]
+            said = wrote.partition("failed (exitcode:")[0]  # what torchrun adds says nothing more
             raise RuntimeError(f"torchrun: failed, and wrote last:\n{said[-2000:]}")
-        return [
-            torch.load(out.with_suffix(f".{rank}.pt"), weights_only=True)
-            for rank in range(processes)
-        ]
+        files = [out.with_suffix(f".{rank}.pt") for rank in range(processes)]
+        return [torch.load(file, weights_only=True) for file in files]
 
 
 def train_ours(steps: int, *, exact: bool = False, **settings: Any) -> dict[str, Any]:
@@ -106,8 +83,8 @@ def train_trl(steps: int, **settings: Any) -> dict[str, Any]:
     """Train the shipped Llama shape with TRL, on all processes there are; see `train_ours`."""
     policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu")
     config = problem_config(policy, tokenizer, steps=steps, **settings)
-    trainer = trl_trainer(policy, tokenizer, problem_rows(), config)
-    result = {"rewards": trl_rewards(trainer), "parameters": policy.state_dict()}
+    trainer = trl.trl_trainer(policy, tokenizer, problem_rows(), config)
+    result = {"rewards": trl.trl_rewards(trainer), "parameters": policy.state_dict()}
     # Its DistributedDataParallel has to be gone before the group of processes is.
     trainer.accelerator.free_memory()
     del trainer
@@ -117,23 +94,22 @@ def train_trl(steps: int, **settings: Any) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, and write rewards and parameters to a file; of several processes each to its own."""
-    parser = argparse.ArgumentParser(
-        prog="python -m minigrpo.scaling.run", description=main.__doc__
-    )
+    parser = argparse.ArgumentParser("python -m minigrpo.scaling.run", description=main.__doc__)
     parser.add_argument("trainer", choices=("ours", "trl"))
     parser.add_argument("--out", required=True, type=Path, help="such as run.pt (run.0.pt, ...)")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--exact", action="store_true", help="ours: in float64, see train_ours")
     options = parser.parse_args(arguments)
-    setup(options.seed)
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(1)  # for so small a model a second one costs more than it brings
     several = "RANK" in os.environ
-    if options.trainer == "ours":
+    if options.trainer == "trl":
+        result = train_trl(options.steps, seed=options.seed)  # TRL joins by itself
+    else:
         if several:
             parallel.join()
         result = train_ours(options.steps, exact=options.exact, seed=options.seed)
-    else:
-        result = train_trl(options.steps, seed=options.seed)  # TRL joins by itself
     out = options.out.with_suffix(f".{parallel.rank()}.pt") if several else options.out
     with atomic_path(out) as unfinished:
         torch.save(result, unfinished)

@@ -1,7 +1,7 @@
-"""The run of notebook 06, and everything that is changed in it, one thing at a time.
+"""The run in which the tiny Llama learns to think, and what is changed in it, one thing at a time.
 
-`SUMMIT` is the run in which the tiny Llama learns to think. `EXPERIMENTS` lists what happens when
-one thing is different: a term of the objective, the task, the base model, the kind of training.
+`SUMMIT` is that run. `EXPERIMENTS` lists what is different in others: a term of the objective, the
+task, the base model, the kind of training.
 """
 
 from __future__ import annotations
@@ -48,21 +48,12 @@ def any_thought(completion: Tensor, answer: int, tags: Tags, *, given: int) -> f
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is different from the summit.
+    """What is different from the summit."""
 
-    Attributes:
-        changes: settings of GRPOConfig.
-        task: settings of Arithmetic.
-        supervised: train on demonstrations instead, of which this share is complete, for as many
-            updates; None = by reward.
-        own_base: warm up a base model of its own for each seed, with these settings of
-            `warmup_documents`; None = start from the one that is given.
-    """
-
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    task: Mapping[str, Any] = field(default_factory=dict)
-    supervised: float | None = None
-    own_base: Mapping[str, Any] | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)  # settings of GRPOConfig
+    task: Mapping[str, Any] = field(default_factory=dict)  # settings of Arithmetic
+    supervised: float | None = None  # by demonstrations, this share complete; None = by reward
+    own_base: Mapping[str, Any] | None = None  # of `warmup_documents`, a base for each seed
 
     @property
     def config(self) -> GRPOConfig:
@@ -95,38 +86,23 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 @dataclass(frozen=True)
 class Point:
-    """Where a run stands.
+    """Where a run stands."""
 
-    Attributes:
-        step: steps done; for supervised training, updates done / updates per step.
-        seconds: spent on training so far, evaluation left out.
-        scores: what `evaluate` measures on held-out questions.
-    """
-
-    step: int
-    seconds: float
-    scores: Mapping[str, float]
+    step: int  # steps done; for supervised training, updates done / updates per step
+    seconds: float  # spent on training so far, evaluation left out
+    scores: Mapping[str, float]  # what `evaluate` measures on held-out questions
 
 
 def run(
     experiment: Experiment,
-    base: nn.Module,
+    base: nn.Module,  # stays as it is
     *,
-    seed: int = 0,
-    steps: int = SUMMIT.steps,
-    every: int = 10,
-    n: int = 512,
+    seed: int = 0,  # of the training; the questions of the evaluation are always the same
+    steps: int = SUMMIT.steps,  # supervised training does as many updates as the summit would
+    every: int = 10,  # steps between two points
+    n: int = 512,  # questions per evaluation
 ) -> Iterator[Point]:
-    """Carry out an experiment on a copy of the base model; a point before, during and after it.
-
-    Args:
-        experiment: what to do.
-        base: the base model, which stays as it is.
-        seed: of the training; the questions of the evaluation are always the same.
-        steps: of rollouts; supervised training does as many updates as the summit would.
-        every: steps between two points.
-        n: questions per evaluation.
-    """
+    """Carry out an experiment on a copy of the base model; a point before, during and after it."""
     if experiment.own_base is None:
         policy = copy.deepcopy(base)
     else:

@@ -15,13 +15,11 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from minigrpo.checks import is_whole_number
 from minigrpo.logprobs import sequence_log_probs, token_log_probs
 
 Estimator = Callable[[Tensor, Tensor, Tensor], Tensor]
 """log_probs (B, G, T), mask (B, G, T), rewards (B, G) -> losses (B,), one per group."""
 
-MOST_GROUPS = 1_000_000
 CHUNK = 4096  # groups whose gradients are held at a time
 
 
@@ -42,17 +40,11 @@ class TablePolicy(nn.Module):
 
 @dataclass(frozen=True)
 class World:
-    """Every completion there is. The prompt is a single EOS, as at the start of a document.
+    """Every completion there is. The prompt is a single EOS, as at the start of a document."""
 
-    Attributes:
-        completions: (M, T) token ids, EOS after the end.
-        mask: (M, T) bool, True up to and including the first EOS.
-        vocab_size: V; the last token is EOS.
-    """
-
-    completions: Tensor
-    mask: Tensor
-    vocab_size: int
+    completions: Tensor  # (M, T) token ids, EOS after the end
+    mask: Tensor  # (M, T) bool, True up to and including the first EOS
+    vocab_size: int  # V; the last token is EOS
 
     @property
     def eos_id(self) -> int:
@@ -66,18 +58,7 @@ class World:
 
 
 def list_world(vocab_size: int = 5, max_length: int = 4) -> World:
-    """List every completion of up to `max_length` tokens over `vocab_size` tokens, EOS the last.
-
-    A completion ends with EOS, or was cut off at `max_length`.
-
-    Raises:
-        ValueError: fewer than two tokens, no length, or vocab_size^max_length above 100,000.
-    """
-    if vocab_size < 2 or max_length < 1 or vocab_size**max_length > 100_000:
-        raise ValueError(
-            "vocab_size, max_length: expected 2 or more and 1 or more, and at most 100,000 texts, "
-            f"got {vocab_size} and {max_length}"
-        )
+    """Every completion of up to `max_length` tokens, with EOS at its end or cut off there."""
     eos = vocab_size - 1
     texts = [
         words + (eos,) * (max_length - length)
@@ -130,63 +111,25 @@ def gradient(value: Tensor, policy: nn.Module) -> Tensor:
 
 @dataclass(frozen=True)
 class Moments:
-    """What an estimator's gradient is on average, and how far single groups are from that.
+    """What an estimator's gradient is on average, and how far single groups are from that."""
 
-    Attributes:
-        mean: (P,) expected gradient of the loss of one group.
-        variance: mean squared distance of one group's gradient from that (a sum over P).
-        standard_error: (P,) of `mean`; all 0 if every group was listed.
-    """
-
-    mean: Tensor
-    variance: float
-    standard_error: Tensor
+    mean: Tensor  # (P,) expected gradient of the loss of one group
+    variance: float  # mean squared distance of one group's gradient from it (a sum over P)
 
 
 def moments(
-    estimator: Estimator,
-    policy: nn.Module,
+    estimator: Estimator,  # may not mix groups
+    policy: nn.Module,  # samples the groups, and is differentiated
     world: World,
-    rewards: Tensor,
-    group_size: int,
-    *,
-    samples: int | None = None,
-    generator: torch.Generator | None = None,
+    rewards: Tensor,  # (M,), one per completion
+    group_size: int,  # G
 ) -> Moments:
-    """Mean and variance of the gradient that one group of completions gives.
-
-    Args:
-        estimator: a loss per group, see `Estimator`; it may not mix groups.
-        policy: the one that samples the group and is differentiated.
-        world: every completion.
-        rewards: (M,), one per completion.
-        group_size: G.
-        samples: None lists all M^G groups and is exact; a number draws that many groups, and the
-            standard error says how far off the mean may be.
-        generator: the source of randomness, with samples.
-
-    Raises:
-        ValueError: an empty group, more than 1,000,000 groups to list, or fewer than two samples.
-    """
-    if not is_whole_number(group_size) or group_size < 1:
-        raise ValueError(f"group_size: expected a whole number of 1 or more, got {group_size!r}")
+    """Mean and variance of the gradient that a group of completions gives, over all M^G groups."""
     log_probs = world.log_probs(policy)  # (M, T)
     p = sequence_log_probs(log_probs, world.mask).exp().detach()  # (M,)
     jacobian = _jacobian(log_probs, policy)  # (M, T, P)
-    if samples is None:
-        if len(p) ** group_size > MOST_GROUPS:
-            raise ValueError(
-                f"group_size: expected at most {MOST_GROUPS} groups to list, got {len(p)}^"
-                f"{group_size}; set samples"
-            )
-        groups = torch.cartesian_prod(*[torch.arange(len(p))] * group_size).view(-1, group_size)
-        weights = p[groups].prod(dim=1)  # (B,)
-    else:
-        if samples < 2:
-            raise ValueError(f"samples: expected 2 or more, got {samples}")
-        drawn = torch.multinomial(p, samples * group_size, replacement=True, generator=generator)
-        groups = drawn.view(samples, group_size)
-        weights = torch.full((samples,), 1 / samples, dtype=p.dtype)
+    groups = torch.cartesian_prod(*[torch.arange(len(p))] * group_size).view(-1, group_size)
+    weights = p[groups].prod(dim=1)  # (B,)
 
     first = second = 0.0  # sums of weight * gradient and of weight * gradient^2
     for some, weight in zip(groups.split(CHUNK), weights.split(CHUNK)):
@@ -197,9 +140,7 @@ def moments(
         per_group = torch.einsum("bgt,bgtp->bp", slope, jacobian[some])  # chain rule
         first = first + weight @ per_group
         second = second + weight @ per_group.square()
-    spread = (second - first.square()).clamp(min=0)  # (P,)
-    error = torch.zeros_like(spread) if samples is None else (spread / (samples - 1)).sqrt()
-    return Moments(first, spread.sum().item(), error)
+    return Moments(first, (second - first.square()).clamp(min=0).sum().item())
 
 
 def _jacobian(log_probs: Tensor, policy: nn.Module) -> Tensor:
