@@ -35,6 +35,12 @@ def check_shape(name: str, values: Tensor, shape: Sequence[int]) -> None:
         raise ValueError(f"{name}: expected shape {tuple(shape)}, got {tuple(values.shape)}")
 
 
+def check_length(name: str, values: Sequence, length: int) -> None:
+    """Raise ValueError for more or fewer than expected."""
+    if len(values) != length:
+        raise ValueError(f"{name}: expected {length}, got {len(values)}")
+
+
 def check_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
     """Raise ValueError for a mask (N, S) of another shape, or a row without a real token."""
     check_shape(name, mask, shape)

@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minigrpo import parallel
-from minigrpo.checks import check_counts, check_sampling, check_shape
+from minigrpo.checks import check_counts, check_length, check_sampling
 from minigrpo.files import load_run, save_run
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import equal_groups, group_advantages, grpo_loss
@@ -72,7 +72,7 @@ class GRPOConfig:
         stop_ids(self.eos_id)
         if not (0 < self.lr < math.inf and self.max_grad_norm > 0):
             raise ValueError(
-                f"lr, max_grad_norm: expected above 0, got {self.lr}, {self.max_grad_norm}"
+                f"lr, max_grad_norm: expected above 0, got {self.lr, self.max_grad_norm}"
             )
         # What the two functions refuse, they refuse here, and not after a batch was sampled.
         zeros = torch.zeros(2, 1)
@@ -85,6 +85,11 @@ class GRPOConfig:
     @property
     def advantages(self) -> dict[str, Any]:  # the settings of `group_advantages`
         return self.only("scale", "baseline")
+
+    @property
+    def unchanging(self) -> dict[str, Any]:  # what may not change between the parts of a run
+        length = ("steps", "evaluate_every", "save_every")
+        return {name: value for name, value in vars(self).items() if name not in length}
 
     @property
     def loss(self) -> dict[str, Any]:  # the settings of `grpo_loss`
@@ -110,10 +115,10 @@ class StepMetrics:
     grad_norm: float  # before it was clipped
     mean_length: float  # tokens per completion
     truncated: float  # fraction of completions without EOS (all, if there is no EOS)
-    seconds: float  # evaluation left out
     rollouts: Rollouts  # on the CPU
     rewards: Tensor  # (N,) float64
     advantages: Tensor  # (N,)
+    seconds: float = 0.0  # evaluation left out
     evaluation: Mapping[str, float] = field(default_factory=dict)  # empty between evaluations
 
     def table(self, decode: Callable[[Tensor], str], rows: Sequence[int] | None = None) -> str:
@@ -146,7 +151,12 @@ def train_grpo(
     order = torch.Generator().manual_seed(config.seed)
     own = 0 if config.split_invariant else 7919 * parallel.rank()
     sampling = torch.Generator(trained[0].device).manual_seed(config.seed + own)
-    run = resumable(model, reference, optimizer, {"order": order, "sampling": sampling}, config)
+    run = {  # all that a run needs to go on as if it had never stopped
+        "settings": config.unchanging,
+        "modules": {"policy": model, "optimizer": optimizer}
+        | ({"reference": reference} if reference else {}),
+        "generators": {"order": order, "sampling": sampling},
+    }
     done = load_run(checkpoint, **run) if checkpoint else 0
 
     for step in range(done + 1, config.steps + 1):
@@ -157,37 +167,21 @@ def train_grpo(
             check_ends(rollouts, config)
         advantages = group_advantages(rewards, config.group_size, **config.advantages)
         updates = learn(policy, reference, optimizer, rollouts, advantages, config, step)  # K times
-        seconds = time.perf_counter() - began
+        metrics = measure(step, rollouts, rewards, advantages, updates, config)
+        metrics = replace(metrics, seconds=time.perf_counter() - began)
 
         last = step == config.steps
         if checkpoint and (last or step % config.save_every == 0) and parallel.rank() == 0:
             save_run(checkpoint, step=step, **run)
-        due = evaluate is not None and (last or step % config.evaluate_every == 0)
-        yield StepMetrics(
-            step=step,
-            seconds=seconds,
-            rollouts=rollouts.to("cpu"),
-            rewards=rewards,
-            advantages=advantages,
-            evaluation=dict(evaluate(model)) if due else {},
-            **measure(rollouts, rewards, updates, config),
-        )
+        if evaluate and (last or step % config.evaluate_every == 0):
+            metrics = replace(metrics, evaluation=dict(evaluate(model)))
+        yield metrics
     policy.train(was_training)
 
 
-def frozen_copy(policy: nn.Module) -> nn.Module:
-    """The reference policy: the policy as it is before its first update."""
-    return copy.deepcopy(policy).eval().requires_grad_(False)
-
-
-def rollout(
-    policy: nn.Module, task: Task, prompts: Sequence[Tensor], config: GRPOConfig, generator
-) -> tuple[Rollouts, Tensor]:
+def rollout(policy, task, prompts, config, generator) -> tuple[Rollouts, Tensor]:
     """N = P * G completions, prompt by prompt, and their rewards (N,) in float64."""
-    if len(prompts) != config.prompts_per_step:
-        raise ValueError(
-            f"task.prompts: expected {config.prompts_per_step} prompts, got {len(prompts)}"
-        )
+    check_length("task.prompts", prompts, config.prompts_per_step)
     mine = parallel.share(prompts)  # all of them, unless there are several processes
     rollouts = sample(
         parallel.unwrapped(policy),
@@ -202,39 +196,25 @@ def rollout(
     rows = zip(rollouts.completions.cpu(), rollouts.completion_mask.cpu())
     rewards = task.reward(questions, [ids[written] for ids, written in rows])
     rewards = torch.as_tensor(rewards, dtype=torch.float64).detach().cpu()
-    check_shape("task.reward", rewards, (len(questions),))
+    check_length("task.reward", rewards, len(questions))
     return rollouts, rewards
 
 
 def score(policy: nn.Module, rollouts: Rollouts, config: GRPOConfig) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (N, T) of the completions, with gradient."""
-    return completion_log_probs_and_entropy(
-        policy,
-        rollouts.prompt_ids,
-        rollouts.prompt_mask,
-        rollouts.completions,
-        rollouts.completion_mask,
-        temperature=config.temperature,
-    )
+    r = rollouts
+    text = (r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
+    return completion_log_probs_and_entropy(policy, *text, temperature=config.temperature)
 
 
-def learn(
-    policy: nn.Module,
-    reference: nn.Module | None,
-    optimizer: torch.optim.Optimizer,
-    rollouts: Rollouts,
-    advantages: Tensor,  # (N,)
-    config: GRPOConfig,
-    step: int = 1,
-) -> list[dict[str, float]]:
-    """K updates on the same rollouts; returns the metrics of each."""
-    ref_log_probs = None
-    if reference is not None:
-        with torch.no_grad():
-            ref_log_probs, _ = score(reference, rollouts, config)
+def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) -> list[dict]:
+    """K updates on the same rollouts, advantages (N,); returns the metrics of each."""
+    ref_log_probs = None if reference is None else score(reference, rollouts, config)[0]
     updates: list[dict[str, float]] = []
     for _ in range(config.inner_epochs):
-        log_probs, entropy = score(policy, rollouts, config)
+        log_probs, entropy = score(policy, rollouts, config)  # (N, T)
+        if config.check and not updates:
+            check_first_update(policy, log_probs, rollouts, step)
         loss, metrics = grpo_loss(
             log_probs,
             rollouts.log_probs,  # those it was sampled with: held fixed over all K updates
@@ -245,45 +225,45 @@ def learn(
             **config.loss,
         )
         loss = loss * parallel.loss_weight(rollouts.completion_mask, config.how)
-        if config.check and not updates:
-            check_first_update(policy, log_probs, rollouts, step)
         optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
-        if not (loss.isfinite() and norm.isfinite()):
-            optimizer.zero_grad()
-            what = "gradient's norm" if loss.isfinite() else "loss"
-            value = norm.item() if loss.isfinite() else loss.item()
-            raise FloatingPointError(
-                f"the {what} is {value} at step {step}: expected a finite number (the ratio is "
-                f"between {metrics['ratio/min']:.3g} and {metrics['ratio/max']:.3g})"
-            )
+        check_finite(loss, norm, metrics, step)
         optimizer.step()
         updates.append({**metrics, "loss": loss.item(), "grad_norm": norm.item()})
     return updates
 
 
-def measure(rollouts, rewards, updates, config) -> dict[str, Any]:
-    """The numbers of StepMetrics."""
+def frozen_copy(policy: nn.Module) -> nn.Module:
+    """The reference policy: the policy as it is before its first update."""
+    return copy.deepcopy(policy).eval().requires_grad_(False)
+
+
+def measure(step, rollouts, rewards, advantages, updates, config) -> StepMetrics:
+    """What a dashboard shows of a step."""
 
     def mean(name: str) -> float:
         return fmean(update[name] for update in updates)
 
-    return {
-        "reward": rewards.mean().item(),
-        "reward_std": rewards.std().item(),
-        "frac_reward_zero_std": equal_groups(rewards, config.group_size).double().mean().item(),
-        "loss": mean("loss"),
-        "kl": mean("kl") if config.kl_weight else None,
-        "entropy": mean("entropy"),
-        "clip_low": mean("clip_ratio/low_mean"),
-        "clip_high": mean("clip_ratio/high_mean"),
-        "ratio_min": min(update["ratio/min"] for update in updates),
-        "ratio_max": max(update["ratio/max"] for update in updates),
-        "grad_norm": mean("grad_norm"),
-        "mean_length": rollouts.completion_mask.sum(dim=1).double().mean().item(),
-        "truncated": 1 - ended(rollouts, config.eos_id).double().mean().item(),
-    }
+    return StepMetrics(
+        step=step,
+        reward=rewards.mean().item(),
+        reward_std=rewards.std().item(),
+        frac_reward_zero_std=equal_groups(rewards, config.group_size).double().mean().item(),
+        loss=mean("loss"),
+        kl=mean("kl") if config.kl_weight else None,
+        entropy=mean("entropy"),
+        clip_low=mean("clip_ratio/low_mean"),
+        clip_high=mean("clip_ratio/high_mean"),
+        ratio_min=min(update["ratio/min"] for update in updates),
+        ratio_max=max(update["ratio/max"] for update in updates),
+        grad_norm=mean("grad_norm"),
+        mean_length=rollouts.completion_mask.sum(dim=1).double().mean().item(),
+        truncated=1 - ended(rollouts, config.eos_id).double().mean().item(),
+        rollouts=rollouts.to("cpu"),
+        rewards=rewards,
+        advantages=advantages,
+    )
 
 
 def ended(rollouts: Rollouts, eos_id: StopIds) -> Tensor:
@@ -304,7 +284,6 @@ def check_ends(rollouts: Rollouts, config: GRPOConfig) -> None:
 
 def check_first_update(policy, log_probs: Tensor, rollouts: Rollouts, step: int) -> None:
     """Raise RuntimeError if the ratio is not 1, though the policy is still the one that sampled."""
-    # Of the weights: log-probs are float32 even where the logits are of half precision.
     half = next(policy.parameters()).dtype in (torch.float16, torch.bfloat16)
     apart = torch.where(rollouts.completion_mask, log_probs.detach() - rollouts.log_probs, 0.0)
     off = apart.abs().max().item()
@@ -316,11 +295,11 @@ def check_first_update(policy, log_probs: Tensor, rollouts: Rollouts, step: int)
         )
 
 
-def resumable(policy, reference, optimizer, generators, config: GRPOConfig) -> dict[str, Mapping]:
-    """What `save_run` has to keep, by name."""
-    length = ("steps", "evaluate_every", "save_every")  # may change between the parts of a run
-    settings = {name: value for name, value in asdict(config).items() if name not in length}
-    modules = {"policy": policy, "optimizer": optimizer}
-    if reference is not None:
-        modules["reference"] = reference
-    return {"settings": settings, "modules": modules, "generators": generators}
+def check_finite(loss: Tensor, norm: Tensor, metrics: Mapping[str, float], step: int) -> None:
+    """Raise FloatingPointError before an update that would make every weight NaN."""
+    for name, value in (("loss", loss.item()), ("gradient's norm", norm.item())):
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"the {name} is {value} at step {step}: expected a finite number (the ratio is "
+                f"between {metrics['ratio/min']:.3g} and {metrics['ratio/max']:.3g})"
+            )

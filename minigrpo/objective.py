@@ -28,9 +28,6 @@ VARIANTS = {  # published algorithms, as settings of `group_advantages` and `grp
                  how="sequence_mean"),
 }  # fmt: on
 ADVANTAGE_SETTINGS = ("scale", "baseline")  # those of them that `group_advantages` takes
-SCALES, BASELINES = ("group", "batch", "none"), ("mean", "leave_one_out", "none")
-LEVELS, SURROGATES = ("token", "sequence", "geometric"), ("clip", "cispo")
-ESTIMATORS, AVERAGES = ("k1", "k2", "k3"), ("sequence_mean", "token_mean", "constant")
 
 
 def group_advantages(
@@ -44,17 +41,14 @@ def group_advantages(
     """How much better each completion (N,) is than the others that answered the same prompt.
 
     A_i = (r_i - mean of its group) / (std of its group + eps), std with G - 1 in the denominator
-    (Shao et al. 2024, arXiv 2402.03300, section 4.1.2; the std and eps of TRL); exactly 0 where all
+    (Shao et al. 2024, arXiv 2402.03300, section 4.1.2; the std and eps of TRL). Exactly 0 where all
     rewards of a group are equal. baseline="none" is plain REINFORCE: the reward itself.
     """
-    check_choice("scale", scale, SCALES)
-    check_choice("baseline", baseline, BASELINES)
+    check_choice("scale", scale, ("group", "batch", "none"))
+    check_choice("baseline", baseline, ("mean", "leave_one_out", "none"))
     if baseline == "none" and scale != "none":  # a std is measured around a mean
         raise ValueError(f"scale: expected 'none' with baseline='none', got {scale!r}")
     equal = equal_groups(rewards, group_size)  # (P,)
-    dtype = rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype()
-    if baseline == "none":
-        return rewards.to(dtype)
     groups = rewards.double().view(-1, group_size)  # in float32, 16 x 5.7 differ from their mean
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if baseline == "leave_one_out":  # the same as subtracting the mean of the others
@@ -64,16 +58,18 @@ def group_advantages(
     elif scale == "batch":
         advantages = advantages / (groups.std() + eps)
     # Rounding leaves a trace of the mean even in float64, and dividing by eps magnifies it.
-    return torch.where(equal[:, None], 0.0, advantages).flatten().to(dtype)
+    advantages = torch.where(equal[:, None], 0.0, advantages).flatten()
+    dtype = rewards.dtype if rewards.is_floating_point() else torch.get_default_dtype()
+    return (rewards if baseline == "none" else advantages).to(dtype)
 
 
 def equal_groups(rewards: Tensor, group_size: int) -> Tensor:
-    """(N,) -> (P,) bool: groups that cannot teach anything, because all their rewards are equal."""
+    """(N,) -> (P,) bool: groups whose rewards are all equal, which cannot teach anything."""
     check_counts(2, group_size=group_size)  # a group of one has nobody to be compared with
-    if rewards.dim() != 1 or len(rewards) % group_size or not rewards.isfinite().all():
-        raise ValueError(
-            f"rewards: expected finite (N,), N a multiple of {group_size}, got {rewards}"
-        )
+    if rewards.dim() != 1 or len(rewards) % group_size:
+        raise ValueError(f"rewards: expected (N,), N = P * {group_size}, got {tuple(rewards.shape)}")
+    if not rewards.isfinite().all():
+        raise ValueError(f"rewards: expected finite numbers, got {rewards.tolist()}")
     groups = rewards.view(-1, group_size)
     return groups.amax(dim=1) == groups.amin(dim=1)
 
@@ -91,7 +87,7 @@ def policy_ratio(
     masked; or (N, 1): their product over the "sequence", or its 1/length power, "geometric" (GSPO,
     Zheng et al. 2025, arXiv 2507.18071, section 4.1).
     """
-    check_choice("level", level, LEVELS)
+    check_choice("level", level, ("token", "sequence", "geometric"))
     check_log_probs("log_probs", log_probs, log_probs.shape)
     check_log_probs("old_log_probs", old_log_probs, log_probs.shape)
     check_shape("mask", mask, log_probs.shape)
@@ -111,7 +107,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, *, estimator: str = "k
     policy, k1 pulls nowhere, k2 along the gradient of KL(policy || reference), k3 along that of
     KL(reference || policy); times the ratio of the token, k1 and k3 pull as k2 does.
     """
-    check_choice("estimator", estimator, ESTIMATORS)
+    check_choice("estimator", estimator, ("k1", "k2", "k3"))
     check_log_probs("log_probs", log_probs, log_probs.shape)
     check_log_probs("ref_log_probs", ref_log_probs, log_probs.shape)
     d = log_probs - ref_log_probs
@@ -140,7 +136,7 @@ def aggregate(
     "sequence_mean": the mean of each row, then of the rows (GRPO); "token_mean": one mean over all
     tokens (DAPO); "constant": the sum over N * max_length (Dr. GRPO).
     """
-    check_choice("how", how, AVERAGES)
+    check_choice("how", how, ("sequence_mean", "token_mean", "constant"))
     check_shape("mask", mask, per_token.shape)
     (N, _), kept = per_token.shape, _unmasked(per_token, mask)
     if how == "sequence_mean":
@@ -175,11 +171,13 @@ def grpo_loss(
     What is masked is never read: neither value nor gradient depend on it. With "cispo" (arXiv
     2506.13585, equation 4) no token loses its gradient, and clip[0] is not used.
     """
-    check_choice("surrogate", surrogate, SURROGATES)
+    check_choice("surrogate", surrogate, ("clip", "cispo"))
     if not min(clip) >= 0:
         raise ValueError(f"clip: expected two numbers of 0 or more, got {clip}")
-    if kl_weight and ref_log_probs is None or entropy_weight and entropy is None:
-        raise ValueError("ref_log_probs, entropy: expected a tensor where its weight is not 0")
+    if kl_weight and ref_log_probs is None:
+        raise ValueError(f"ref_log_probs: expected a tensor, because kl_weight is {kl_weight}")
+    if entropy_weight and entropy is None:
+        raise ValueError(f"entropy: expected a tensor, because entropy_weight is {entropy_weight}")
     mask = completion_mask.bool()
     new = _real("log_probs", log_probs, mask)
     old = (new if old_log_probs is None else _real("old_log_probs", old_log_probs, mask)).detach()
