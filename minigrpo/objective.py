@@ -67,7 +67,7 @@ def equal_groups(rewards: Tensor, group_size: int) -> Tensor:
     """(N,) -> (P,) bool: groups whose rewards are all equal, which cannot teach anything."""
     check_counts(2, group_size=group_size)  # a group of one has nobody to be compared with
     if rewards.dim() != 1 or len(rewards) % group_size:
-        raise ValueError(f"rewards: expected (N,), N = P * {group_size}, got {tuple(rewards.shape)}")
+        raise ValueError(f"rewards: expected (P * {group_size},), got {tuple(rewards.shape)}")
     if not rewards.isfinite().all():
         raise ValueError(f"rewards: expected finite numbers, got {rewards.tolist()}")
     groups = rewards.view(-1, group_size)
@@ -172,12 +172,13 @@ def grpo_loss(
     2506.13585, equation 4) no token loses its gradient, and clip[0] is not used.
     """
     check_choice("surrogate", surrogate, ("clip", "cispo"))
-    if not min(clip) >= 0:
+    if not all(bound >= 0 for bound in clip):
         raise ValueError(f"clip: expected two numbers of 0 or more, got {clip}")
     if kl_weight and ref_log_probs is None:
         raise ValueError(f"ref_log_probs: expected a tensor, because kl_weight is {kl_weight}")
     if entropy_weight and entropy is None:
         raise ValueError(f"entropy: expected a tensor, because entropy_weight is {entropy_weight}")
+    check_shape("completion_mask", completion_mask, log_probs.shape)
     mask = completion_mask.bool()
     new = _real("log_probs", log_probs, mask)
     old = (new if old_log_probs is None else _real("old_log_probs", old_log_probs, mask)).detach()

@@ -23,6 +23,14 @@ def float64(*numbers) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------
+# what `group_advantages` and `grpo_loss` can be asked for
+
+SCALES, BASELINES = ("group", "batch", "none"), ("mean", "leave_one_out")
+LEVELS, SURROGATES = ("token", "sequence", "geometric"), ("clip", "cispo")
+ESTIMATORS, AVERAGES = ("k1", "k2", "k3"), ("sequence_mean", "token_mean", "constant")
+
+
+# ---------------------------------------------------------------------------------------------
 # mutations
 
 

@@ -15,25 +15,29 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import GARBAGE, float64, must_fail_on, ragged_masks, uniform
+from support import (
+    AVERAGES,
+    BASELINES,
+    ESTIMATORS,
+    GARBAGE,
+    LEVELS,
+    SCALES,
+    SURROGATES,
+    float64,
+    must_fail_on,
+    ragged_masks,
+    uniform,
+)
 from torch import Tensor
 from torch.testing import assert_close
 
 from minigrpo.objective import (
     ADVANTAGE_SETTINGS,
-    AVERAGES,
-    BASELINES,
-    ESTIMATORS,
-    LEVELS,
-    SCALES,
-    SURROGATES,
     VARIANTS,
     _count,
-    _groups,
-    _ratio,
     _ratio_metrics,
     _real,
-    _unmask,
+    _unmasked,
     aggregate,
     clipped_surrogate,
     equal_groups,
@@ -42,6 +46,13 @@ from minigrpo.objective import (
     kl_estimate,
     policy_ratio,
 )
+
+# Lines of the objective that are replaced below.
+GEOMETRIC = 'return (total if level == "sequence" else total / _count(mask, dim=-1)[:, None]).exp()'
+OLD = (
+    'old = (new if old_log_probs is None else _real("old_log_probs", old_log_probs, mask)).detach()'
+)
+COUNT = "return (mask.bool().sum() if dim is None else mask.bool().sum(dim=dim)).clamp(min=1)"
 
 Rows = list[list[float]]
 
@@ -68,8 +79,12 @@ def ratio_by_loops(log_probs: Tensor, old: Tensor, mask: Tensor, level: str) -> 
 
 
 @must_fail_on(
-    (_ratio, "total = total / _count(mask, dim=-1)[:, None]", "total = total / mask.shape[-1]"),
-    (_ratio, "total = log_ratio.sum(dim=-1, keepdim=True)", "total = log_ratio.mean(-1)[:, None]"),
+    (policy_ratio, GEOMETRIC, GEOMETRIC.replace("_count(mask, dim=-1)[:, None]", "mask.shape[-1]")),
+    (
+        policy_ratio,
+        "total = log_ratio.sum(dim=-1, keepdim=True)",
+        "total = log_ratio.mean(-1)[:, None]",
+    ),
 )
 @given(ragged_masks())
 def test_every_level_equals_its_definition(mask):
@@ -79,14 +94,14 @@ def test_every_level_equals_its_definition(mask):
         assert_close(ratio, ratio_by_loops(new, old, mask, level))
 
 
-@must_fail_on((_ratio, "return log_ratio.exp()", "return (-log_ratio).exp()"))
+@must_fail_on((policy_ratio, "return log_ratio.exp()", "return (-log_ratio).exp()"))
 def test_the_ratio_is_new_over_old():
     new, old = torch.tensor([[0.6, 0.2]]).log(), torch.tensor([[0.2, 0.4]]).log()
     assert_close(policy_ratio(new, old, torch.ones(1, 2)), torch.tensor([[3.0, 0.5]]))
 
 
 @must_fail_on(
-    (_unmask, "return torch.where(mask.bool(), values, 0.0)", "return values * mask"),
+    (_unmasked, "return torch.where(mask.bool(), values, 0.0)", "return values * mask"),
 )
 @given(ragged_masks(), GARBAGE, GARBAGE)
 def test_nothing_comes_from_under_the_mask(mask, garbage, old_garbage):
@@ -113,8 +128,8 @@ def test_the_gradient_is_that_of_the_definition(mask, level):
 
 
 @must_fail_on(
-    (_ratio, "return total.exp()", "return total.detach().exp()"),
-    (_ratio, "return log_ratio.exp()", "return log_ratio.detach().exp()"),
+    (policy_ratio, GEOMETRIC, GEOMETRIC.replace(".exp()", ".detach().exp()")),
+    (policy_ratio, "return log_ratio.exp()", "return log_ratio.detach().exp()"),
 )
 @given(ragged_masks())
 def test_identical_policies_have_ratio_one_and_a_gradient(mask):
@@ -165,8 +180,11 @@ def test_policies_that_scored_other_shapes_are_refused():
 def test_masks_that_do_not_fit_are_refused(level):
     with pytest.raises(ValueError, match=r"mask: expected shape \(1, 2\), got \(2, 2\)"):
         policy_ratio(ROW, ROW, torch.ones(2, 2), level=level)
-    with pytest.raises(ValueError, match="mask: expected at least one real token .* row 0"):
-        policy_ratio(ROW, ROW, ROW, level=level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_row_without_a_token_has_ratio_one(level):
+    assert policy_ratio(ROW + 1, ROW, ROW, level=level).eq(1).all()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -267,7 +285,7 @@ def test_the_three_scales_and_the_two_baselines_by_hand():
 @must_fail_on(
     (
         group_advantages,
-        "advantages = torch.where(_equal(groups)[:, None], 0.0, advantages).flatten()",
+        "advantages = torch.where(equal[:, None], 0.0, advantages).flatten()",
         "advantages = advantages.flatten()",
     ),
 )
@@ -282,9 +300,10 @@ def test_equal_rewards_have_advantages_of_exactly_zero():
 
 @must_fail_on(
     (
-        _groups,
-        "return rewards.double().view(-1, group_size)",
-        "return rewards.double().view(group_size, -1).T",
+        group_advantages,
+        "groups = rewards.double().view(-1, group_size)"
+        "  # in float32, 16 x 5.7 differ from their mean",
+        "groups = rewards.double().view(group_size, -1).T",
     ),
     (
         group_advantages,
@@ -403,7 +422,7 @@ def test_k2_and_k3_are_never_negative(d):
 @must_fail_on(
     (
         kl_estimate,
-        "return torch.expm1(-d) + d  # expm1: exp(-d) - 1 without cancellation",
+        'return {"k1": d, "k2": d.square() / 2, "k3": torch.expm1(-d) + d}[estimator]',
         "return torch.exp(-d) - 1 + d",
     ),
 )
@@ -750,8 +769,8 @@ def equals_the_loops(batch: dict, **settings) -> None:
 
 
 @must_fail_on(
-    (_count, "return counted.clamp(min=1)", "return counted"),
-    (_unmask, "return torch.where(mask.bool(), values, 0.0)", "return values"),
+    (_count, COUNT, COUNT.removesuffix(".clamp(min=1)")),
+    (_unmasked, "return torch.where(mask.bool(), values, 0.0)", "return values"),
 )
 @given(masks(), SETTINGS, st.integers(0, 99), st.booleans())
 def test_on_any_mask_the_loss_equals_the_loops(mask, settings, seed, first):
@@ -830,13 +849,13 @@ def test_the_weight_of_cispo_is_a_constant(ratio, advantage, slope):
     ),
     (
         grpo_loss,
-        'old = _real(old_log_probs, mask, "old_log_probs", log_probs.shape).detach()',
-        'old = _real(old_log_probs, mask, "old_log_probs", log_probs.shape)',
+        OLD,
+        OLD.removesuffix(".detach()"),
     ),
     (
         grpo_loss,
-        'ref = _real(ref_log_probs, mask, "ref_log_probs", log_probs.shape).detach()',
-        'ref = _real(ref_log_probs, mask, "ref_log_probs", log_probs.shape)',
+        'ref = _real("ref_log_probs", ref_log_probs, mask).detach()',
+        'ref = _real("ref_log_probs", ref_log_probs, mask)',
     ),
 )
 def test_only_the_policy_and_its_entropy_receive_a_gradient():
@@ -859,8 +878,8 @@ def test_only_the_policy_and_its_entropy_receive_a_gradient():
 
 
 @must_fail_on(
-    (_unmask, "return torch.where(mask.bool(), values, 0.0)", "return values * mask"),
-    (_real, "values = _unmask(values, mask)", "pass"),
+    (_unmasked, "return torch.where(mask.bool(), values, 0.0)", "return values * mask"),
+    (_real, "values = _unmasked(log_probs, mask)", "values = log_probs"),
 )
 @given(masks(), SETTINGS, st.lists(GARBAGE, min_size=4, max_size=4), st.booleans())
 def test_the_loss_never_reads_what_is_masked(mask, settings, garbage, first):
@@ -923,18 +942,18 @@ RATIOS = ("ratio/min", "ratio/mean", "ratio/max")
 @must_fail_on(
     (
         _ratio_metrics,
-        'clipped_low = (ratio < 1 - low) & (A < 0) & (surrogate == "clip")',
-        "clipped_low = (ratio < 1 - low)",
+        'low = ((ratio < 1 - clip[0]) & (A < 0) & (surrogate == "clip")).double()',
+        "low = (ratio < 1 - clip[0]).double()",
     ),
     (
         _ratio_metrics,
-        "clipped_high = (ratio > 1 + high) & (A > 0)",
-        "clipped_high = (ratio > 1 + high)",
+        "high = ((ratio > 1 + clip[1]) & (A > 0)).double()",
+        "high = (ratio > 1 + clip[1]).double()",
     ),
     (
         _ratio_metrics,
-        'clipped_low = (ratio < 1 - low) & (A < 0) & (surrogate == "clip")',
-        "clipped_low = (ratio < 1 - low) & (A < 0)",
+        'low = ((ratio < 1 - clip[0]) & (A < 0) & (surrogate == "clip")).double()',
+        "low = ((ratio < 1 - clip[0]) & (A < 0)).double()",
     ),
 )
 def test_the_metrics_by_hand():
@@ -1117,7 +1136,7 @@ def test_the_variants_are_named_and_made_of_arguments():
     assert list(VARIANTS) == ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
     advantage_arguments = set(inspect.signature(group_advantages).parameters)
     loss_arguments = set(inspect.signature(grpo_loss).parameters)
-    assert set(ADVANTAGE_SETTINGS) == advantage_arguments - {"rewards", "group_size"}
+    assert set(ADVANTAGE_SETTINGS) == advantage_arguments - {"rewards", "group_size", "eps"}
     assert not set(ADVANTAGE_SETTINGS) & loss_arguments
     for variant in VARIANTS:
         for_advantages, for_loss = settings_of(variant)
@@ -1180,31 +1199,27 @@ def loss_of(**changes) -> Callable[[], object]:
 REFUSED = {
     "group of one": (
         lambda: group_advantages(TWO, 1),
-        r"group_size: expected a whole number of 2 or more \(.*\), got 1$",
+        r"group_size: expected a whole number of 2 or more, got 1$",
     ),
     "group of 2.0": (
         lambda: group_advantages(TWO, 2.0),
-        r"group_size: expected a whole number of 2 or more \(.*\), got 2\.0$",
+        r"group_size: expected a whole number of 2 or more, got 2\.0$",
     ),
     "groups that do not fill": (
         lambda: group_advantages(torch.zeros(5), 2),
-        r"rewards: expected shape \(N,\) with N a multiple of group_size = 2, got \(5,\)$",
-    ),
-    "no rewards": (
-        lambda: group_advantages(torch.zeros(0), 2),
-        r"rewards: expected shape \(N,\) with N a multiple of group_size = 2, got \(0,\)$",
+        r"rewards: expected \(P \* 2,\), got \(5,\)$",
     ),
     "rewards as a table": (
         lambda: equal_groups(torch.zeros(2, 2), 2),
-        r"rewards: expected shape \(N,\) with N a multiple of group_size = 2, got \(2, 2\)$",
+        r"rewards: expected \(P \* 2,\), got \(2, 2\)$",
     ),
     "a reward of nan": (
         lambda: group_advantages(torch.tensor([0.0, NAN]), 2),
-        r"rewards: expected finite numbers, got nan in row 1$",
+        r"rewards: expected finite numbers, got \[0\.0, nan\]$",
     ),
     "a reward of -inf": (
         lambda: equal_groups(torch.tensor([0.0, 0.0, -INF, 0.0]), 2),
-        r"rewards: expected finite numbers, got -inf in row 2$",
+        r"rewards: expected finite numbers, got \[.*-inf",
     ),
     "scale": (
         lambda: group_advantages(TWO, 2, scale="std"),
@@ -1213,14 +1228,6 @@ REFUSED = {
     "baseline": (
         lambda: group_advantages(TWO, 2, baseline="rloo"),
         r"baseline: expected one of mean, leave_one_out, none, got 'rloo'$",
-    ),
-    "negative eps": (
-        lambda: group_advantages(TWO, 2, eps=-1e-4),
-        r"eps: expected a finite number of 0 or more, got -0\.0001$",
-    ),
-    "eps of nan": (
-        lambda: group_advantages(TWO, 2, eps=NAN),
-        r"eps: expected a finite number of 0 or more, got nan$",
     ),
     "estimator": (
         lambda: kl_estimate(NUMBERS, NUMBERS, estimator="k4"),
@@ -1246,25 +1253,17 @@ REFUSED = {
         lambda: aggregate(NUMBERS, ONES[:, :1]),
         r"mask: expected shape \(2, 3\), got \(2, 1\)$",
     ),
-    "average of one row": (
-        lambda: aggregate(NUMBERS[0], ONES[0]),
-        r"per_token: expected shape \(N, T\) with at least one row, got \(3,\)$",
-    ),
-    "average of no row": (
-        lambda: aggregate(NUMBERS[:0], ONES[:0]),
-        r"per_token: expected shape \(N, T\) with at least one row, got \(0, 3\)$",
-    ),
     "constant without max_length": (
         lambda: aggregate(NUMBERS, ONES, how="constant"),
-        r"max_length: expected the number of tokens .*, 1 or more, .* got None$",
+        r"max_length: expected a whole number of 1 or more, got None$",
     ),
     "max_length 0": (
         lambda: aggregate(NUMBERS, ONES, how="constant", max_length=0),
-        r"max_length: expected the number of tokens .*, 1 or more, .* got 0$",
+        r"max_length: expected a whole number of 1 or more, got 0$",
     ),
     "max_length 2.5": (
         loss_of(how="constant", max_length=2.5),
-        r"max_length: expected the number of tokens .*, 1 or more, .* got 2\.5$",
+        r"max_length: expected a whole number of 1 or more, got 2\.5$",
     ),
     "loss: level": (
         loss_of(level="gspo"),
@@ -1279,24 +1278,16 @@ REFUSED = {
         r"how: expected one of sequence_mean, token_mean, constant, got 'bnpo'$",
     ),
     "loss: estimator": (
-        loss_of(estimator="kl"),
+        loss_of(ref_log_probs=NUMBERS, estimator="kl"),
         r"estimator: expected one of k1, k2, k3, got 'kl'$",
-    ),
-    "loss: one clip": (
-        loss_of(clip=0.2),
-        r"clip: expected two numbers of 0 or more, .*, got 0\.2$",
-    ),
-    "loss: three clips": (
-        loss_of(clip=(0.2, 0.2, 3)),
-        r"clip: expected two numbers of 0 or more, .*, got \(0\.2, 0\.2, 3\)$",
     ),
     "loss: bounds as a clip": (
         loss_of(clip=(-0.2, 0.2)),
-        r"clip: expected two numbers of 0 or more, .*, got \(-0\.2, 0\.2\)$",
+        r"clip: expected two numbers of 0 or more, got \(-0\.2, 0\.2\)$",
     ),
     "loss: clip of nan": (
         loss_of(clip=(0.2, NAN)),
-        r"clip: expected two numbers of 0 or more, .*, got \(0\.2, nan\)$",
+        r"clip: expected two numbers of 0 or more, got \(0\.2, nan\)$",
     ),
     "loss: mask": (
         loss_of(completion_mask=ONES[:, :2]),
@@ -1306,29 +1297,21 @@ REFUSED = {
         loss_of(advantages=ONES),
         r"advantages: expected shape \(2,\), got \(2, 3\)$",
     ),
-    "loss: advantage of nan": (
-        loss_of(advantages=torch.tensor([1.0, NAN])),
-        r"advantages: expected finite numbers",
-    ),
     "loss: log-probs of nan": (
         loss_of(log_probs=WITH_NAN),
-        r"log_probs: expected numbers, got nan at row 1, column 1$",
+        r"log_probs: expected numbers, got nan at row, column \[1, 1\]$",
     ),
     "loss: old log-probs of nan": (
         loss_of(old_log_probs=WITH_NAN),
-        r"old_log_probs: expected numbers, got nan at row 1, column 1$",
+        r"old_log_probs: expected numbers, got nan at row, column \[1, 1\]$",
     ),
     "loss: a sampled token of probability 0": (
         loss_of(old_log_probs=torch.tensor([[0.0, 0.0, 0.0], [0.0, -INF, 0.0]])),
-        r"old_log_probs: expected finite numbers, got -inf at row \d, column \d",
+        r"old_log_probs: expected numbers, got -inf at row, column \[1, 1\]$",
     ),
     "loss: reference of nan": (
         loss_of(ref_log_probs=WITH_NAN),
-        r"ref_log_probs: expected numbers, got nan at row 1, column 1$",
-    ),
-    "loss: entropy of nan": (
-        loss_of(entropy=WITH_NAN),
-        r"entropy: expected numbers, got nan at row 1, column 1$",
+        r"ref_log_probs: expected numbers, got nan at row, column \[1, 1\]$",
     ),
     "loss: token ids": (
         loss_of(log_probs=NUMBERS.long()),
@@ -1348,7 +1331,7 @@ REFUSED = {
     ),
     "loss: shape of the entropy": (
         loss_of(entropy=NUMBERS[0]),
-        r"entropy: expected shape \(2, 3\), got \(3,\)$",
+        r"mask: expected shape \(3,\), got \(2, 3\)$",
     ),
     "loss: no reference": (
         loss_of(kl_weight=0.04),
@@ -1360,7 +1343,7 @@ REFUSED = {
     ),
     "loss: constant without max_length": (
         loss_of(how="constant"),
-        r"max_length: expected the number of tokens .*, 1 or more, .* got None$",
+        r"max_length: expected a whole number of 1 or more, got None$",
     ),
 }
 

@@ -19,11 +19,10 @@ from torch.testing import assert_close
 
 from minigrpo.objective import (
     _count,
-    _groups,
-    _ratio,
-    _unmask,
+    _unmasked,
     aggregate,
     clipped_surrogate,
+    equal_groups,
     group_advantages,
     grpo_loss,
     kl_estimate,
@@ -65,11 +64,15 @@ def loss_at(ratios, advantages=(1.0,), mask=None, **settings) -> tuple[float, Te
 # ---------------------------------------------------------------------------------------------
 # the ratio
 
+OLD = (
+    'old = (new if old_log_probs is None else _real("old_log_probs", old_log_probs, mask)).detach()'
+)
+
 
 @finds(
-    _ratio,
-    "log_ratio = log_probs - old_log_probs",
-    "log_ratio = old_log_probs - log_probs",
+    policy_ratio,
+    "log_ratio = _unmasked(log_probs, mask) - _unmasked(old_log_probs, mask)",
+    "log_ratio = _unmasked(old_log_probs, mask) - _unmasked(log_probs, mask)",
 )
 def old_over_new():
     ratio = policy_ratio(float64([0.6]).log(), float64([0.2]).log(), torch.ones(1, 1))
@@ -77,9 +80,9 @@ def old_over_new():
 
 
 @finds(
-    _ratio,
-    "total = total / _count(mask, dim=-1)[:, None]",
-    "total = total / mask.shape[-1]",
+    policy_ratio,
+    'return (total if level == "sequence" else total / _count(mask, dim=-1)[:, None]).exp()',
+    'return (total if level == "sequence" else total / mask.shape[-1]).exp()',
 )
 def geometric_ratio_divides_by_the_width():
     """Two real tokens of ratio 4 and two of padding: the geometric mean is 4, not 2."""
@@ -91,7 +94,7 @@ def geometric_ratio_divides_by_the_width():
 
 @finds(
     grpo_loss,
-    'old = _real(old_log_probs, mask, "old_log_probs", log_probs.shape).detach()',
+    OLD,
     "old = new.detach()",
 )
 def ratio_against_itself_though_there_are_old_log_probs():
@@ -102,8 +105,8 @@ def ratio_against_itself_though_there_are_old_log_probs():
 
 @finds(
     grpo_loss,
-    'old = _real(old_log_probs, mask, "old_log_probs", log_probs.shape).detach()',
-    'old = _real(old_log_probs, mask, "old_log_probs", log_probs.shape)',
+    OLD,
+    OLD.replace("(new if", "(new.detach() if").removesuffix(".detach()"),
 )
 def old_log_probs_not_detached():
     """Stored with their graph, they pull the other way with the same force."""
@@ -115,8 +118,8 @@ def old_log_probs_not_detached():
 
 @finds(
     grpo_loss,
-    "old = new.detach()",
-    "old = new",
+    OLD,
+    "old = new if old_log_probs is None else old_log_probs.detach()",
 )
 def first_update_without_a_gradient():
     """new - new is 0 with slope 0; new - new.detach() is 0 with slope 1."""
@@ -219,7 +222,7 @@ def kl_against_the_old_policy():
 
 @finds(
     kl_estimate,
-    "return torch.expm1(-d) + d  # expm1: exp(-d) - 1 without cancellation",
+    'return {"k1": d, "k2": d.square() / 2, "k3": torch.expm1(-d) + d}[estimator]',
     "return torch.expm1(d) - d",
 )
 def k3_with_the_opposite_sign():
@@ -248,14 +251,18 @@ def kl_subtracted_from_the_loss():
     assert kl_gradient(0.5, 0.25) > 0
 
 
-@finds(grpo_loss, "kl = kl * ratio", "kl = kl * ratio.detach()")
+@finds(
+    grpo_loss,
+    "kl = kl * ratio if kl_correction else kl",
+    "kl = kl * ratio.detach() if kl_correction else kl",
+)
 def kl_correction_without_the_gradient_of_the_ratio():
     """k1 * ratio has slope ratio * (1 + log p/q)."""
     gradient = kl_gradient(0.5, 0.25, ratio=3.0, estimator="k1", kl_correction=True)
     assert_close(gradient, 3 * (1 + math.log(2)))
 
 
-ENTROPY_LINE = "loss = loss - entropy_weight * mean_entropy if entropy_weight else loss"
+ENTROPY_LINE = 'loss = loss - entropy_weight * metrics["entropy"]'
 
 
 def entropy_gradient() -> Tensor | None:
@@ -268,7 +275,7 @@ def entropy_gradient() -> Tensor | None:
 @finds(
     grpo_loss,
     ENTROPY_LINE,
-    "loss = loss + entropy_weight * mean_entropy if entropy_weight else loss",
+    ENTROPY_LINE.replace("-", "+"),
 )
 def entropy_penalty_instead_of_a_bonus():
     assert entropy_gradient().item() == -0.5
@@ -277,7 +284,7 @@ def entropy_penalty_instead_of_a_bonus():
 @finds(
     grpo_loss,
     ENTROPY_LINE,
-    "loss = loss - entropy_weight * mean_entropy.detach() if entropy_weight else loss",
+    ENTROPY_LINE + ".detach()",
 )
 def entropy_detached():
     """The loss shows it, and nothing follows from it."""
@@ -293,17 +300,21 @@ RAGGED = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1]])
 
 SEQUENCE_MEAN = "return (kept.sum(dim=-1) / _count(mask, dim=-1)).mean()"
 TOKEN_MEAN = "return kept.sum() / _count(mask)"
-CONSTANT = "return kept.sum() / (len(per_token) * max_length)"
+CONSTANT = "return kept.sum() / (N * max_length)"
 
 
-@finds(_unmask, "return torch.where(mask.bool(), values, 0.0)", "return values * mask")
+@finds(_unmasked, "return torch.where(mask.bool(), values, 0.0)", "return values * mask")
 def mask_by_multiplication():
     """0 * NaN is NaN."""
     average = aggregate(float64([2, math.nan]), torch.tensor([[1, 0]]))
     assert_close(average.item(), 2.0)
 
 
-@finds(aggregate, "kept = _unmask(per_token, mask)", "kept = per_token")
+@finds(
+    aggregate,
+    "(N, _), kept = per_token.shape, _unmasked(per_token, mask)",
+    "N, kept = len(per_token), per_token",
+)
 def mask_in_the_denominator_only():
     average = aggregate(float64([2, 100]), torch.tensor([[1, 0]]))
     assert_close(average.item(), 2.0)
@@ -352,7 +363,10 @@ def masked_rows_leave_the_denominator():
     assert_close(average.item(), 1.5)
 
 
-@finds(_count, "return counted.clamp(min=1)", "return counted")
+COUNT = "return (mask.bool().sum() if dim is None else mask.bool().sum(dim=dim)).clamp(min=1)"
+
+
+@finds(_count, COUNT, COUNT.removesuffix(".clamp(min=1)"))
 def masked_row_divides_by_zero():
     average = aggregate(float64([3, 3], [3, 3]), torch.tensor([[1, 1], [0, 0]]))
     assert average.isfinite()
@@ -411,19 +425,19 @@ def std_over_the_batch():
 
 
 @finds(
-    _groups,
-    "return rewards.double().view(-1, group_size)",
-    "return rewards.double().view(group_size, -1).T",
+    group_advantages,
+    "groups = rewards.double().view(-1, group_size)  # in float32, 16 x 5.7 differ from their mean",
+    "groups = rewards.double().view(group_size, -1).T",
 )
 def groups_mix_prompts():
     """Rows 0 and 1 answer one prompt, rows 2 and 3 another."""
-    advantages = group_advantages(float64(1, 1, 0, 0), 2)
-    assert advantages.tolist() == [0, 0, 0, 0]
+    advantages = group_advantages(float64(2, 0, 1, 1), 2, scale="none")
+    assert advantages.tolist() == [1, -1, 0, 0]
 
 
 @finds(
     group_advantages,
-    "advantages = torch.where(_equal(groups)[:, None], 0.0, advantages).flatten()",
+    "advantages = torch.where(equal[:, None], 0.0, advantages).flatten()",
     "advantages = advantages.flatten()",
 )
 def equal_rewards_not_exactly_zero():
@@ -432,9 +446,9 @@ def equal_rewards_not_exactly_zero():
 
 
 @finds(
-    _groups,
-    "if not is_whole_number(group_size) or group_size < 2:",
-    "if not is_whole_number(group_size):",
+    equal_groups,
+    "check_counts(2, group_size=group_size)  # a group of one has nobody to be compared with",
+    "pass",
 )
 def group_of_one_accepted():
     try:
@@ -465,11 +479,13 @@ def advantages_not_detached():
     assert advantages.grad is None
 
 
-@finds(
-    grpo_loss,
-    "per_token = -objective.expand_as(new)  # (N, T)",
-    "per_token = objective.expand_as(new)",
+LOSS = (
+    "loss = policy_loss = "
+    "aggregate(-objective.expand_as(new), mask, how=how, max_length=max_length)"
 )
+
+
+@finds(grpo_loss, LOSS, LOSS.replace("-objective", "objective"))
 def loss_minimises_the_objective():
     """A good token becomes likelier: against a negative slope."""
     _, gradient = loss_at([[1.0]], advantages=[1])

@@ -23,7 +23,6 @@ from torch.testing import assert_close
 
 from minigrpo import objective
 from minigrpo.objective import (
-    _ratio,
     _ratio_metrics,
     aggregate,
     clipped_surrogate,
@@ -31,6 +30,7 @@ from minigrpo.objective import (
     group_advantages,
     grpo_loss,
     kl_estimate,
+    policy_ratio,
 )
 
 Answer = tuple[Tensor, Tensor, Tensor | None, dict[str, float]]
@@ -45,6 +45,11 @@ AVERAGES = {
 }
 LEVELS = {"token": "token", "sequence": "geometric"}
 SHARES = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+
+GEOMETRIC = 'return (total if level == "sequence" else total / _count(mask, dim=-1)[:, None]).exp()'
+OLD = (
+    'old = (new if old_log_probs is None else _real("old_log_probs", old_log_probs, mask)).detach()'
+)
 
 
 @pytest.fixture(scope="module")
@@ -282,10 +287,10 @@ def test_stored_cases_reach_both_sides_of_every_clip_and_rows_without_a_token():
 
 @must_fail_on(
     # the ratio
-    (_ratio, "return log_ratio.exp()", "return (-log_ratio).exp()"),
-    (_ratio, "total = total / _count(mask, dim=-1)[:, None]", "total = total / mask.shape[-1]"),
-    (_ratio, "total = total / _count(mask, dim=-1)[:, None]", "pass"),
-    (grpo_loss, "old = new.detach()", "old = new"),
+    (policy_ratio, "return log_ratio.exp()", "return (-log_ratio).exp()"),
+    (policy_ratio, GEOMETRIC, GEOMETRIC.replace("_count(mask, dim=-1)[:, None]", "mask.shape[-1]")),
+    (policy_ratio, GEOMETRIC, "return total.exp()"),
+    (grpo_loss, OLD, OLD.removesuffix(".detach()")),
     # the clip
     (
         clipped_surrogate,
@@ -324,37 +329,37 @@ def test_stored_cases_reach_both_sides_of_every_clip_and_rows_without_a_token():
         "return kept.sum() / _count(mask)",
         "return (kept.sum(dim=-1) / _count(mask, dim=-1)).mean()",
     ),
-    (aggregate, "return kept.sum() / (len(per_token) * max_length)", "return kept.sum() / 8"),
+    (aggregate, "return kept.sum() / (N * max_length)", "return kept.sum() / 8"),
     (
         aggregate,
-        "return kept.sum() / (len(per_token) * max_length)",
+        "return kept.sum() / (N * max_length)",
         "return kept.sum() / mask.numel()",
     ),
     # the KL term
-    (grpo_loss, "kl = kl * ratio", "pass"),
-    (grpo_loss, "kl = kl * ratio", "kl = kl * ratio.detach()"),
+    (grpo_loss, "kl = kl * ratio if kl_correction else kl", "pass"),
+    (grpo_loss, "kl = kl * ratio if kl_correction else kl", "kl = kl * ratio.detach()"),
     (kl_estimate, "d = log_probs - ref_log_probs", "d = ref_log_probs - log_probs"),
     # the entropy bonus
     (
         grpo_loss,
-        "loss = loss - entropy_weight * mean_entropy if entropy_weight else loss",
-        "loss = loss - entropy_weight * mean_entropy.detach() if entropy_weight else loss",
+        'loss = loss - entropy_weight * metrics["entropy"]',
+        'loss = loss - entropy_weight * metrics["entropy"].detach()',
     ),
     (
         grpo_loss,
-        "loss = loss - entropy_weight * mean_entropy if entropy_weight else loss",
-        "loss = loss + entropy_weight * mean_entropy if entropy_weight else loss",
+        'loss = loss - entropy_weight * metrics["entropy"]',
+        'loss = loss + entropy_weight * metrics["entropy"]',
     ),
     # the metrics
     (
         _ratio_metrics,
-        "clipped_high = (ratio > 1 + high) & (A > 0)",
-        "clipped_high = ratio > 1 + high",
+        "high = ((ratio > 1 + clip[1]) & (A > 0)).double()",
+        "high = (ratio > 1 + clip[1]).double()",
     ),
     (
         _ratio_metrics,
-        'clipped_low = (ratio < 1 - low) & (A < 0) & (surrogate == "clip")',
-        'clipped_low = (ratio < 1 - low) & (A > 0) & (surrogate == "clip")',
+        'low = ((ratio < 1 - clip[0]) & (A < 0) & (surrogate == "clip")).double()',
+        'low = ((ratio < 1 - clip[0]) & (A > 0) & (surrogate == "clip")).double()',
     ),
 )
 def test_losses_are_the_stored_ones():
