@@ -14,10 +14,21 @@ from torch.optim import Optimizer
 from minigrpo import logprobs, objective
 from minigrpo.exercises.engine import Answer, Case, Exercise
 from minigrpo.exercises.notebook_01 import _own, wave
-from minigrpo.exercises.notebook_04 import _grouped, _real, token_loss
+from minigrpo.exercises.records import records
 from minigrpo.objective import grpo_loss
 
 NAN, INF = math.nan, math.inf
+
+token_loss = records(4)["4.3"].reference
+
+
+def _real(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask.bool(), values, 0.0)
+
+
+def _grouped(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int], Tensor]:
+    """From a function (P, G) -> (P, G) to one of rewards and group_size."""
+    return lambda rewards, size: function(rewards.view(-1, size)).flatten()
 
 
 # 6.1 ----------------------------------------------------------------------------------------
