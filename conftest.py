@@ -21,6 +21,42 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *(p for p in _paths if p)
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 
 
+# What takes long, the longest first, as a part of the names of its tests.
+LONGEST = (
+    *("06_grpo", "01_char_gpt", "test_clinic", "07_bug_clinic", "03_sequence_grpo"),
+    *("09_scaling_out", "05_a_llama_that_answers", "test_exercises", "08_real_models"),
+    *("04_the_objective", "test_oracle", "test_parallel", "test_llama"),
+)
+ALONE = "test_notebook_passes_with_all_solutions_pasted_in"
+
+
+def share(nodeid: str) -> str:
+    """What goes to one process as a whole: a file, or a notebook with its solutions."""
+    return nodeid if ALONE in nodeid else nodeid.split("::")[0]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, the longest go first."""
+
+    def place(item: pytest.Item) -> int:
+        name = share(item.nodeid)
+        return next((at for at, long in enumerate(LONGEST) if long in name), len(LONGEST))
+
+    if hasattr(config, "workerinput"):
+        items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """A process gets a whole file: what a file has prepared, it prepares once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        _split_scope = staticmethod(share)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Give notebook cells a minute instead of 5 seconds to hand over their output.
 

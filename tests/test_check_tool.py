@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
+import check
 import course
 import pytest
 
-from tools import check
-
-UNITS = """<testsuites><testsuite>
-<testcase classname="tests.test_a" name="test_a"/>{}
-</testsuite></testsuites>"""
-CELLS = """<testsuites><testsuite>
+UNIT = '<testcase classname="tests.test_a" name="test_a"/>'
+CELLS = """
 <testcase classname="notebooks.01_one" name="Cell 0"/>
 <testcase classname="notebooks.01_one" name="Cell 1"/>
 <testcase classname="notebooks.02_two" name="Cell 0"/>
-</testsuite></testsuites>"""
+"""
 SKIPPED = '<testcase classname="tests.test_a" name="test_b"><skipped message="slow"/></testcase>'
 FAILED = '<testcase classname="tests.test_a" name="test_b"><failure message="no"/></testcase>'
 
@@ -30,22 +29,22 @@ def notebooks(tmp_path: Path) -> Path:
 
 
 class Stages:
-    """Stands in for the stages: notes them, writes junit files, fails the one asked for."""
+    """Stands in for the stages: notes them, writes the junit file, fails the one asked for."""
 
-    def __init__(self, units: str, cells: str, failing: int | None = None) -> None:
-        self.junit, self.failing, self.seen = {"units.xml": units, "cells.xml": cells}, failing, []
+    def __init__(self, *cases: str, failing: int | None = None) -> None:
+        self.junit = f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>"
+        self.failing, self.seen = failing, []
 
     def __call__(self, arguments: list[str]) -> int:
         self.seen.append(arguments)
         for argument in arguments:
             if argument.startswith("--junitxml="):
-                path = Path(argument.split("=", 1)[1])
-                path.write_text(self.junit[path.name])
+                Path(argument.split("=", 1)[1]).write_text(self.junit)
         return 3 if len(self.seen) - 1 == self.failing else 0
 
 
 def test_last_line_counts_what_passed(notebooks, capsys):
-    stages = Stages(UNITS.format(SKIPPED), CELLS)
+    stages = Stages(UNIT, SKIPPED, CELLS)
     assert check.check(stages, notebooks) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "skipped: tests.test_a::test_b: slow"
@@ -56,38 +55,68 @@ def test_last_line_counts_what_passed(notebooks, capsys):
     assert "--nbval" in strict and "--nbval-lax" not in strict
 
 
-@pytest.mark.parametrize("failing", range(4))
+@pytest.mark.parametrize("failing", range(3))
 def test_first_failing_stage_ends_the_run(notebooks, capsys, failing):
-    stages = Stages(UNITS.format(""), CELLS, failing)
+    stages = Stages(UNIT, CELLS, failing=failing)
     assert check.check(stages, notebooks) == 3
     assert len(stages.seen) == failing + 1
     assert "passed" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("units", "cells"),
+    "cases",
     [
-        (UNITS.format(""), "<testsuites/>"),
-        (UNITS.format(""), CELLS.replace("02_two", "01_one")),
-        ("<testsuites/>", CELLS),
-        (f"<testsuites><testsuite>{SKIPPED}{FAILED}</testsuite></testsuites>", CELLS),
+        (UNIT,),
+        (UNIT, CELLS.replace("02_two", "01_one")),
+        (CELLS,),
+        (SKIPPED, FAILED, CELLS),
     ],
 )
-def test_what_tested_nothing_has_not_passed(notebooks, capsys, units, cells):
-    assert check.check(Stages(units, cells), notebooks) == 1
+def test_what_tested_nothing_has_not_passed(notebooks, capsys, cases):
+    assert check.check(Stages(*cases), notebooks) == 1
     assert "FAILED" in capsys.readouterr().out
 
 
 def test_no_notebooks_is_a_failure(tmp_path):
-    assert check.check(Stages(UNITS.format(""), CELLS), tmp_path) == 1
+    assert check.check(Stages(UNIT, CELLS), tmp_path) == 1
 
 
 def test_a_notebook_without_its_library_is_skipped_and_named(notebooks, capsys, monkeypatch):
     monkeypatch.setattr(course, "NEEDS", {"02_two": "no_such_library"})
     cells = CELLS.replace("02_two", "01_one")
-    stages = Stages(UNITS.format(""), cells)
+    stages = Stages(UNIT, cells)
     assert check.check(stages, notebooks) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "skipped: 02_two.ipynb: no_such_library is not installed"
     assert "in 1 notebook, ruff clean, 1 skipped" in lines[-1]
     assert "--ignore=notebooks/02_two.ipynb" in stages.seen[-1]
+
+
+@pytest.fixture
+def root_conftest():
+    """The module conftest.py beside the package, which shares the tests out."""
+    spec = importlib.util.spec_from_file_location("root_conftest", check.ROOT / "conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_file_goes_to_one_process_and_the_longest_go_first(root_conftest):
+    solved = [
+        f"tests/test_exercise_notebooks.py::{root_conftest.ALONE}[{name}]"
+        for name in ("06_grpo", "02_sequence_probability")
+    ]
+    cells = [f"notebooks/06_grpo.ipynb::Cell {n}" for n in range(2)]
+    others = [f"tests/test_{name}.py::test_one" for name in ("arithmetic", "clinic", "gpt")]
+    items = [SimpleNamespace(nodeid=nodeid) for nodeid in [*others, *solved, *cells]]
+    root_conftest.pytest_collection_modifyitems(SimpleNamespace(workerinput={}), items)
+    sorted_ids = [item.nodeid for item in items]
+    assert sorted_ids == [solved[0], *cells, others[1], others[0], others[2], solved[1]]
+    assert len({root_conftest.share(nodeid) for nodeid in sorted_ids}) == 6
+
+
+def test_what_is_called_long_is_there(root_conftest):
+    files = [*(check.ROOT / "notebooks").glob("*.ipynb"), *(check.ROOT / "tests").glob("*.py")]
+    assert set(root_conftest.LONGEST) <= {path.stem for path in files}
+    exercises = (check.ROOT / "tests" / "test_exercise_notebooks.py").read_text("utf-8")
+    assert f"def {root_conftest.ALONE}(" in exercises
