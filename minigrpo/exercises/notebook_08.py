@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from minigrpo.exercises.engine import Answer, Case, Exercise
-from minigrpo.exercises.notebook_05 import LINE
 from minigrpo.text import prompts as texts
+
+LINE = re.RegexFlag(0)  # without DOTALL the dot stays in its line
 
 # 8.1 ----------------------------------------------------------------------------------------
 
