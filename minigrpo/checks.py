@@ -67,7 +67,9 @@ def check_log_probs(name: str, values: Tensor, shape: Sequence[int]) -> None:
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Raise ValueError unless the three settings describe a distribution."""
     if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature: expected above 0, got {temperature} (top_k=1 is greedy)")
+        raise ValueError(
+            f"temperature: expected a finite number above 0, got {temperature} (greedy: top_k=1)"
+        )
     if top_k is not None:
         check_counts(top_k=top_k)
     if top_p is not None and not 0 < top_p <= 1:

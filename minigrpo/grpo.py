@@ -68,12 +68,12 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         names = "steps prompts_per_step max_new_tokens inner_epochs evaluate_every save_every"
         check_counts(**self.only(*names.split()))
+        check_counts(2, group_size=self.group_size)
         check_sampling(self.temperature, None, None)
         stop_ids(self.eos_id)
-        if not (0 < self.lr < math.inf and self.max_grad_norm > 0):
-            raise ValueError(
-                f"lr, max_grad_norm: expected above 0, got {self.lr, self.max_grad_norm}"
-            )
+        for name, value in self.only("lr", "max_grad_norm").items():
+            if not value > 0:
+                raise ValueError(f"{name}: expected a number above 0, got {value!r}")
         # What the two functions refuse, they refuse here, and not after a batch was sampled.
         zeros = torch.zeros(2, 1)
         group_advantages(torch.zeros(2 * self.group_size), self.group_size, **self.advantages)

@@ -24,8 +24,7 @@ def next_token_log_probs(
 
     Divides by the temperature, keeps the `top_k` likeliest tokens, then the fewest of those whose
     probabilities reach `top_p` (nucleus, Holtzman et al. 2020, arXiv 1904.09751), and renormalizes.
-    Tokens cut off get -inf. Logits of half precision are computed in float32. Raises ValueError
-    for a setting out of range.
+    Tokens cut off get -inf. Logits of half precision are computed in float32.
     """
     check_sampling(temperature, top_k, top_p)
     if logits.dtype in (torch.float16, torch.bfloat16):
@@ -52,38 +51,36 @@ def token_log_probs(
     input_ids: Tensor,  # (N, S)
     attention_mask: Tensor | None = None,  # (N, S), 1 = real token; None = no padding
     *,
-    temperature: float = 1.0,
+    temperature: float = 1.0,  # this and the next two: as the text was sampled
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Tensor:
     """Log-probs (N, S-1) of every token given the tokens before it, in one forward pass.
 
     Column s scores `input_ids[:, s + 1]`: the first token has nothing before it, so it has no
-    column. Exactly 0, without gradient, where a token or the one before it is padding. Score with
-    the settings the text was sampled with: other ones describe another distribution.
+    column. Exactly 0, without gradient, where a token or the one before it is padding.
     """
-    return _score(model, input_ids, attention_mask, temperature, top_k, top_p)[0]
-
-
-def _score(model, input_ids, attention_mask, temperature, top_k=None, top_p=None):
-    """Log-probs (N, S-1) and the distributions (N, S-1, V) they come from."""
     if input_ids.dim() != 2 or input_ids.shape[1] < 2:
         raise ValueError(
-            f"input_ids: expected shape (N, S) with S of 2 or more, got {tuple(input_ids.shape)}"
+            f"input_ids: expected (N, S), S of 2 or more, got {tuple(input_ids.shape)}"
         )
-    mask = positions = None
-    if attention_mask is not None:
-        check_mask("attention_mask", attention_mask, input_ids.shape)
-        mask, positions = attention_mask.long(), positions_from_mask(attention_mask)
-    logits = model(input_ids, attention_mask=mask, position_ids=positions).logits
-    predictions, targets = next_token_pairs(logits, input_ids)
-    distribution = next_token_log_probs(
-        predictions, temperature=temperature, top_k=top_k, top_p=top_p
-    )
+    predictions, targets = next_token_pairs(_logits(model, input_ids, attention_mask), input_ids)
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    distribution = next_token_log_probs(predictions, **settings)  # (N, S-1, V)
     log_probs = distribution.gather(-1, targets[..., None]).squeeze(-1)
-    if mask is not None:
-        log_probs = torch.where(mask.bool()[:, 1:] & mask.bool()[:, :-1], log_probs, 0.0)
-    return log_probs, distribution
+    if attention_mask is None:
+        return log_probs
+    real = attention_mask.bool()
+    return torch.where(real[:, 1:] & real[:, :-1], log_probs, 0.0)
+
+
+def _logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """(N, S, V); positions count real tokens only, so that padding on the left moves nothing."""
+    if attention_mask is None:
+        return model(input_ids, attention_mask=None, position_ids=None).logits
+    check_mask("attention_mask", attention_mask, input_ids.shape)
+    positions = positions_from_mask(attention_mask)
+    return model(input_ids, attention_mask=attention_mask.long(), position_ids=positions).logits
 
 
 def completion_log_probs_and_entropy(
@@ -102,7 +99,7 @@ def completion_log_probs_and_entropy(
     """
     check_prompts("prompt_mask", prompt_mask, prompt_ids)
     check_shape("completion_mask", completion_mask, completions.shape)
-    real, (P, T) = completion_mask.bool(), (prompt_ids.shape[1], completions.shape[1])
+    P, T, real = prompt_ids.shape[1], completions.shape[1], completion_mask.bool()
     seen = torch.cat([prompt_mask.bool(), real], dim=1)  # (N, P + T)
     # A prompt is its tokens and its mask; `source` says which one each row answers.
     keys = torch.cat([prompt_ids, prompt_mask.to(prompt_ids.dtype)], dim=1)
@@ -118,7 +115,7 @@ def completion_log_probs_and_entropy(
     cache = output.past_key_values
     if cache is None:  # a model without a cache reads every row from the start
         whole = torch.cat([prompt_ids, completions], dim=1)
-        distribution = _score(model, whole, seen, temperature)[1][:, -T:]
+        logits = next_token_pairs(_logits(model, whole, seen), whole)[0][:, -T:]
     else:
         logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt
         if T > 1:  # the last token predicts nothing that is scored
@@ -132,7 +129,7 @@ def completion_log_probs_and_entropy(
                 use_cache=True,
             ).logits
             logits = torch.cat([logits, later], dim=1)  # (N, T, V)
-        distribution = next_token_log_probs(logits, temperature=temperature)
+    distribution = next_token_log_probs(logits, temperature=temperature)
     log_probs = distribution.gather(-1, completions[..., None]).squeeze(-1)
     return torch.where(real, log_probs, 0.0), torch.where(real, token_entropy(distribution), 0.0)
 
@@ -140,8 +137,7 @@ def completion_log_probs_and_entropy(
 def sequence_log_probs(log_probs: Tensor, mask: Tensor) -> Tensor:
     """log pi(o | q) = sum_t log pi(o_t | q, o_<t): (N, T) and its mask -> (N,), in nats.
 
-    What is masked is never read. Raises TypeError for token ids, ValueError for a mask of another
-    shape or without a real token in some row.
+    What is masked is never read. TypeError for token ids, ValueError for a row without a token.
     """
     check_log_probs("log_probs", log_probs, log_probs.shape)
     check_mask("mask", mask, log_probs.shape)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from minigrpo.checks import check_counts, check_prompts, is_whole_number
+from minigrpo.checks import check_counts, check_prompts, check_sampling, is_whole_number
 from minigrpo.gpt import positions_from_mask
 from minigrpo.logprobs import next_token_log_probs
 
@@ -46,10 +47,7 @@ def left_pad(sequences: Sequence[Tensor], pad_id: int = 0) -> tuple[Tensor, Tens
     Returns ids (N, longest) and mask (N, longest) bool, True = real token.
     """
     longest = max(map(len, sequences))
-    rows = [
-        nn.functional.pad(torch.as_tensor(s), (longest - len(s), 0), value=pad_id)
-        for s in sequences
-    ]
+    rows = [pad(torch.as_tensor(s), (longest - len(s), 0), value=pad_id) for s in sequences]
     lengths = torch.tensor([len(s) for s in sequences])
     return torch.stack(rows), torch.arange(longest) >= longest - lengths[:, None]
 
@@ -103,11 +101,13 @@ def sample(
     device = next((p.device for p in model.parameters()), prompt_ids.device)
     prompt_mask = torch.ones_like(prompt_ids) if attention_mask is None else attention_mask
     check_prompts("attention_mask", prompt_mask, prompt_ids)
+    check_sampling(temperature, top_k, top_p)
     check_room(model, prompt_mask, max_new_tokens)
     P, G, padded = prompt_ids.shape[1], completions_per_prompt, not bool(prompt_mask.all())
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     later = (0, max_new_tokens)  # columns for the tokens to come
-    ids = nn.functional.pad(prompt_ids.to(device), later, value=pad_id).repeat_interleave(G, 0)
-    mask = nn.functional.pad(prompt_mask.bool().to(device), later).repeat_interleave(G, 0)
+    ids = pad(prompt_ids.to(device), later, value=pad_id).repeat_interleave(G, dim=0)
+    mask = pad(prompt_mask.bool().to(device), later).repeat_interleave(G, dim=0)
     log_probs, cache, read = None, None, 0  # read: how many tokens the cache has seen
     active = torch.arange(len(ids), device=device)  # rows that are still being written
 
@@ -124,9 +124,7 @@ def sample(
         )
         cache = output.past_key_values if use_cache else None
         read = 0 if cache is None else end
-        distribution = next_token_log_probs(
-            output.logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p
-        )  # (rows, V)
+        distribution = next_token_log_probs(output.logits[:, -1], **settings)  # (rows, V)
         if copies > 1:
             distribution = distribution.repeat_interleave(copies, dim=0)
             if cache is not None:
@@ -145,10 +143,8 @@ def sample(
         if cache is not None and not going.all():
             cache.batch_select_indices(going.nonzero()[:, 0])
 
-    stop = end + 1
-    return Rollouts(
-        ids[:, :P], mask[:, :P], ids[:, P:stop], mask[:, P:stop], log_probs[:, : stop - P]
-    )
+    ids, mask, log_probs = ids[:, : end + 1], mask[:, : end + 1], log_probs[:, : end + 1 - P]
+    return Rollouts(ids[:, :P], mask[:, :P], ids[:, P:], mask[:, P:], log_probs)
 
 
 def check_room(model: nn.Module, prompt_mask: Tensor, more: int) -> None:
@@ -156,7 +152,5 @@ def check_room(model: nn.Module, prompt_mask: Tensor, more: int) -> None:
     context = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     longest = int(prompt_mask.sum(dim=1).max())
     if context is not None and longest + more > context:
-        raise ValueError(
-            f"prompt_ids: expected at most {context - more} tokens, so that {more} new ones fit "
-            f"into the model's context of {context}, got {longest}"
-        )
+        what = f"room for {more} new tokens in the context of {context}"
+        raise ValueError(f"prompt_ids: expected {what}, got prompts of {longest}")

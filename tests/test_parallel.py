@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import tiny_llama
 from torch import nn
 
-from minigrpo import parallel
+from minigrpo import grpo, parallel
 from minigrpo.grpo import GRPOConfig
-from minigrpo.sampling import sample
 
 SCRIPT = Path(__file__).with_name("parallel_run.py")
 USUAL = {
@@ -99,7 +99,6 @@ def test_processes_with_random_numbers_of_their_own_write_different_texts(runs):
 def test_alone_nothing_is_different():
     assert (parallel.rank(), parallel.world_size()) == (0, 1)
     assert parallel.share([1, 2, 3]) == [1, 2, 3]
-    assert parallel.total(2.5) == 2.5
     assert parallel.loss_weight(torch.ones(2, 3), "token_mean") == 1.0
     model = nn.Linear(1, 1)
     assert parallel.unwrapped(model) is model
@@ -139,66 +138,42 @@ def test_the_weight_is_the_share_of_the_tokens(monkeypatch):
     assert parallel.loss_weight(mask, "sequence_mean") == 1.0
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"skip_equal_groups": True}, "skip_equal_groups: expected False with several processes"),
-        (
-            {"entropy_weight": 0.1, "how": "sequence_mean"},
-            "entropy_weight: expected 0 with several",
-        ),
-    ],
-)
-def test_settings_that_several_processes_cannot_have(monkeypatch, settings, message):
-    from minigrpo.grpo import _check_parallel
-
+def test_what_would_go_wrong_without_a_word(monkeypatch):
     Pretend(monkeypatch, 0, 2)
     model = nn.Linear(1, 1)
     with pytest.raises(ValueError, match="policy: expected one in DistributedDataParallel"):
-        _check_parallel(model, GRPOConfig())
+        parallel.check_run(model, GRPOConfig(), None)
     monkeypatch.setattr(parallel, "unwrapped", lambda policy: None)
-    with pytest.raises(ValueError, match=message):
-        _check_parallel(model, GRPOConfig(**settings))
-    _check_parallel(model, GRPOConfig())
+    parallel.check_run(model, GRPOConfig(split_invariant=True), "run.pt")
+    with pytest.raises(ValueError, match="entropy_weight: expected how='token_mean' with several"):
+        parallel.check_run(model, GRPOConfig(entropy_weight=0.1), None)
+    with pytest.raises(ValueError, match="checkpoint: expected split_invariant=True with several"):
+        parallel.check_run(model, GRPOConfig(), "run.pt")
 
 
-# --------------------------------------------------------------------------------------------
-# random numbers drawn beforehand
+def test_split_invariant_rows_are_the_share_of_one_batch(monkeypatch):
+    """Both processes sample all rows from the same numbers, and each keeps and pays its own."""
+    asked = []
 
+    class Task:
+        def prompts(self, n, generator):
+            return [torch.tensor([token]) for token in range(1, n + 1)]
 
-def test_a_row_depends_on_its_own_random_numbers_alone():
-    from support import tiny_llama
+        def reward(self, prompts, completions):
+            asked.append([int(prompt) for prompt in prompts])
+            return [float(completion.sum()) for completion in completions]
 
-    model = tiny_llama()
-    prompts = torch.tensor([[1, 2], [3, 4], [5, 6]])
-    uniforms = torch.rand(6, 8, generator=torch.Generator().manual_seed(0))
-    settings = {"max_new_tokens": 8, "completions_per_prompt": 2, "eos_id": 0}
-    whole = sample(model, prompts, uniforms=uniforms, **settings)
-    for part in range(3):
-        rows = slice(2 * part, 2 * part + 2)
-        alone = sample(model, prompts[part : part + 1], uniforms=uniforms[rows], **settings)
-        width = alone.completions.shape[1]
-        assert torch.equal(alone.completions, whole.completions[rows, :width])
-        assert torch.equal(alone.completion_mask, whole.completion_mask[rows, :width])
+    config = GRPOConfig(prompts_per_step=2, group_size=2, max_new_tokens=5, split_invariant=True)
+    task, model = Task(), tiny_llama()
+    prompts = task.prompts(2, None)
 
+    def roll():
+        return grpo.rollout(model, task, prompts, config, torch.Generator().manual_seed(0))
 
-def test_they_draw_from_the_distribution():
-    from support import Bigram
-
-    table = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.9, 0.0], [1 / 3, 1 / 3, 1 / 3]]).log()
-    model, n = Bigram(table), 6000
-    uniforms = torch.rand(n, 1, generator=torch.Generator().manual_seed(1))
-    drawn = sample(model, torch.zeros(n, 1).long(), max_new_tokens=1, uniforms=uniforms)
-    shares = torch.bincount(drawn.completions[:, 0], minlength=3) / n
-    torch.testing.assert_close(shares, torch.tensor([0.5, 0.2, 0.3]), atol=0.025, rtol=0)
-    edges = torch.tensor([[0.0], [0.4999], [0.5001], [1.0]])
-    drawn = sample(model, torch.zeros(4, 1).long(), max_new_tokens=1, uniforms=edges)
-    assert drawn.completions[:, 0].tolist() == [0, 0, 1, 2]
-    never = Bigram(torch.tensor([[0.5, 0.5, 0.0]] * 3).log())  # its last token is impossible
-    drawn = sample(never, torch.zeros(4, 1).long(), max_new_tokens=1, uniforms=edges)
-    assert drawn.completions[:, 0].tolist() == [0, 0, 1, 1]
-    for wrong in (7.0, -0.1, float("nan")):
-        with pytest.raises(ValueError, match="uniforms: expected numbers from 0 to 1"):
-            sample(model, torch.zeros(1, 1).long(), max_new_tokens=1, uniforms=edges[:1] + wrong)
-    with pytest.raises(ValueError, match=r"uniforms: expected shape \(4, 1\), got \(3, 1\)"):
-        sample(model, torch.zeros(4, 1).long(), max_new_tokens=1, uniforms=edges[:3])
+    whole, rewards = roll()
+    for rank in range(2):
+        Pretend(monkeypatch, rank, 2)
+        part, paid = roll()
+        assert torch.equal(part.completions, whole.completions[2 * rank : 2 * rank + 2])
+        assert torch.equal(paid, rewards[2 * rank : 2 * rank + 2])
+    assert asked == [[1, 1, 2, 2], [1, 1], [2, 2]]
