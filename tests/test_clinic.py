@@ -138,14 +138,14 @@ def test_the_right_diagnosis_is_told_its_evidence_and_no_other_is_right(patient,
 
 
 @by_name
-def test_another_diagnosis_of_the_same_ward_can_be_told_apart(patient, cases):
+def test_another_diagnosis_of_the_same_ward_can_be_told_apart(patient):
     """By their own numbers, or by one more line of the same table."""
-    case = clinic.patient(number_of(patient.name), seed=0)
+    ill = sick_chart(patient.name, 0)
     apart = {
         other.name: {
             name
             for name, measure in VITAL_SIGNS.items()
-            if differ(measure, case.sick, sick_chart(other.name, 0))
+            if differ(measure, ill, sick_chart(other.name, 0))
         }
         for other in PATIENTS
         if other is not patient and other.ward == patient.ward
@@ -224,6 +224,6 @@ def test_the_table_holds_every_symptom_cause_and_test():
 @pytest.mark.parametrize("how", ["sequence_mean", "constant"])
 def test_healthy_code_passes_under_other_settings_too(how):
     """The tests are for the reader's loop, whose settings are not those of the clinic."""
-    other = {"temperature": 0.7, "how": how, "minibatch_size": 32, "check": True}
+    other = {"temperature": 0.7, "how": how, "check": True}
     for test in {one.test for one in PATIENTS}:
         test(replace(clinic.SHORT, **other))

@@ -1,7 +1,8 @@
 """Bugs that public implementations of GRPO have had, each a small switch on the healthy code.
 
-A bug is a function from the healthy function (or class) to the sick one. It is put in its place for
-the length of a block, and only there: `with loop(sample=sampled_with(top_p=0.8))(): ...`
+A bug is a function from the healthy function to the sick one: where it is one line instead of
+another, `line("ref = old")`. It is put in its place for the length of a block, and only there:
+`with loop(grpo_loss=line("ref = old"))(): ...`
 
 WARNING: everything here is wrong on purpose. `clinic` says what each does, and how it shows.
 """
@@ -21,14 +22,13 @@ from torch import Tensor, nn
 
 from minigrpo import grpo, objective
 from minigrpo.arithmetic import Arithmetic, to_text
-from minigrpo.grpo import GRPOConfig
 from minigrpo.llama import tiny_llama
 from minigrpo.logprobs import token_entropy
 from minigrpo.sampling import Rollouts
+from minigrpo.study.mistakes import Function, mutant
 
-Function = Callable[..., Any]
-Bug = Callable[[Any], Any]
-"""From the healthy function, or class, to the sick one."""
+Bug = Callable[[Function], Function]
+"""From the healthy function to the sick one."""
 Switch = Callable[[], AbstractContextManager[None]]
 """Puts a bug in for the length of a block."""
 
@@ -50,6 +50,17 @@ def loop(**bugs: Bug) -> Switch:
 def terms(**bugs: Bug) -> Switch:
     """A switch for the terms of the objective."""
     return lambda: exchanged(objective, bugs)
+
+
+def line(*lines: str) -> Bug:
+    """The bug that consists of these lines, instead of those that begin alike."""
+
+    def bug(healthy: Function) -> Function:
+        sick = mutant(healthy, *lines)
+        sick.__module__ = __name__  # whoever asks is told that it is none of the real ones
+        return sick
+
+    return bug
 
 
 def score(model: nn.Module, rollouts: Rollouts, temperature: float = 1.0) -> Tensor:
@@ -89,70 +100,38 @@ def unshifted(healthy: Function) -> Function:
     return sick
 
 
-def interleaved(healthy: Function) -> Function:
-    def sick(rewards, group_size, **settings):
-        mixed = rewards.view(group_size, -1).T.flatten()  # every P-th row for a group
-        return healthy(mixed, group_size, **settings).view(-1, group_size).T.flatten()
-
-    return sick
-
-
-def no_floor(healthy: Function) -> Function:
-    def sick(rewards, group_size, **settings):
-        groups = rewards.float().view(-1, group_size)
-        mean = groups.sum(1, keepdim=True) / group_size
-        return ((groups - mean) / (groups.std(1, keepdim=True) + 1e-8)).flatten()
-
-    return sick
-
-
-def another_reference(healthy: type) -> type:
-    class Sick(healthy):
-        def __init__(self, policy: nn.Module, config: GRPOConfig) -> None:
-            super().__init__(policy, config)
-            self.reference = tiny_llama(seed=1).to(self.device).eval().requires_grad_(False)
-
-    return Sick
-
-
-def kl_to_old(healthy: Function) -> Function:
-    def sick(log_probs, old_log_probs, *args, ref_log_probs=None, **settings):
-        if old_log_probs is not None:
-            ref_log_probs = old_log_probs
-        return healthy(log_probs, old_log_probs, *args, ref_log_probs=ref_log_probs, **settings)
-
-    return sick
+interleaved = line(  # every P-th row for a group
+    "rewards = rewards.view(group_size, -1).T.flatten(); equal = equal_groups(rewards, group_size)",
+    "return torch.where(equal[:, None], 0.0, advantages).T.flatten().to(dtype)",
+)
+no_floor = line(
+    "groups = rewards.float().view(-1, group_size); mean = groups.sum(1)[:, None] / group_size",
+    "return ((groups - mean) / (groups.std(1, keepdim=True) + 1e-8)).flatten()",
+)
+zero_over_zero = line(
+    "groups = rewards.view(-1, group_size)",
+    "return ((groups - groups.mean(1, keepdim=True)) / groups.std(1, keepdim=True)).flatten()",
+)
+graph_in_old = line("old = new")
+kl_to_old = line("ref = old")
+detached_entropy = line('metrics["entropy"] = aggregate(entropy.detach(), mask, how="token_mean")')
+wrong_side = line("return torch.minimum(ratio, ratio.clamp(1 - low, 1 + high)) * advantages")
+padding_counted = line(  # the scorer's part of an unmasked sum: it scores the filling too
+    "real, (P, T) = completions >= 0, (prompt_ids.shape[1], completions.shape[1])"
+)
+denominator_only = line(
+    "mask = torch.ones_like(completion_mask).bool()",
+    "return loss * mask.numel() / completion_mask.sum(), "
+    "{name: value.item() for name, value in metrics.items()}",
+)
+padded_on_the_right = line(
+    "nn.functional.pad(torch.as_tensor(s), (0, longest - len(s)), value=pad_id)",
+    "return torch.stack(rows), torch.ones(len(rows), longest, dtype=torch.bool)",
+)
 
 
-def detached_entropy(healthy: Function) -> Function:
-    def sick(*args, entropy=None, **settings):
-        return healthy(*args, entropy=None if entropy is None else entropy.detach(), **settings)
-
-    return sick
-
-
-def graph_in_old(healthy: Function) -> Function:
-    return lambda log_probs, old_log_probs, *rest: healthy(log_probs, log_probs, *rest)
-
-
-def zero_over_zero(healthy: Function) -> Function:
-    return lambda rewards, group_size, **settings: (
-        ((groups := rewards.view(-1, group_size)) - groups.mean(1, keepdim=True))
-        .div(groups.std(1, keepdim=True))
-        .flatten()
-    )
-
-
-def unguarded(healthy: Function) -> Function:
-    """The loss of a trainer that lets NaN through."""
-
-    def sick(log_probs, old_log_probs, advantages, *args, **settings):
-        loss, metrics = healthy(
-            log_probs, old_log_probs, advantages.nan_to_num(), *args, **settings
-        )
-        return loss + 0 * advantages.sum(), metrics
-
-    return sick
+def another_reference(healthy: Function) -> Function:
+    return lambda policy: healthy(tiny_llama(seed=1))
 
 
 def one_batch_late(healthy: Function) -> Function:
@@ -179,40 +158,10 @@ def sampled_with(**options: Any) -> Callable[[Function], Function]:
 
 
 def eos_masked(healthy: Function) -> Function:
-    def sick(state, rollouts, *args):
-        ids, eos = rollouts.completions, state.config.eos_id
-        mask = rollouts.completion_mask & (ids != eos)  # ids != pad, where pad is eos
-        return healthy(state, replace(rollouts, completion_mask=mask), *args)
-
-    return sick
-
-
-def padding_counted(healthy: Function) -> Function:
-    """The scorer's part of an unmasked sum: it scores the filling too."""
-
-    def sick(model, prompt_ids, prompt_mask, completions, completion_mask, **settings):
-        everything = torch.ones_like(completion_mask)
-        return healthy(model, prompt_ids, prompt_mask, completions, everything, **settings)
-
-    return sick
-
-
-def denominator_only(healthy: Function) -> Function:
-    def sick(log_probs, old_log_probs, advantages, mask, *args, **settings):
-        loss, metrics = healthy(
-            log_probs, old_log_probs, advantages, torch.ones_like(mask), *args, **settings
-        )
-        return loss * mask.numel() / mask.sum(), metrics
-
-    return sick
-
-
-def padded_on_the_right(healthy: Function) -> Function:
-    def sick(sequences, pad_id=0):
-        ids, mask = healthy(sequences, pad_id)
-        for row, sequence in enumerate(sequences):
-            ids[row] = ids[row].roll(len(sequence) - ids.shape[1])
-        return ids, torch.ones_like(mask)
+    def sick(policy, reference, optimizer, rollouts, advantages, config, step):
+        written = rollouts.completions != config.eos_id  # ids != pad, where pad is eos
+        rollouts = replace(rollouts, completion_mask=rollouts.completion_mask & written)
+        return healthy(policy, reference, optimizer, rollouts, advantages, config, step)
 
     return sick
 
@@ -236,18 +185,10 @@ def per_micro_batch(healthy: Function) -> Function:
 def confidence(healthy: Function) -> Function:
     """Completions are graded by how probable they are under the policy that wrote them."""
 
-    def sick(task, prompts, rollouts):
-        lengths = rollouts.completion_mask.sum(1)
-        return (rollouts.log_probs.sum(1) / lengths).exp().double().cpu()
-
-    return sick
-
-
-def wrong_side(healthy: Function) -> Function:
-    def sick(ratio: Tensor, advantages: Tensor, clip: tuple[float, float]) -> Tensor:
-        low, high = clip
-        free, held = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
-        return torch.where(advantages >= 0, torch.minimum(free, held), torch.maximum(free, held))
+    def sick(*args):
+        rollouts, _ = healthy(*args)
+        mean = rollouts.log_probs.sum(1) / rollouts.completion_mask.sum(1)
+        return rollouts, mean.exp().double().cpu()
 
     return sick
 

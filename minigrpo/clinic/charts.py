@@ -15,22 +15,14 @@ from minigrpo.grpo import GRPOConfig, StepMetrics
 
 @dataclass(frozen=True)
 class Chart:
-    """What is known of a run.
+    """What is known of a run."""
 
-    Attributes:
-        config: its settings, as far as they are not the bug itself.
-        steps: the metrics of each step.
-        before, after: `evaluate` on held-out questions; empty for a task that has none.
-        moved: how far the weights went, relative to their size.
-        stopped: what stopped the run early, or None.
-    """
-
-    config: GRPOConfig
+    config: GRPOConfig  # its settings, as far as they are not the bug itself
     steps: list[StepMetrics]
-    before: Mapping[str, float]
+    before: Mapping[str, float]  # on held-out questions; empty for a task that has none
     after: Mapping[str, float]
-    moved: float
-    stopped: str | None = None
+    moved: float  # how far the weights went, relative to their size
+    stopped: str | None = None  # what stopped the run early
 
     def last(self, name: str, steps: int = 5) -> float:
         """Mean of a metric over the last steps; NaN if there are none."""
@@ -44,10 +36,7 @@ def off_one(steps: Sequence[StepMetrics]) -> float:
 
 
 def luck(chart: Chart, of: Callable[[Tensor], Tensor] = lambda group: group.abs().amax()) -> float:
-    """The largest advantage in a group whose rewards are all equal; NaN without such a group.
-
-    of: what is measured of such a group's advantages, by default the largest.
-    """
+    """The largest advantage (`of` such a group) where all rewards of a group are equal, or NaN."""
     size, found = chart.config.group_size, []
     for m in chart.steps:
         rewards, advantages = m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)
@@ -67,12 +56,9 @@ def gap(chart: Chart) -> float:
 
 
 def reward_of(chart: Chart, which: Callable[[Tensor], Tensor]) -> float:
-    """Mean reward of the prompts of this length at the first step, where nothing is learned yet.
+    """Mean reward of the shortest (torch.amin) or longest (torch.amax) prompts of the first step.
 
-    which: torch.amin for the shortest prompts, torch.amax for the longest.
-
-    Returns:
-        NaN if all prompts are equally long.
+    Nothing is learned there yet. NaN if all prompts are equally long.
     """
     m = chart.steps[0]
     lengths = (m.rollouts.prompt_ids != chart.config.pad_id).sum(1)  # a mask may be the bug

@@ -16,16 +16,10 @@ from minigrpo.clinic.patients import PATIENTS, WARDS, Patient, complaint, run
 
 @dataclass(frozen=True)
 class Case:
-    """A patient without a name: the chart of the sick run, and the healthy one beside it.
-
-    Attributes:
-        number: of the patient.
-        told: the task, and how the settings of both runs differ from `SHORT`.
-        sick, healthy: two charts.
-    """
+    """A patient without a name: the chart of the sick run, and the healthy one beside it."""
 
     number: int
-    told: str
+    told: str  # the task, and how the settings of both runs differ from `SHORT`
     sick: Chart
     healthy: Chart
 
@@ -43,15 +37,7 @@ def numbered() -> tuple[Patient, ...]:
 
 @cache
 def patient(number: int, seed: int = 3) -> Case:
-    """Run an unnamed patient, and the healthy code under the same settings.
-
-    Args:
-        number: 1 to 22.
-        seed: another seed is another run.
-
-    Raises:
-        ValueError: there is no such patient.
-    """
+    """Run the patient with this number, 1 to 22, and the healthy code under the same settings."""
     one = _record(number)
     about = str(one.task.__doc__).splitlines()[0]
     task = "The sums of notebook 06." if one.task is Arithmetic else about
@@ -62,16 +48,7 @@ def patient(number: int, seed: int = 3) -> Case:
 
 
 def diagnose(number: int, name: str, seed: int = 3) -> None:
-    """Print whether this is what the patient has, and by which evidence.
-
-    Args:
-        number: of the patient.
-        name: one of the names in `PATIENTS`, capital letters or not.
-        seed: of the run that was looked at.
-
-    Raises:
-        ValueError: there is no such patient.
-    """
+    """Print whether this, one of the names in `PATIENTS`, is what the patient has, and why."""
     print(judge(number, name, seed)[1])
 
 

@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from minigrpo.arithmetic import Arithmetic, evaluate
+from minigrpo.arithmetic import HARDER_LENGTHS, TRAINED_LENGTHS, Arithmetic, ask, draw_questions
 from minigrpo.clinic import bugs
 from minigrpo.clinic import smallest_tests as tests
 from minigrpo.clinic.charts import VITAL_SIGNS, Chart, measured
@@ -33,41 +34,23 @@ SHORT = replace(SUMMIT, steps=10, evaluate_every=1000, check=False)
 
 @dataclass(frozen=True)
 class Patient:
-    """One bug.
+    """One bug."""
 
-    Attributes:
-        name: what a colleague would call it.
-        ward: the symptom it is brought in with.
-        what: what the code does wrong.
-        seen: which kind of implementation had it, with a public thread where there is one.
-        sign: the signature of a sick run, in words.
-        vital_sign: the signature as a number: a name in `VITAL_SIGNS`.
-        threshold: the sick are beyond it and the healthy are not.
-        test: the smallest test that exposes it: passes on healthy code, fails with the bug.
-        cure: in one line.
-        above: whether "beyond" means above.
-        switch: puts the bug in for the length of a block.
-        settings: of the loop, for the sick run and the healthy one beside it.
-        bug_settings: further ones, which are the bug itself.
-        task: makes the task.
-        base: makes the policy to start from.
-    """
-
-    name: str
-    ward: str
-    what: str
-    seen: str
-    sign: str
-    vital_sign: str
-    threshold: float
-    test: Callable[[GRPOConfig], None]
-    cure: str
-    above: bool = True
-    switch: bugs.Switch = ExitStack
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    bug_settings: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # what a colleague would call it
+    ward: str  # the symptom it is brought in with
+    what: str  # what the code does wrong
+    seen: str  # which kind of implementation had it, with a public thread where there is one
+    sign: str  # the signature of a sick run, in words
+    vital_sign: str  # the signature as a number: a name in `VITAL_SIGNS`
+    threshold: float  # the sick are beyond it and the healthy are not
+    test: Callable[[GRPOConfig], None]  # passes on healthy code, fails with the bug
+    cure: str  # in one line
+    above: bool = True  # whether "beyond" means above
+    switch: bugs.Switch = ExitStack  # puts the bug in for the length of a block
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the sick and the healthy run
+    bug_settings: Mapping[str, Any] = field(default_factory=dict)  # those that are the bug itself
     task: Callable[[], Any] = Arithmetic
-    base: Callable[[], nn.Module] = load_policy
+    base: Callable[[], nn.Module] = load_policy  # the policy to start from
 
     def config(self, *, sick: bool) -> GRPOConfig:
         """The settings of the run."""
@@ -90,21 +73,14 @@ class Patient:
 
 
 def run(patient: Patient, seed: int = 0, *, sick: bool = True, steps: int | None = None) -> Chart:
-    """Train with the bug, or without it under the same settings.
-
-    Args:
-        patient: the record.
-        seed: of prompts and sampling.
-        sick: False leaves the bug out.
-        steps: more or fewer than the record says.
-    """
+    """Train with the bug, or without it under the same settings, and steps if they are given."""
     policy = patient.base()
     start = [p.detach().clone() for p in policy.parameters()]
     done: list[StepMetrics] = []
     stopped, told = None, replace(patient.config(sick=False), seed=seed)
     told = told if steps is None else replace(told, steps=steps)
     held_out = patient.base is load_policy  # questions for the Llama; the other task has none
-    before = evaluate(policy, n=128) if held_out else {}
+    before = _untrained() if held_out else {}
     with patient.switch() if sick else ExitStack():
         try:
             config = replace(patient.config(sick=sick), seed=seed, steps=told.steps)
@@ -112,9 +88,22 @@ def run(patient: Patient, seed: int = 0, *, sick: bool = True, steps: int | None
                 done.append(metrics)  # what was done before a stop is kept
         except FloatingPointError as error:  # what the loop says of a loss that is NaN
             stopped = str(error)
-    after = evaluate(policy, n=128) if held_out else {}
+    after = _held_out(policy) if held_out else {}
     moved = tests.relative_change(start, policy.parameters())
     return Chart(told, done, before, after, moved, stopped)
+
+
+@cache
+def _untrained() -> dict[str, float]:
+    return _held_out(load_policy())
+
+
+def _held_out(policy: nn.Module) -> dict[str, float]:
+    """The accuracy that `evaluate` finds with n = 128, without the rest of what it measures."""
+    generator = torch.Generator().manual_seed(0)
+    questions = draw_questions(128, generator, lengths=TRAINED_LENGTHS, held_out=True)
+    questions += draw_questions(64, generator, lengths=HARDER_LENGTHS, held_out=True)
+    return ask(policy, questions).of_length(*TRAINED_LENGTHS)
 
 
 def caught(patient: Patient) -> bool:
@@ -211,8 +200,7 @@ PATIENTS: tuple[Patient, ...] = (
         ward=FLAT,
         what="scores each token with the logits at its own position, which predict the next one",
         seen="a tiny-Llama notebook; off by one after a refactor: "
-        + GITHUB
-        + "PrimeIntellect-ai/prime-rl/pull/1525",
+        f"{GITHUB}PrimeIntellect-ai/prime-rl/pull/1525",
         sign="the reward stays below 0.3, and the gradient is large",
         vital_sign="reward, last steps",
         threshold=0.3,
@@ -240,14 +228,14 @@ PATIENTS: tuple[Patient, ...] = (
         ward=FLAT,
         what="computes old from new with the graph attached, so their ratio has no gradient",
         seen="the counterpart of a question that is asked again and again (why is the ratio "
-        "always 1?): " + GITHUB + "huggingface/trl/issues/2608",
+        f"always 1?): {GITHUB}huggingface/trl/issues/2608",
         sign="the norm of the gradient is 0 in every step",
         vital_sign="norm of the gradient, largest",
         threshold=1e-3,
         above=False,
         test=tests.the_ratio_has_a_gradient,
         cure="detach the old log-probs, or compute them under no_grad",
-        switch=bugs.terms(_ratio=bugs.graph_in_old),
+        switch=bugs.loop(grpo_loss=bugs.graph_in_old),
         settings={"steps": 5},
     ),
     Patient(
@@ -255,8 +243,7 @@ PATIENTS: tuple[Patient, ...] = (
         ward=FINE,
         what="reshapes the rewards the wrong way round, so that a group holds several prompts",
         seen="from-scratch notebooks, and a mean over the batch: "
-        + GITHUB
-        + "XU-YIJIE/grpo-flat/issues/2",
+        f"{GITHUB}XU-YIJIE/grpo-flat/issues/2",
         sign="completions of a question that all were wrong, or all right, get advantages",
         vital_sign="largest advantage where all rewards are equal",
         threshold=0.1,
@@ -286,14 +273,13 @@ PATIENTS: tuple[Patient, ...] = (
         ward=KL,
         what="measures the KL to a network that the policy did not start from",
         seen="a tiny-Llama notebook with a second random network; a reference loaded from disk: "
-        + GITHUB
-        + "huggingface/trl/issues/3948",
+        f"{GITHUB}huggingface/trl/issues/3948",
         sign="the KL is above 1 nat per token at the very first step",
         vital_sign="KL, first step",
         threshold=0.1,
         test=tests.the_kl_is_0_before_the_first_update,
         cure="the reference is a frozen copy of the policy before its first update",
-        switch=bugs.loop(_State=bugs.another_reference),
+        switch=bugs.loop(frozen_copy=bugs.another_reference),
         settings={"steps": 5},
     ),
     Patient(
@@ -313,7 +299,7 @@ PATIENTS: tuple[Patient, ...] = (
         name="k1 as the loss",
         ward=KL,
         what="adds log_probs - ref_log_probs to the loss, whose mean gradient is 0",
-        seen="a well-known course's scripts; " + GITHUB + "allenai/open-instruct/issues/534",
+        seen=f"a well-known course's scripts; {GITHUB}allenai/open-instruct/issues/534",
         sign="with a weight of 1 the KL is twice the healthy one, and now and then below 0",
         vital_sign="KL, last steps",
         threshold=0.07,
@@ -327,8 +313,7 @@ PATIENTS: tuple[Patient, ...] = (
         ward=KL,
         what="takes the maximum instead of the minimum where the advantage is negative",
         seen="a well-known course's scripts, mended in "
-        + GITHUB
-        + "rasbt/reasoning-from-scratch/pull/240",
+        f"{GITHUB}rasbt/reasoning-from-scratch/pull/240",
         sign="with eight updates per batch the KL runs ahead: nothing stops what is pushed down",
         vital_sign="KL, last steps",
         threshold=0.13,
@@ -354,7 +339,7 @@ PATIENTS: tuple[Patient, ...] = (
         name="top-p in the sampler only",
         ward=RATIO,
         what="samples from the likeliest tokens that make up 0.8, and scores with all of them",
-        seen="a GRPO-from-scratch article; " + GITHUB + "huggingface/trl/issues/6789",
+        seen=f"a GRPO-from-scratch article; {GITHUB}huggingface/trl/issues/6789",
         sign="the ratio is off 1 before anything was learned, below it only",
         vital_sign="ratio off 1, first step",
         threshold=0.02,
@@ -367,7 +352,7 @@ PATIENTS: tuple[Patient, ...] = (
         name="a temperature in the sampler only",
         ward=RATIO,
         what="samples with temperature 0.7 and scores with 1",
-        seen="a small GRPO repository; " + GITHUB + "huggingface/trl/pull/3029",
+        seen=f"a small GRPO repository; {GITHUB}huggingface/trl/pull/3029",
         sign="the ratio is off 1 before anything was learned, above it too",
         vital_sign="ratio, largest",
         threshold=1.1,
@@ -393,13 +378,13 @@ PATIENTS: tuple[Patient, ...] = (
         name="EOS masked out",
         ward=FINE,
         what="makes the mask from ids != pad where pad and EOS are the same token",
-        seen="a GRPO-from-scratch article; " + GITHUB + "huggingface/trl/pull/4970",
+        seen=f"a GRPO-from-scratch article; {GITHUB}huggingface/trl/pull/4970",
         sign="the loss is the one by hand only if the last token of each row is not counted",
         vital_sign="loss, off the one by hand",
         threshold=1e-4,
         test=tests.the_loss_is_the_one_by_hand,
         cure="make the mask from positions: up to and including the first EOS",
-        switch=bugs.loop(_learn=bugs.eos_masked),
+        switch=bugs.loop(learn=bugs.eos_masked),
         settings=ON_POLICY,
     ),
     Patient(
@@ -427,7 +412,7 @@ PATIENTS: tuple[Patient, ...] = (
         above=False,
         test=tests.rewards_do_not_ask_the_policy,
         cure="grade by a rule or by a fixed model; compare on texts that neither of them wrote",
-        switch=bugs.loop(_rewards=bugs.confidence),
+        switch=bugs.loop(rollout=bugs.confidence),
         settings={**LETTERS, "max_new_tokens": 24, "group_size": 16, "steps": 10, "lr": 6e-4},
         task=letters,
         base=char_gpt,
@@ -436,7 +421,7 @@ PATIENTS: tuple[Patient, ...] = (
         name="no floor under the std",
         ward=FINE,
         what="divides by the std of equal rewards, which rounding has left slightly above 0",
-        seen="a training library; " + GITHUB + "NVIDIA-NeMo/RL/pull/4161",
+        seen=f"a training library; {GITHUB}NVIDIA-NeMo/RL/pull/4161",
         sign="groups in which all rewards are 0.7 get a large advantage, the same for all",
         vital_sign="largest advantage where all rewards are equal",
         threshold=0.1,
@@ -449,13 +434,13 @@ PATIENTS: tuple[Patient, ...] = (
         name="0 divided by 0",
         ward=NAN,
         what="divides by the std as it is, which is 0 when all rewards of a group are equal",
-        seen="small repositories; " + GITHUB + "ruc-datalab/DeepAnalyze/issues/116",
+        seen=f"small repositories; {GITHUB}ruc-datalab/DeepAnalyze/issues/116",
         sign="all is well, until a batch has a group of equal rewards: then the loss is NaN",
         vital_sign="stopped by a loss that is NaN (1 = yes)",
         threshold=0.5,
         test=tests.equal_rewards_give_no_advantage,
         cure="exactly 0 for equal rewards, and 1e-4 under the line",
-        switch=bugs.loop(group_advantages=bugs.zero_over_zero, grpo_loss=bugs.unguarded),
+        switch=bugs.loop(group_advantages=bugs.zero_over_zero),
         settings={"steps": 20, "prompts_per_step": 8},
         task=Nearness,
     ),
@@ -463,7 +448,7 @@ PATIENTS: tuple[Patient, ...] = (
         name="the mask below the line only",
         ward=FINE,
         what="sums over the filling too, and divides by the number of real tokens",
-        seen="a GRPO-from-scratch article; " + GITHUB + "alibaba/ROLL/pull/444",
+        seen=f"a GRPO-from-scratch article; {GITHUB}alibaba/ROLL/pull/444",
         sign="learns more slowly, and the KL to the reference is above 1 nat per token",
         vital_sign="KL, last steps",
         threshold=0.6,
@@ -494,7 +479,7 @@ PATIENTS: tuple[Patient, ...] = (
         name="a token mean per micro-batch",
         ward=FINE,
         what="takes the token mean in each micro-batch, and the mean of these",
-        seen="gradient accumulation in several trainers; " + GITHUB + "huggingface/trl/issues/2995",
+        seen=f"gradient accumulation in several trainers; {GITHUB}huggingface/trl/issues/2995",
         sign="the loss is not the one by hand, with the last tokens or without",
         vital_sign="loss, off the one by hand",
         threshold=1e-4,
@@ -508,8 +493,7 @@ PATIENTS: tuple[Patient, ...] = (
         ward=FINE,
         what="multiplies the ratios of all tokens and clips the product",
         seen="a char-GPT notebook and a GPT-2 notebook; "
-        + GITHUB
-        + "rasbt/reasoning-from-scratch/issues/243",
+        f"{GITHUB}rasbt/reasoning-from-scratch/issues/243",
         sign="nearly half of the ratios is clipped, a few percent in the healthy run",
         vital_sign="share clipped, last steps",
         threshold=0.2,
