@@ -1,16 +1,14 @@
 """Sums modulo 10, and room to think: the task on which the tiny Llama learns.
 
-A question is a row of terms; the answer is what they come to, modulo 10, worked out from left to
-right. A model of two layers cannot add six digits in one pass, but it can add one digit for each
-token it writes. The base model knows how to add and is impatient: it stops early, and answers with
-what it has so far.
+A question is a row of terms; the answer is what they come to, modulo 10, from left to right. Two
+layers cannot add six digits in one pass, but one digit for each token they write. The base model
+knows how to add and is impatient: it stops early, and answers with what it has so far.
 
     prompt       <s> 2 3 4 <think> 2 5 9 </think> <answer> 9 </answer> 7 4 9 _ _ _ _ _ _ <think>
     completion   7 1 0 </think> <answer> 0 </answer> </s>
 
 The prompt begins with a worked example. The question stands in a form of nine boxes, so that a
-total and the box it needs next are always equally far apart: without the form, a model of this
-size has a hard time finding the next term. A thought is the row of running totals.
+total and the box it needs next are always equally far apart. A thought is the running totals.
 """
 
 from __future__ import annotations
@@ -18,29 +16,26 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from minigrpo.checks import is_whole_number
+from minigrpo.checks import check_choice, check_counts
 from minigrpo.pretrain import documents_batch
 from minigrpo.rewards import Tags, answer_reward
 from minigrpo.sampling import Rollouts, sample
 
 TIMES = {20: 2, 21: 3, 22: 7, 23: 9}
 BLANK, THINK, END_THINK, ANSWER, END_ANSWER, PAD, BOS, EOS = range(24, 32)
-
-VOCABULARY: tuple[str, ...] = (
+VOCABULARY: tuple[str, ...] = (  # the 32 tokens by id
     *(str(d) for d in range(10)),  # as a term: add it
     *(f"-{d}" for d in range(10)),  # subtract it
     *(f"*{factor}" for factor in TIMES.values()),
     *("_", "<think>", "</think>", "<answer>", "</answer>", "<pad>", "<s>", "</s>"),
 )
-"""The 32 tokens by id."""
-
 TAGS = Tags(THINK, END_THINK, ANSWER, END_ANSWER, EOS)
-OPERATIONS = {"add": range(10), "mixed": range(24)}
-"""The ids of the terms that may follow the first, which is always a digit."""
+OPERATIONS = {"add": range(10), "mixed": range(24)}  # terms after the first, a digit
 
 BOXES = 9
 TRAINED_LENGTHS = (3, 4, 5, 6)  # of the questions that are rewarded
@@ -49,20 +44,11 @@ WARMUP_LENGTHS = (3, 4, 5, 6, 7, 8, 9)  # adding is learned before
 EXAMPLE = (2, 3, 4)  # the worked example's question; not a held-out one
 HELD_OUT = 8  # one question in so many
 
-Question = tuple[int, ...]
-"""Ids of the terms, 1 to 9 of them, worked out from left to right; the first is a digit."""
-
-
-# --------------------------------------------------------------------------------------------
-# questions
+Question = tuple[int, ...]  # ids of 1 to 9 terms; the first is a digit
 
 
 def running_totals(question: Question) -> list[int]:
-    """What the terms come to so far, modulo 10, after each of them. The last one is the answer.
-
-    Raises:
-        ValueError: no terms, more than there are boxes, or ids that are no terms.
-    """
+    """What the terms come to so far, modulo 10, after each of them. The last one is the answer."""
     _check_question(question)
     totals = [question[0]]
     for term in question[1:]:
@@ -77,11 +63,7 @@ def running_totals(question: Question) -> list[int]:
 
 
 def is_held_out(question: Question) -> bool:
-    """Whether a question is kept from all training: about one in eight, by a fixed checksum.
-
-    A property of the question itself, so the two sides of the split cannot meet, however they are
-    drawn. Python's own hash() would not do: it may change with the version.
-    """
+    """Whether a question is kept from all training: one in eight, by a checksum of itself alone."""
     return zlib.crc32(bytes(question)) % HELD_OUT == 0
 
 
@@ -89,28 +71,14 @@ def draw_questions(
     n: int,
     generator: torch.Generator,
     *,
-    lengths: Sequence[int] = TRAINED_LENGTHS,
-    operations: str = "add",
-    held_out: bool = False,
+    lengths: Sequence[int] = TRAINED_LENGTHS,  # numbers of terms, each from 2 to 9
+    operations: str = "add",  # of OPERATIONS
+    held_out: bool = False,  # which side
 ) -> list[Question]:
-    """Draw n questions of one side of the split, lengths evenly at random.
-
-    Args:
-        n: how many, 1 or more.
-        generator: the source of randomness.
-        lengths: numbers of terms, each from 2 to 9.
-        operations: "add" for digits, "mixed" for all of `OPERATIONS`.
-        held_out: which side.
-
-    Raises:
-        ValueError: unknown operations, lengths out of range, or n below 1.
-    """
-    if operations not in OPERATIONS:
-        raise ValueError(f"operations: expected one of {', '.join(OPERATIONS)}, got {operations!r}")
-    if not is_whole_number(n) or n < 1:
-        raise ValueError(f"n: expected a whole number of 1 or more, got {n!r}")
-    whole = all(map(is_whole_number, lengths))
-    if not lengths or not whole or not all(2 <= length <= BOXES for length in lengths):
+    """Draw n questions of one side of the split, lengths evenly at random."""
+    check_counts(n=n)
+    check_choice("operations", operations, [*OPERATIONS])
+    if not all(2 <= length <= BOXES for length in lengths):
         raise ValueError(f"lengths: expected numbers from 2 to {BOXES}, got {tuple(lengths)}")
     highest, questions = len(OPERATIONS[operations]), []
     while len(questions) < n:  # a batch of candidates, of which those of one side are kept
@@ -125,23 +93,13 @@ def draw_questions(
 
 
 def _check_question(question: Question) -> None:
-    good = 1 <= len(question) <= BOXES and all(0 <= term < BLANK for term in question)
-    if not good or question[0] >= 10:
-        raise ValueError(
-            f"question: expected 1 to {BOXES} ids of terms (0 to {BLANK - 1}), the first a digit, "
-            f"got {tuple(question)}"
-        )
+    terms = all(0 <= term < BLANK for term in question)
+    if not terms or not 1 <= len(question) <= BOXES or question[0] >= 10:
+        raise ValueError(f"question: expected 1 to {BOXES} terms, first a digit, got {question}")
 
 
-# --------------------------------------------------------------------------------------------
-# prompts, completions, text
-
-
-def prompt_ids(question: Question, *, thinking: bool = True) -> Tensor:
-    """The prompt that asks a question: (P,), the same P for every question.
-
-    thinking: False closes the thought at once, so that the policy must answer without one.
-    """
+def prompt_ids(question: Question, *, thinking: bool = True) -> Tensor:  # (P,), always the same P
+    """The prompt that asks a question; without thinking, it closes the thought at once."""
     _check_question(question)
     example = [*EXAMPLE, THINK, *completion_ids(running_totals(EXAMPLE), sum(EXAMPLE) % 10)[:-1]]
     blanks = [BLANK] * (BOXES - len(question))
@@ -150,13 +108,7 @@ def prompt_ids(question: Question, *, thinking: bool = True) -> Tensor:
 
 
 def read_question(prompt: Tensor) -> Question:
-    """The question that a prompt asks: what stands in the form at its end. (P,) -> terms.
-
-    Nothing before the form is looked at.
-
-    Raises:
-        ValueError: the prompt does not end with a form.
-    """
+    """The question that a prompt (P,) asks: what stands in the form at its end, no more."""
     ids = prompt.tolist()
     end = len(ids) - (2 if ids[-1:] == [END_THINK] else 1)
     form = ids[max(0, end - BOXES) : end]
@@ -179,18 +131,14 @@ def to_text(ids: Iterable[int] | Tensor) -> str:
     return " ".join(VOCABULARY[i] for i in ids if i != PAD)
 
 
-# --------------------------------------------------------------------------------------------
-# demonstrations
-
-
 def demonstration(
     question: Question, generator: torch.Generator, *, stop: float = 0.6, complete: float = 0.0
 ) -> list[int]:
     """What an impatient worker writes: a completion.
 
     Before each term it stops with probability `stop`, and it never adds all of them; then it
-    answers with the total so far, or, if it has not even begun, with a guess. With probability
-    `complete` it thinks to the end for once and answers rightly.
+    answers with the total so far, or if there is none with a guess. With probability `complete`
+    it thinks to the end for once and answers rightly.
     """
     totals = running_totals(question)
     if torch.rand((), generator=generator).item() < complete:
@@ -207,28 +155,17 @@ def warmup_documents(
     *,
     lengths: Sequence[int] = WARMUP_LENGTHS,
     operations: str = "add",
-    stop: float = 0.6,
-    torn: float = 0.1,
-    complete: float = 0.0,
+    stop: float = 0.6,  # above 1/2: the likeliest thing to do is not to think at all
+    torn: float = 0.1,  # share of torn pages among the documents that teach to add
+    complete: float = 0.0,  # share of complete ones among the demonstrations
 ) -> list[tuple[list[int], list[int]]]:
-    """n documents to imitate, none of which asks a held-out question: (given, learned) ids each.
+    """n documents to imitate, (given, learned) ids each; none asks a held-out question.
 
     Every other document is an impatient demonstration, which teaches the form. The others teach to
-    add, with all running totals: most are ledgers, a form and its totals without any tag, and a
-    share `torn` are pages of the right form, torn off where the thought ends. So thinking to the
-    end is nothing unheard of, but a whole thought with its answer is never there to imitate,
-    unless `complete` says so (the worked example in the prompts is given, not learned). `stop` is
-    above 1/2, so that the likeliest thing for the base model to do is not to think at all.
-
-    Args:
-        n: how many.
-        generator: the source of randomness.
-        lengths, operations: see `draw_questions`.
-        torn: share of torn pages among the documents that teach to add, 0 to 1.
-        stop, complete: see `demonstration`, 0 to 1.
-
-    Raises:
-        ValueError: a share out of range, and what `draw_questions` raises.
+    add, with all running totals: most are ledgers, a form and its totals without any tag, and some
+    are pages of the right form, torn off where the thought ends. So thinking to the end is nothing
+    unheard of, but a whole thought with its answer is never there to imitate, unless `complete`
+    says so (the worked example in the prompts is given, not learned).
     """
     for name, share in (("stop", stop), ("torn", torn), ("complete", complete)):
         if not 0 <= share <= 1:
@@ -249,96 +186,52 @@ def warmup_documents(
     return documents
 
 
-def warmup_batch(
-    n: int, generator: torch.Generator, **options: Sequence[int] | str | float
-) -> tuple[Tensor, Tensor]:
-    """A batch of `warmup_documents` (with these options) for `pretrain`.
-
-    Returns:
-        ids (n, S), padded on the right, and the loss mask (n, S), 1 on what is to be learned.
-    """
+def warmup_batch(n: int, generator: torch.Generator, **options: object) -> tuple[Tensor, Tensor]:
+    """`warmup_documents` (with these options) as ids and loss mask (n, S), for `pretrain`."""
     return documents_batch(warmup_documents(n, generator, **options), PAD)
-
-
-# --------------------------------------------------------------------------------------------
-# the task
 
 
 @dataclass(frozen=True)
 class Arithmetic:
     """The task for `train_grpo`: questions of one side of the split, and a reward for the answer.
 
-    Attributes:
-        lengths, operations, held_out: see `draw_questions`.
-        thinking: False leaves the policy no room to think.
-        score: (completion, right answer, tags, given=...) -> reward, by default `answer_reward`.
-            It sees the completion only. The prompt is read for one purpose, to look up the right
-            answer, and of the prompt nothing but the form at its end.
-
-    Raises:
-        ValueError: see `draw_questions`.
+    The score sees the completion only. The prompt is read for one purpose, to look up the right
+    answer, and of the prompt nothing but the form at its end.
     """
 
-    lengths: Sequence[int] = TRAINED_LENGTHS
+    lengths: Sequence[int] = TRAINED_LENGTHS  # these three: see draw_questions
     operations: str = "add"
     held_out: bool = False
-    thinking: bool = True
-    score: Callable[..., float] = answer_reward
-
-    def __post_init__(self) -> None:
-        self.prompts(1, torch.Generator())  # what it refuses, it refuses before any training
+    thinking: bool = True  # False leaves the policy no room to think
+    score: Callable[..., float] = answer_reward  # (completion, right answer, tags, given=...)
 
     def prompts(self, n: int, generator: torch.Generator) -> list[Tensor]:
         """n prompts, all of one length."""
-        questions = draw_questions(
-            n,
-            generator,
-            lengths=self.lengths,
-            operations=self.operations,
-            held_out=self.held_out,
-        )
+        kind = {"operations": self.operations, "held_out": self.held_out}
+        questions = draw_questions(n, generator, lengths=self.lengths, **kind)
         return [prompt_ids(question, thinking=self.thinking) for question in questions]
 
     def reward(self, prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> list[float]:
-        """The score of each completion."""
         given = 1 if self.thinking else 2
         answers = [running_totals(read_question(prompt))[-1] for prompt in prompts]
-        return [
-            self.score(completion, answer, TAGS, given=given)
-            for completion, answer in zip(completions, answers, strict=True)
-        ]
-
-
-# --------------------------------------------------------------------------------------------
-# how good is a policy
+        graded = zip(completions, answers, strict=True)
+        return [self.score(written, answer, TAGS, given=given) for written, answer in graded]
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a policy wrote to some questions, one completion each, graded.
+    """What a policy wrote to some questions, one completion each, graded."""
 
-    Attributes:
-        correct: (N,) bool, the right answer in the right form.
-        thinking: (N,) tokens of thought: those before the first `</think>`, or all of them.
-        lengths: (N,) terms of each question.
-        rollouts: what was written.
-    """
-
-    correct: Tensor
-    thinking: Tensor
-    lengths: Tensor
+    correct: Tensor  # (N,) bool, the right answer in the right form
+    thinking: Tensor  # (N,) tokens of thought: before the first `</think>`, or all of them
+    lengths: Tensor  # (N,) terms of each question
     rollouts: Rollouts
 
     def of_length(self, *lengths: int) -> dict[str, float]:
-        """Accuracy and mean thinking length, over the questions with so many terms (none = all).
-
-        Raises:
-            ValueError: no question has so many.
-        """
+        """Accuracy and mean thinking length, over the questions with so many terms (none = all)."""
         rows = torch.isin(self.lengths, torch.tensor(lengths)) if lengths else self.lengths > 0
         if not rows.any():
-            asked = self.lengths.unique().tolist()
-            raise ValueError(f"lengths: expected some of {asked}, which were asked, got {lengths}")
+            raise ValueError(f"lengths: expected some that were asked, got {lengths}")
         return {
             "accuracy": self.correct[rows].double().mean().item(),
             "thinking": self.thinking[rows].double().mean().item(),
@@ -346,52 +239,27 @@ class Results:
 
 
 def ask(
-    policy: nn.Module,
+    policy: nn.Module,  # any causal language model over these 32 tokens
     questions: Sequence[Question],
     *,
-    greedy: bool = False,
+    greedy: bool = False,  # always the likeliest token, instead of sampling with the seed
     thinking: bool = True,
-    max_new_tokens: int = 16,
     seed: int = 0,
 ) -> Results:
-    """Let the policy answer each question once, all in one batch, and grade what it wrote.
-
-    Args:
-        policy: any causal language model over these 32 tokens; the mode it is in is kept.
-        questions: of any lengths.
-        greedy: always the likeliest token, instead of sampling with the seed.
-        thinking: False asks with the thought closed at once.
-        max_new_tokens: room for thought, tags, answer and EOS; 16 is enough for 9 terms.
-        seed: of a generator of its own, so asking changes nothing else.
-
-    Raises:
-        ValueError: no questions, or what is no question.
-    """
-    if not questions:
-        raise ValueError("questions: expected one or more, got none")
+    """Let the policy answer each question once, all in one batch, and grade what it wrote."""
     device = next(policy.parameters()).device
     prompts = torch.stack([prompt_ids(question, thinking=thinking) for question in questions])
-    rollouts = sample(
-        policy,
-        prompts.to(device),
-        max_new_tokens=max_new_tokens,
-        top_k=1 if greedy else None,
-        eos_id=EOS,
-        pad_id=PAD,
-        generator=torch.Generator(device).manual_seed(seed),
-    )
+    generator, top_k = torch.Generator(device).manual_seed(seed), 1 if greedy else None
+    ends = {"max_new_tokens": 16, "eos_id": EOS, "pad_id": PAD}  # 9 terms, tags, answer and EOS
+    rollouts = sample(policy, prompts.to(device), top_k=top_k, generator=generator, **ends)
     correct, thoughts = [], []
     rows = zip(rollouts.completions.cpu(), rollouts.completion_mask.cpu())
     for question, (ids, real) in zip(questions, rows, strict=True):
         written, right = ids[real].tolist(), running_totals(question)[-1]
         correct.append(answer_reward(written, right, TAGS, given=1 if thinking else 2) == 1.0)
         thoughts.append(written.index(END_THINK) if END_THINK in written else len(written))
-    return Results(
-        correct=torch.tensor(correct),
-        thinking=torch.tensor(thoughts) if thinking else torch.zeros(len(questions)).long(),
-        lengths=torch.tensor([len(question) for question in questions]),
-        rollouts=rollouts,
-    )
+    lengths = torch.tensor([len(question) for question in questions])
+    return Results(torch.tensor(correct), thinking * torch.tensor(thoughts), lengths, rollouts)
 
 
 def evaluate(
@@ -404,20 +272,12 @@ def evaluate(
 ) -> dict[str, float]:
     """How the policy does on held-out questions: the evaluation hook of `train_grpo`.
 
-    n questions of the lengths that are trained on, and n/2 of the harder ones; the same seed asks
-    the same questions, so that one evaluation can be compared with the next.
-
-    Returns:
-        accuracy: sampled, at the lengths trained on; greedy: the same, with the likeliest tokens;
-        harder, harder_greedy: at lengths never trained on; thinking: tokens of thought, mean,
-        sampled, at the lengths trained on.
+    n questions of the lengths trained on give accuracy, sampled and greedy, and mean tokens of
+    thought; n/2 of lengths never trained on give "harder". The same seed asks the same ones.
     """
     generator = torch.Generator().manual_seed(seed)
-    questions = []
-    for count, lengths in ((n, TRAINED_LENGTHS), (-(-n // 2), HARDER_LENGTHS)):
-        questions += draw_questions(
-            count, generator, lengths=lengths, operations=operations, held_out=True
-        )
+    draw = partial(draw_questions, generator=generator, operations=operations, held_out=True)
+    questions = [*draw(n, lengths=TRAINED_LENGTHS), *draw(-(-n // 2), lengths=HARDER_LENGTHS)]
     sampled = ask(policy, questions, thinking=thinking, seed=seed)
     greedy = ask(policy, questions, thinking=thinking, greedy=True)
     easy, hard = sampled.of_length(*TRAINED_LENGTHS), sampled.of_length(*HARDER_LENGTHS)

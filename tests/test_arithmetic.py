@@ -40,7 +40,7 @@ from minigrpo.arithmetic import (
     warmup_batch,
     warmup_documents,
 )
-from minigrpo.rewards import format_reward, split_parts, think_reward
+from minigrpo.rewards import format_reward, split_parts
 
 ALL_LENGTHS = range(3, BOXES + 1)
 QUESTIONS = st.integers(1, BOXES).flatmap(
@@ -110,7 +110,7 @@ def test_the_terms_say_what_they_do(question):
 @pytest.mark.parametrize("question", [(), (10, 1), (1,) * 10, (1, 24), (1, -1), (25,)])
 def test_what_is_no_question_is_refused(question):
     for function in (running_totals, prompt_ids):
-        with pytest.raises(ValueError, match="question: expected 1 to 9 ids of terms"):
+        with pytest.raises(ValueError, match="question: expected 1 to 9 terms, first a digit"):
             function(question)
 
 
@@ -149,16 +149,14 @@ FIXED_SPLIT = (126, [(0, 0, 3), (0, 0, 8), (0, 1, 7)])
     ("options", "message"),
     [
         ({"operations": "divide"}, "operations: expected one of add, mixed, got 'divide'"),
-        ({"lengths": ()}, "lengths: expected numbers from 2 to 9"),
         ({"lengths": (3, 10)}, "lengths: expected numbers from 2 to 9"),
-        ({"lengths": (3.0,)}, "lengths: expected numbers from 2 to 9"),
     ],
 )
 def test_questions_that_do_not_exist_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         draw_questions(1, generator(), **options)
     with pytest.raises(ValueError, match=message):
-        Arithmetic(**options)
+        Arithmetic(**options).prompts(1, generator())
     with pytest.raises(ValueError, match="n: expected a whole number of 1 or more"):
         draw_questions(0, generator())
 
@@ -353,7 +351,7 @@ COMPLETIONS = {
 }
 
 
-@pytest.mark.parametrize("score", [None, format_reward, think_reward])
+@pytest.mark.parametrize("score", [None, format_reward])
 def test_rewards_are_unchanged_when_the_prompt_is_replaced(score):
     task = Arithmetic()
     if score is not None:
@@ -439,13 +437,13 @@ def test_results_by_number_of_terms(greedy):
     assert results.of_length(3) == {"accuracy": 1, "thinking": 3}
     assert results.of_length(5) == {"accuracy": 1 / 3, "thinking": 2}
     assert results.of_length() == results.of_length(3, 5) == {"accuracy": 0.5, "thinking": 2.25}
-    with pytest.raises(ValueError, match=r"lengths: expected some of \[3, 5\], .* got \(4,\)"):
+    with pytest.raises(ValueError, match=r"lengths: expected some that were asked, got \(4,\)"):
         results.of_length(4)
 
 
 def test_a_policy_that_never_stops_is_wrong_and_thinks_to_its_limit():
-    results = ask(Writer(lambda q: [1] * 20, len(prompt_ids((1,)))), [(1, 2)], max_new_tokens=9)
-    assert results.of_length() == {"accuracy": 0, "thinking": 9}
+    results = ask(Writer(lambda q: [1] * 20, len(prompt_ids((1,)))), [(1, 2)])
+    assert results.of_length() == {"accuracy": 0, "thinking": 16}
 
 
 def test_without_thinking_there_is_no_thought():
@@ -465,8 +463,6 @@ def test_asking_leaves_the_random_numbers_alone_and_repeats_itself():
     other = ask(policy, [(1, 2, 3)] * 20, seed=5)
     assert first.rollouts.completions.tolist() != other.rollouts.completions.tolist()
     assert torch.equal(torch.get_rng_state(), state)
-    with pytest.raises(ValueError, match="questions: expected one or more, got none"):
-        ask(policy, [])
 
 
 def test_the_hook_asks_the_same_held_out_questions_every_time(monkeypatch):

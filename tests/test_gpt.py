@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support import must_fail_on, tiny_gpt
 from torch import nn
@@ -109,9 +110,9 @@ def test_a_later_token_changes_no_earlier_logit():
 
 @must_fail_on(
     (
-        GPT._mask,
-        "causal = causal_mask(new, total).to(device)",
-        "causal = torch.ones(new, total, dtype=torch.bool)",
+        GPT.forward,
+        "mask = causal_mask(new, total).to(input_ids.device)[None, None]  # (1, 1, S, keys)",
+        "mask = torch.ones(1, 1, new, total, dtype=torch.bool)",
     )
 )
 def test_no_gradient_comes_from_the_future():
@@ -182,9 +183,9 @@ def test_a_mask_of_ones_equals_no_mask():
         "return torch.arange(attention_mask.shape[-1]).expand_as(attention_mask)",
     ),
     (
-        GPT._mask,
-        "return ((causal & attention_mask.bool()[:, None]) | itself)[:, None]",
-        "return causal[None, None]",
+        GPT.forward,
+        "mask = (mask & attention_mask.bool()[:, None, None]) | itself  # (N, 1, S, keys)",
+        "pass",
     ),
 )
 def test_padding_on_the_left_changes_nothing():
@@ -211,14 +212,14 @@ def test_positions_count_real_tokens():
 
 @must_fail_on(
     (
-        GPT._positions,
-        "return torch.arange(past, total, device=device)[None]",
-        "return torch.arange(total - past, device=device)[None]",
+        GPT.forward,
+        "position_ids = torch.arange(past, total, device=input_ids.device)[None]",
+        "position_ids = torch.arange(new, device=input_ids.device)[None]",
     ),
     (
-        GPT._positions,
-        "return positions_from_mask(attention_mask)[:, past:]",
-        "return positions_from_mask(attention_mask[:, past:])",
+        GPT.forward,
+        "position_ids = positions_from_mask(attention_mask)[:, past:]",
+        "position_ids = positions_from_mask(attention_mask[:, past:])",
     ),
     (
         causal_mask,
@@ -257,47 +258,21 @@ def test_positions_given_by_the_caller_are_used():
 # bad input
 
 
-@pytest.mark.parametrize(
-    "name", ["vocab_size", "max_position_embeddings", "width", "num_layers", "num_heads"]
-)
-@pytest.mark.parametrize("value", [0, -1, 1.5, "2", None])
-def test_sizes_that_are_no_numbers_are_refused(name, value):
-    message = f"{name}: expected a whole number of 1 or more, got {value!r}"
-    with pytest.raises(ValueError, match=message):
-        GPTConfig(**{name: value})
-
-
-def test_a_width_that_the_heads_cannot_share_is_refused():
-    with pytest.raises(ValueError, match="width: expected a multiple of num_heads = 5, got 192"):
-        GPTConfig(num_heads=5)
-
-
-@pytest.mark.parametrize("shape", [(4,), (2, 0), (1, 2, 3)], ids=str)
-def test_ids_that_are_no_batch_of_sequences_are_refused(shape):
-    with pytest.raises(ValueError, match=r"input_ids: expected shape \(N, S\) .*, got \("):
-        tiny_gpt()(torch.zeros(shape, dtype=torch.long))
-
-
 def test_a_mask_that_forgets_the_cached_tokens_is_refused():
     model = tiny_gpt()
     cache = model(IDS, use_cache=True).past_key_values
-    message = r"attention_mask: expected shape \(3, 9\) \(8 cached \+ 1 new .*, got \(3, 1\)"
+    message = r"attention_mask: expected shape \(3, 9\), got \(3, 1\)"
     with pytest.raises(ValueError, match=message):
         model(IDS[:, :1], torch.ones(3, 1), past_key_values=cache)
 
 
 def test_a_sequence_of_the_context_fits_and_one_more_token_does_not():
     model = tiny_gpt(context=8)
-    assert model(IDS).logits.shape == (3, 8, 11)
-    with pytest.raises(ValueError, match="input_ids: expected at most 8 tokens .* sequence of 9"):
-        model(torch.zeros(1, 9, dtype=torch.long))
-
-
-def test_cached_tokens_count_towards_the_context():
-    model = tiny_gpt(context=8)
     cache = model(IDS, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="input_ids: expected at most 8 tokens .* sequence of 9"):
-        model(IDS[:, :1], past_key_values=cache, use_cache=True)
+    with pytest.raises(ValueError, match="input_ids: expected at most 8 tokens, got 9"):
+        model(torch.zeros(1, 9, dtype=torch.long))
+    with pytest.raises(ValueError, match="input_ids: expected at most 8 tokens, got 9"):
+        model(IDS[:, :1], past_key_values=cache, use_cache=True)  # cached tokens count
 
 
 # ---------------------------------------------------------------------------------------------
@@ -323,39 +298,18 @@ def test_a_file_takes_two_bytes_per_weight(tmp_path):
     assert 2 * weights <= (tmp_path / "model.safetensors").stat().st_size < 2 * weights + 10_000
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="path: expected a checkpoint .*, found no file"):
-        load_gpt(tmp_path / "none.safetensors")
-
-
-def _whole(path):
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(FileNotFoundError):
+        load_gpt(path)
     save_gpt(tiny_gpt(), path)
-    return path.read_bytes()
-
-
-def _wrong_sizes(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(SafetensorError):
+        load_gpt(path)
     model = tiny_gpt()
     sizes = json.dumps({**asdict(model.config), "width": 32})
     save_file(model.state_dict(), path, metadata={"config": sizes})
-    return path.read_bytes()
-
-
-FOREIGN_FILES = {
-    "empty": lambda path: b"",
-    "a web page": lambda path: b"<!DOCTYPE html><html></html>",
-    "cut in its header": lambda path: _whole(path)[:100],
-    "cut in its weights": lambda path: _whole(path)[:-1000],
-    "no sizes": lambda path: save_file({"x": torch.zeros(2)}, path) or path.read_bytes(),
-    "other sizes": _wrong_sizes,
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN_FILES)
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, kind):
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(FOREIGN_FILES[kind](path))
-    message = r"path: expected a checkpoint .*, but \S+model\.safetensors is not one"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(RuntimeError, match="size mismatch"):
         load_gpt(path)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import support
 import torch
 from safetensors.torch import load_file, save_file
-from support import must_fail_on
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from minigrpo import llama
@@ -33,7 +32,7 @@ from minigrpo.arithmetic import (
 )
 from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig, train_grpo
-from minigrpo.llama import WARMUP, build_tokenizer, load_policy, save_policy, tiny_llama, warm_up
+from minigrpo.llama import WARMUP, build_tokenizer, load_policy, tiny_llama, warm_up
 from minigrpo.rewards import answer_reward
 
 SHIPPED = data_folder() / "tiny_llama"
@@ -105,90 +104,38 @@ def test_an_unknown_word_is_an_error():
 # saved and loaded
 
 
+def save(policy: LlamaForCausalLM, folder: Path) -> Path:
+    policy.save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def test_round_trip_to_the_bit(tmp_path):
     policy = tiny_llama(5)
-    save_policy(policy, tmp_path / "deep" / "policy")
-    again = load_policy(tmp_path / "deep" / "policy")
+    again = load_policy(save(policy, tmp_path / "policy"))
     assert torch.equal(weights(policy), weights(again))
     assert again.config.to_dict()["pad_token_id"] == PAD
     assert not again.training
     ids = torch.stack([prompt_ids(question) for question in HELD_OUT])
     assert torch.equal(policy(ids).logits, again(ids).logits)
-    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["policy"]
 
 
-def test_the_same_policy_gives_the_same_files(tmp_path):
-    for name in ("one", "two"):
-        save_policy(tiny_llama(), tmp_path / name)
-    names = {path.name for path in (tmp_path / "one").iterdir()}
-    assert names <= llama.SAVED_FILES
-    for name in names:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
-def test_a_saved_policy_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    folder = tmp_path / "policy"
-    save_policy(tiny_llama(0), folder)
-    save_policy(tiny_llama(1), folder)
-    assert torch.equal(weights(load_policy(folder)), weights(tiny_llama(1)))
-
-    def full(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
-    with pytest.raises(OSError, match="no space left"):
-        save_policy(tiny_llama(2), folder)
-    monkeypatch.undo()
-    move, calls = os.replace, []
-
-    def second_move_fails(source, target):
-        calls.append((source, target))
-        if len(calls) == 2:
-            raise OSError("no such luck")
-        move(source, target)
-
-    monkeypatch.setattr(llama.os, "replace", second_move_fails)
-    with pytest.raises(OSError, match="no such luck"):
-        save_policy(tiny_llama(2), folder)
-    assert torch.equal(weights(load_policy(folder)), weights(tiny_llama(1)))
-    assert [p.name for p in tmp_path.iterdir()] == ["policy"]
-
-
-def test_nothing_but_a_policy_is_ever_replaced(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(FileExistsError, match="folder: expected a new or empty .* thesis.tex"):
-        save_policy(tiny_llama(), tmp_path)
-    with pytest.raises(FileExistsError, match="there is a file"):
-        save_policy(tiny_llama(), tmp_path / "thesis.tex")
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-    (tmp_path / "empty").mkdir()
-    save_policy(tiny_llama(), tmp_path / "empty")
-    load_policy(tmp_path / "empty")
-
-
-def test_what_is_no_saved_policy_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="folder: expected one that save_policy wrote"):
+def test_what_is_no_whole_policy_for_this_task_is_refused(tmp_path):
+    with pytest.raises(OSError, match="no file named model.safetensors"):
         load_policy(tmp_path)
-
-    def spoiled(name: str) -> Path:
-        return Path(shutil.copytree(SHIPPED, tmp_path / name))
-
-    cut = spoiled("cut") / "model.safetensors"
-    cut.write_bytes(cut.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="folder: expected one that save_policy wrote, but"):
-        load_policy(cut.parent)
-    hole = spoiled("hole") / "model.safetensors"
+    hole = shutil.copytree(SHIPPED, tmp_path / "hole") / "model.safetensors"
     tensors = load_file(hole)
     del tensors["model.norm.weight"]
     save_file(tensors, hole, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="expected a whole policy, .* unknown: model.norm.weight"):
+    message = r"folder: expected 32 tokens and all weights, .* astray \['model.norm.weight'\]"
+    with pytest.raises(ValueError, match=message):
         load_policy(hole.parent)
-    (spoiled("torn") / "config.json").write_text('{"model_type": ')
-    with pytest.raises(ValueError, match="folder: expected one that save_policy wrote, but"):
-        load_policy(tmp_path / "torn")
-    (spoiled("larger") / "config.json").write_text('{"model_type": "llama", "vocab_size": 33}')
-    with pytest.raises(ValueError, match="it has 33 tokens instead of 32"):
-        load_policy(tmp_path / "larger")
+    save_file({**tensors, "model.norm.weight": torch.ones(64), "more": torch.ones(1)}, hole)
+    with pytest.raises(ValueError, match=r"astray \['more'\]"):
+        load_policy(hole.parent)
+    larger = support.tiny_llama(vocab_size=33)
+    with pytest.raises(ValueError, match="folder: expected 32 tokens and all weights, got 33"):
+        load_policy(save(larger, tmp_path / "larger"))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -198,7 +145,6 @@ def test_what_is_no_saved_policy_is_refused(tmp_path):
 def test_the_shipped_checkpoint_is_small_and_tells_nothing_about_where_it_was_made():
     files = sorted(SHIPPED.iterdir())
     assert {f.name for f in files} >= {"config.json", "model.safetensors", "tokenizer.json"}
-    assert {f.name for f in files} <= llama.SAVED_FILES
     assert sum(f.stat().st_size for f in files) <= 1_000_000
     for file in files:
         head = file.read_bytes()[:5000]
@@ -220,7 +166,7 @@ def test_the_tokenizer_that_ships_is_the_one_of_the_code():
 
 
 def test_the_base_can_add_and_is_impatient(base):
-    scores = evaluate(base, n=1024)
+    scores = evaluate(base, n=256)
     assert 0.1 < scores["accuracy"] <= 0.40
     assert scores["greedy"] <= 0.40
     assert scores["thinking"] < 1.5
@@ -234,7 +180,8 @@ def test_the_base_can_add_and_is_impatient(base):
     assert right.mean() > 0.97
 
 
-def test_the_warm_up_learns_in_a_few_steps_and_repeats_itself():
+def test_the_warm_up_learns_in_a_few_steps_and_repeats_itself(monkeypatch):
+    monkeypatch.setattr(llama, "WARMUP_ROWS", 32)
     config = replace(WARMUP, steps=8, warmup=2)
     first, again = tiny_llama(), tiny_llama()
     losses = [m.loss for m in warm_up(first, config)]
@@ -262,7 +209,7 @@ class Listening(Arithmetic):
 def trained() -> LlamaForCausalLM:
     policy = load_policy()
     config = GRPOConfig(
-        steps=50,
+        steps=30,
         prompts_per_step=16,
         group_size=8,
         max_new_tokens=16,
@@ -279,16 +226,16 @@ def trained() -> LlamaForCausalLM:
 
 
 def test_grpo_makes_it_think(base, trained):
-    before, after = evaluate(base), evaluate(trained)
-    assert after["accuracy"] >= 0.95  # 0.98 and more after 100 steps
-    assert after["greedy"] >= 0.99
-    assert after["harder"] >= 0.90
+    before, after = evaluate(base, n=256), evaluate(trained, n=256)
+    assert after["accuracy"] >= 0.90  # 0.98 and more after 100 steps
+    assert after["greedy"] >= 0.98
+    assert after["harder"] >= 0.85
     assert after["thinking"] >= 3 * before["thinking"]
 
 
 def test_no_held_out_question_was_ever_trained_on(trained):
     asked = Listening.asked
-    assert len(asked) > 500
+    assert len(asked) > 400
     assert {len(question) for question in asked} == {3, 4, 5, 6}
     assert not any(map(is_held_out, asked))
     assert not asked & set(HELD_OUT)
@@ -296,7 +243,7 @@ def test_no_held_out_question_was_ever_trained_on(trained):
 
 def test_the_trained_policy_answers_in_plain_transformers(trained, tmp_path):
     """Nothing of this course is needed to use it: text in, text out."""
-    save_policy(trained, tmp_path / "policy")
+    save(trained, tmp_path / "policy")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     assert type(model) is LlamaForCausalLM
@@ -317,37 +264,9 @@ def test_the_trained_policy_answers_in_plain_transformers(trained, tmp_path):
         assert theirs[: real.sum()].tolist() == row[real].tolist()
 
 
-@must_fail_on((tiny_llama, "eos_token_id=EOS,", "eos_token_id=2,"))
+@support.must_fail_on((tiny_llama, "eos_token_id=EOS,", "eos_token_id=2,"))
 def test_generate_stops_at_the_eos():
     assert tiny_llama().generation_config.eos_token_id == EOS == TAGS.eos
-
-
-def test_a_link_stays_a_link_and_the_working_folder_stays(tmp_path, monkeypatch):
-    save_policy(tiny_llama(1), tmp_path / "target")
-    try:
-        (tmp_path / "link").symlink_to(tmp_path / "target", target_is_directory=True)
-    except OSError:
-        pytest.skip("no links here")
-    save_policy(tiny_llama(2), tmp_path / "link")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "target"]
-    assert (tmp_path / "link").is_symlink()
-    assert torch.equal(weights(load_policy(tmp_path / "target")), weights(tiny_llama(2)))
-    monkeypatch.chdir(tmp_path / "target")
-    with pytest.raises(ValueError, match="folder: expected another than the working folder"):
-        save_policy(tiny_llama(3), ".")
-    assert torch.equal(weights(load_policy(tmp_path / "target")), weights(tiny_llama(2)))
-
-
-@pytest.mark.parametrize(
-    "change", [{"hidden_size": "x"}, {"num_attention_heads": 0}, {"vocab_size": None}, []]
-)
-def test_settings_that_describe_no_llama_are_refused(tmp_path, change):
-    shutil.copytree(SHIPPED, tmp_path / "policy")
-    path = tmp_path / "policy" / "config.json"
-    settings = json.loads(path.read_text())
-    path.write_text(json.dumps({**settings, **change} if change else change))
-    with pytest.raises(ValueError, match="folder: expected one that save_policy wrote, but"):
-        load_policy(tmp_path / "policy")
 
 
 def test_making_a_model_leaves_the_random_numbers_of_gpus_alone(monkeypatch):

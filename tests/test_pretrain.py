@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
-import subprocess
-import sys
+from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
@@ -74,18 +71,12 @@ def test_loss_and_gradient_are_those_of_a_loop_over_tokens():
         assert_close(*(torch.autograd.grad(value, logits)[0] for value in (loss, expected)))
 
 
-def test_loss_refuses_shapes_that_do_not_fit():
+def test_loss_refuses_what_does_not_fit():
     logits, ids = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long)
     with pytest.raises(ValueError, match=r"input_ids: expected shape \(2, 3\), got \(2, 2\)"):
         next_token_loss(logits, ids[:, 1:])
-    with pytest.raises(ValueError, match=r"mask: expected shape \(2, 3\), got \(2, 2\)"):
-        next_token_loss(logits, ids, torch.ones(2, 2))
-
-
-def test_loss_refuses_a_mask_that_leaves_nothing_to_learn():
-    only_the_first = torch.tensor([[1, 0, 0]])
     with pytest.raises(ValueError, match="mask: expected at least one token to learn, got none"):
-        next_token_loss(torch.zeros(1, 3, 5), torch.zeros(1, 3).long(), only_the_first)
+        next_token_loss(logits, ids, torch.tensor([[1, 0, 0]] * 2))  # NaN, with a gradient of 0
 
 
 @must_fail_on(
@@ -134,12 +125,6 @@ def test_validation_leaves_no_graph_and_no_randomness():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("length", [1, 0, 201])
-def test_validation_refuses_windows_that_do_not_fit(length):
-    with pytest.raises(ValueError, match=f"length: expected 2 to 200, .* got {length}"):
-        validation_loss(tiny_gpt(), CYCLE, length)
-
-
 # ---------------------------------------------------------------------------------------------
 # settings
 
@@ -160,11 +145,9 @@ def test_the_learning_rate_rises_to_one_and_falls_to_nearly_zero():
         ({"steps": 0}, "steps: expected a whole number of 1 or more, got 0"),
         ({"eval_every": 0}, "eval_every: expected a whole number of 1 or more, got 0"),
         ({"save_every": -1}, "save_every: expected a whole number of 1 or more, got -1"),
-        ({"warmup": -1}, "warmup: expected 0 or more .*, got -1"),
-        ({"steps": 20}, "warmup: expected .* fewer than steps = 20, got 20"),
-        ({"lr": 0.0}, "lr: expected a number above 0, got 0.0"),
-        ({"lr": math.nan}, "lr: expected a number above 0, got nan"),
-        ({"grad_clip": -1}, "grad_clip: expected a number above 0, got -1"),
+        ({"steps": 30.5}, "steps: expected a whole number of 1 or more, got 30.5"),
+        ({"warmup": -1}, "warmup: expected 0 to 399 steps, got -1"),
+        ({"steps": 20}, "warmup: expected 0 to 19 steps, got 20"),
     ],
     ids=str,
 )
@@ -214,9 +197,16 @@ def _with_mask(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-@pytest.mark.parametrize("next_batch", [windows, _with_mask], ids=["ids", "ids and mask"])
-@pytest.mark.parametrize("make", [small_gpt, lambda: tiny_llama().float()], ids=["gpt", "llama"])
-@pytest.mark.parametrize("matrix_lr", [0.02, None], ids=["muon", "adamw"])
+@pytest.mark.parametrize(
+    ("make", "next_batch", "matrix_lr"),
+    [
+        (small_gpt, windows, 0.02),
+        (small_gpt, _with_mask, None),
+        (lambda: tiny_llama().float(), _with_mask, 0.02),
+        (lambda: tiny_llama().float(), windows, None),
+    ],
+    ids=["gpt, muon", "gpt, adamw, mask", "llama, muon, mask", "llama, adamw"],
+)
 def test_a_repeating_text_is_learned(make, next_batch, matrix_lr):
     config = PretrainConfig(steps=80, lr=1e-2, matrix_lr=matrix_lr, warmup=10, eval_every=80)
     losses = [m.loss for m in pretrain(make(), next_batch, config)]
@@ -250,9 +240,7 @@ def test_a_step_that_is_not_finite_is_not_taken(broken):
         model.lm_head.register_forward_hook(lambda _, __, logits: logits * math.nan)
     else:
         model.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(
-        FloatingPointError, match=rf"the {broken}.* is \w+ at step 1: expected a fi"
-    ):
+    with pytest.raises(RuntimeError, match="norm .* is non-finite"):
         next(training)
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
@@ -263,154 +251,44 @@ def test_a_step_that_is_not_finite_is_not_taken(broken):
 RUN = PretrainConfig(steps=12, warmup=2, save_every=3, eval_every=100)
 
 
-def train(folder, name: str, steps: int = RUN.steps) -> list[PretrainMetrics]:
-    """Train a new model with the checkpoint `name`, for at most so many steps."""
-    training = pretrain(small_gpt(), windows, RUN, checkpoint=folder / name)
-    return list(islice(training, steps))
+class Forgetful(GPT):
+    """A GPT with dropout, so that torch's own random numbers matter too."""
+
+    def forward(self, *arguments, **options):
+        output = super().forward(*arguments, **options)
+        output.logits = nn.functional.dropout(output.logits, 0.1)
+        return output
 
 
-def assert_same_end(folder, one: str, other: str) -> None:
-    """The same weights, optimizer states, next batch and random numbers, to the bit."""
-    states = [torch.load(folder / name, weights_only=True) for name in (one, other)]
-    assert all(state.pop("config") == repr(RUN) for state in states)
-    assert states[0]["step"] == RUN.steps
-    assert {"model", "optimizers", "batches", "torch"} <= set(states[0])
-    assert_close(*states, rtol=0, atol=0)
+def train(path, steps: int = RUN.steps, config=RUN) -> tuple[list[PretrainMetrics], dict]:
+    """Train a new model with this checkpoint, for at most so many steps."""
+    torch.manual_seed(0)
+    model = Forgetful(GPTConfig(11, 12, 16, 2, 2))
+    return list(
+        islice(pretrain(model, windows, config, checkpoint=path), steps)
+    ), model.state_dict()
 
 
-def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path):
-    whole = train(tmp_path, "whole.pt")
-    train(tmp_path, "resumed.pt", steps=7)  # two steps beyond the last checkpoint are lost
-    rest = train(tmp_path, "resumed.pt")
-    assert [m.step for m in rest] == [7, 8, 9, 10, 11, 12]
-    assert [m.loss for m in rest] == [m.loss for m in whole[6:]]
-    assert [m.lr_scale for m in rest] == [m.lr_scale for m in whole[6:]]
-    assert_same_end(tmp_path, "whole.pt", "resumed.pt")
-
-
-@pytest.mark.parametrize("part", ["model", "optimizers", "batches"])
-def test_every_part_of_a_checkpoint_is_needed_to_go_on(tmp_path, part):
-    train(tmp_path, "whole.pt")
-    train(tmp_path, "early.pt", steps=3)
-    train(tmp_path, "resumed.pt", steps=6)
-    early, state = (torch.load(tmp_path / f"{name}.pt") for name in ("early", "resumed"))
-    torch.save({**state, part: early[part]}, tmp_path / "resumed.pt")
-    train(tmp_path, "resumed.pt")
-    with pytest.raises(AssertionError):
-        assert_same_end(tmp_path, "whole.pt", "resumed.pt")
-
-
-KILLED = """
-import sys, time
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, sys.argv[1])
-from test_pretrain import RUN, pretrain, small_gpt, windows
-for m in pretrain(small_gpt(), windows, RUN, checkpoint=Path(sys.argv[2])):
-    print(m.step, flush=True)
-    if m.step == 8:
-        time.sleep(600)
-"""
-
-
-def test_a_run_killed_in_another_process_goes_on_here(tmp_path):
-    command = [
-        sys.executable,
-        "-c",
-        KILLED,
-        str(Path(__file__).parent),
-        str(tmp_path / "killed.pt"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        steps = [next(process.stdout).strip() for _ in range(8)]
-        process.kill()
-    assert steps[-1] == "8"
-    assert process.returncode == -signal.SIGKILL
-    rest = train(tmp_path, "killed.pt")
-    assert rest[0].step == 7
-    train(tmp_path, "whole.pt")
-    assert_same_end(tmp_path, "whole.pt", "killed.pt")
-
-
-def test_a_checkpoint_that_fails_half_way_leaves_the_one_before(tmp_path, monkeypatch):
-    whole = train(tmp_path, "whole.pt")
-    train(tmp_path, "resumed.pt", steps=5)  # written after step 3
-
-    def fail_half_way(_, unfinished):
-        unfinished.write_bytes(b"PK\x03\x04 half a checkpoint")
-        raise OSError("No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pretraining.torch, "save", fail_half_way)
-        with pytest.raises(OSError, match="No space left"):
-            train(tmp_path, "resumed.pt")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["resumed.pt", "whole.pt"]
-    assert [m.loss for m in train(tmp_path, "resumed.pt")] == [m.loss for m in whole[3:]]
-    assert_same_end(tmp_path, "whole.pt", "resumed.pt")
-
-
-def test_a_finished_run_has_nothing_left_to_do(tmp_path):
-    train(tmp_path, "whole.pt")
-    assert train(tmp_path, "whole.pt") == []
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda raw: b"",
-        lambda raw: b"garbage",
-        lambda raw: raw[: len(raw) // 2],
-    ],
-    ids=["empty", "garbage", "half"],
-)
-def test_bytes_that_are_no_checkpoint_are_refused(tmp_path, damage):
-    train(tmp_path, "run.pt", steps=3)
+def test_a_run_that_was_killed_ends_with_the_same_weights_to_the_bit(tmp_path):
     path = tmp_path / "run.pt"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"checkpoint: expected one .*, but \S+run.pt cannot be"):
-        train(tmp_path, "run.pt")
+    whole = train(tmp_path / "whole.pt")
+    train(path, steps=8)  # and never again: what came after step 6 is lost
+    left = torch.load(path)
+    rest, weights = train(path)
+    assert [m.step for m in rest] == [7, 8, 9, 10, 11, 12]
+    assert [(m.loss, m.lr_scale) for m in rest] == [(m.loss, m.lr_scale) for m in whole[0][6:]]
+    assert_close(weights, whole[1], rtol=0, atol=0)
+    assert train(path)[0] == []  # nothing left to do
 
-
-@pytest.mark.parametrize("state", [[1, 2], {"config": repr(RUN)}], ids=["list", "parts missing"])
-def test_a_file_of_something_else_is_refused(tmp_path, state):
-    torch.save(state, tmp_path / "run.pt")
-    with pytest.raises(ValueError, match=r"checkpoint: expected one .*, but \S+run.pt cannot be"):
-        train(tmp_path, "run.pt")
-
-
-def test_a_checkpoint_of_another_config_is_refused(tmp_path):
-    train(tmp_path, "run.pt", steps=3)
-    other = PretrainConfig(steps=13, warmup=2)
-    with pytest.raises(ValueError, match=r"checkpoint: .*steps=12.* this run has .*steps=13"):
-        next(pretrain(small_gpt(), windows, other, checkpoint=tmp_path / "run.pt"))
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    train(tmp_path, "run.pt", steps=3)
-    other = GPT(GPTConfig(11, 12, 32, 2, 2))
-    with pytest.raises(ValueError, match=r"checkpoint: \S+run.pt belongs to another model"):
-        next(pretrain(other, windows, RUN, checkpoint=tmp_path / "run.pt"))
-
-
-def test_validation_loss_refuses_to_average_over_nothing():
-    with pytest.raises(ValueError, match="max_windows: expected 1 or more, or None, got 0"):
-        validation_loss(None, torch.arange(20), 5, max_windows=0)
-
-
-def test_a_checkpoint_of_a_gpu_goes_on_without_it(tmp_path, monkeypatch):
-    path = tmp_path / "state.pt"
-    config = PretrainConfig(steps=4, warmup=1, save_every=2)
-    with monkeypatch.context() as gpu:  # what is saved says that it was there
-        gpu.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
-        next(islice(pretrain(small_gpt(), windows, config, checkpoint=path), 2, None))
-    assert [m.step for m in pretrain(small_gpt(), windows, config, checkpoint=path)] == [3, 4]
-
-
-@pytest.mark.parametrize("name", ["steps", "eval_every", "save_every"])
-def test_counts_are_whole_numbers(name):
-    with pytest.raises(ValueError, match=f"{name}: expected a whole number of 1 or more, got 30.5"):
-        PretrainConfig(**{name: 30.5})
+    train(tmp_path / "early.pt", steps=4)
+    early = torch.load(tmp_path / "early.pt")
+    parts = [("modules", name) for name in ("model", "AdamW", "Muon")]
+    for kind, name in [*parts, ("generators", "batches"), ("generators", "torch")]:
+        torch.save({**left, kind: {**left[kind], name: early[kind][name]}}, path)
+        with pytest.raises(AssertionError):  # each part of a checkpoint is needed
+            assert_close(train(path)[1], whole[1], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="checkpoint: .* does not belong .* steps = 12, .* has 13"):
+        train(path, config=replace(RUN, steps=13))
 
 
 def test_documents_are_stacked_with_their_loss_mask():

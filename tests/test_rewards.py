@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 
 import hypothesis
 import pytest
@@ -22,7 +21,6 @@ from minigrpo.rewards import (
     letter_share,
     pass_at_k,
     split_parts,
-    think_reward,
 )
 
 
@@ -64,10 +62,10 @@ def test_any_function_of_the_text_is_a_reward():
     assert task.reward([ids("O!")] * 2, [ids("!!"), ids("no")]) == [2.0, 0.0]
 
 
-@pytest.mark.parametrize("texts", [[], ["a", ""], "ROMEO:"])
+@pytest.mark.parametrize("texts", [["a", ""], "ROMEO:"])
 def test_a_task_without_prompts_is_refused(texts):
-    with pytest.raises(ValueError, match="texts: expected a list of one or more texts"):
-        TextTask(texts)
+    with pytest.raises(ValueError, match="texts: expected a list of texts, none empty"):
+        TextTask(texts).prompts(1, torch.Generator())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -91,11 +89,12 @@ def both(text: str, grade, *arguments, **options) -> float:
 
 
 def grades(text: str, answer: str = "7", **options) -> tuple[float, float, float]:
-    """Answer, format and think reward."""
+    """Answer and format reward, and whether there is a thought."""
+    parts = split_parts(text.replace("~", "\n"), TEXT, **options)
     return (
         both(text, answer_reward, answer, **options),
         both(text, format_reward, **options),
-        both(text, think_reward, **options),
+        float(parts is not None and len(parts.answer) == 1 and len(parts.thought) > 0),
     )
 
 
@@ -111,7 +110,7 @@ RIGHT = "3 7 </think> <answer> 7 </answer> <eos>"
         ("3 7 </think> <answer> 3 </answer> <eos>", (0, 1, 1)),  # wrong, in the right form
     ],
 )
-def test_the_three_rewards(text, expected):
+def test_the_rewards(text, expected):
     assert grades(text) == expected
 
 
@@ -155,7 +154,7 @@ def test_an_answer_of_two_tokens_is_none_among_ids_and_a_wrong_one_in_a_text():
     for answer in ("3", "7"):
         assert answer_reward(ids, WORDS.index(answer), IDS) == 0
         assert answer_reward(text, answer, TEXT) == 0
-    assert format_reward(ids, IDS) == think_reward(ids, IDS) == 0
+    assert format_reward(ids, IDS) == 0
     assert format_reward(text, TEXT) == 1  # the words of a text are not the grader's business
     assert answer_reward(text, "3 7", TEXT) == 1
 
@@ -189,18 +188,13 @@ def test_exactly_one_sequence_of_tags_counts():
     (split_parts, "if before or between or after != len(form) - 4:", "if before:"),
     (
         answer_reward,
-        "return float(parts is not None and parts.answer == (right,))",
-        "return float(parts is not None and right in parts.answer)",
+        "return float(parts is not None and parts.answer == (*right,))",
+        "return float(parts is not None and right[0] in parts.answer)",
     ),
     (
         format_reward,
         "return float(parts is not None and len(parts.answer) == 1)",
         "return float(parts is not None)",
-    ),
-    (
-        think_reward,
-        "return float(parts is not None and len(parts.answer) == 1 and len(parts.thought) > 0)",
-        "return float(parts is not None and len(parts.answer) == 1)",
     ),
 )
 def test_a_grader_that_is_less_strict_is_noticed():
@@ -239,59 +233,41 @@ def test_the_answer_of_a_text(written, answer, reward):
     """Without an EOS, as a tokenizer decodes that leaves out special tokens."""
     text = f"first this,\nthen that\n</think>\n<answer>{written}</answer>\n"
     assert answer_reward(text, answer) == reward
-    assert format_reward(text) == think_reward(text) == 1
+    assert format_reward(text) == 1
     assert answer_reward(text.replace("<answer>", "<Answer>"), answer) == 0
 
 
-def test_a_filler_is_a_thought():
-    """What the think reward cannot see: it must not be the only reward."""
-    assert think_reward("hm </think> <answer> 5 </answer>") == 1
-
-
-@pytest.mark.parametrize("grade", [format_reward, think_reward, split_parts])
+@pytest.mark.parametrize("grade", [format_reward, split_parts])
 def test_bad_input_is_refused(grade):
-    with pytest.raises(TypeError, match="completion: expected ids, .* got a text"):
+    with pytest.raises(TypeError, match="completion: expected ids or text as the tags are, got 'a"):
         grade("a text", IDS)
-    with pytest.raises(TypeError, match="completion: expected a text, .* got ids"):
+    with pytest.raises(TypeError, match="completion: expected ids or text as the tags are, got .1"):
         grade([1, 2], TEXT)
-    with pytest.raises(ValueError, match=r"completion: expected one row .* shape \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"completion: expected one row of ids, got shape \(2, 3\)"
+    ):
         grade(torch.zeros(2, 3).long(), IDS)
-    with pytest.raises(ValueError, match="completion: expected one row of token ids, got torch.fl"):
-        grade([1.0, 2.0], IDS)
-    for given in (3, -1, True, None):
-        with pytest.raises(ValueError, match="given: expected 0, 1 or 2"):
-            grade("a text", TEXT, given=given)
+    with pytest.raises(
+        ValueError, match="expected different tags and given 0, 1 or 2, got .* and 3"
+    ):
+        grade("a text", TEXT, given=3)
+    with pytest.raises(ValueError, match="expected different tags"):
+        grade([1], Tags(0, 1, 2, 2))
 
 
 @pytest.mark.parametrize(
-    ("answer", "tags", "error", "message"),
+    ("answer", "tags", "error"),
     [
-        (7, TEXT, TypeError, "answer: expected a string, as the tags are, got 7"),
-        ("7", IDS, TypeError, "answer: expected a token id, as the tags are, got '7'"),
-        (7.0, IDS, TypeError, "answer: expected a token id"),
-        (" ", TEXT, ValueError, "answer: expected a text without tags, not empty"),
-        ("7</answer>", TEXT, ValueError, "answer: expected a text without tags"),
-        (4, IDS, ValueError, "answer: expected an id that is not a tag, got 4"),
+        (7, TEXT, TypeError),
+        ("7", IDS, TypeError),
+        (" ", TEXT, ValueError),
+        ("7</answer>", TEXT, ValueError),
+        (4, IDS, ValueError),
     ],
 )
-def test_an_answer_that_nobody_can_give_is_refused(answer, tags, error, message):
-    completion = [] if tags is IDS else ""
-    with pytest.raises(error, match=message):
-        answer_reward(completion, answer, tags)
-
-
-@pytest.mark.parametrize(
-    ("tags", "error", "message"),
-    [
-        ((0, 1, 2, 2), ValueError, "tags: expected different ones"),
-        (("a", "b", "c", ""), ValueError, "none empty"),
-        ((0, 1, 2, "d"), TypeError, "tags: expected token ids or strings, all alike"),
-        ((0, 1, 2, 3, 4.0), TypeError, "tags: expected token ids or strings, all alike"),
-    ],
-)
-def test_tags_that_cannot_be_told_apart_are_refused(tags, error, message):
-    with pytest.raises(error, match=message):
-        Tags(*tags)
+def test_an_answer_that_nobody_can_give_is_refused(answer, tags, error):
+    with pytest.raises(error, match="expected ids or text|answer: expected one that can stand"):
+        answer_reward([] if tags is IDS else "", answer, tags)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -322,25 +298,15 @@ def test_pass_at_k_is_unbiased(n, p, k):
     assert mean == pytest.approx(1 - (1 - p) ** k)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ((0, 0, 1), "samples: expected a whole number from 1 to inf, got 0"),
-        ((4, 5, 1), "correct: expected a whole number from 0 to 4, got 5"),
-        ((4, -1, 1), "correct: expected a whole number from 0 to 4, got -1"),
-        ((4, 2, 5), "k: expected a whole number from 1 to 4, got 5"),
-        ((4, 2, 0), "k: expected a whole number from 1 to 4, got 0"),
-        ((4, 2, 1.5), "k: expected a whole number from 1 to 4, got 1.5"),
-    ],
-)
-def test_pass_at_k_refuses(arguments, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+@pytest.mark.parametrize("arguments", [(4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)], ids=str)
+def test_pass_at_k_refuses(arguments):
+    with pytest.raises(ValueError, match="expected 0 to 4 correct, and k from 1"):
         pass_at_k(*arguments)
 
 
-def test_tags_with_white_space_could_never_be_found_and_are_refused():
-    with pytest.raises(ValueError, match="tags: expected different ones, none empty or with white"):
-        Tags("<think>", "</think>\n", "<answer>", "</answer>")
+def test_a_tag_with_white_space_is_found():
+    tags = Tags("<think>", "</think>\n", "<answer>", "</answer>")
+    assert answer_reward("why </think>\n<answer> 4 </answer>", "4", tags) == 1
 
 
 def test_a_tag_may_begin_like_another():

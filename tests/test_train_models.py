@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import train_models
 
-from minigrpo import corpus
+from minigrpo import corpus, llama
+from minigrpo.arithmetic import evaluate
 from minigrpo.gpt import GPTConfig, load_gpt
 from minigrpo.llama import load_policy
+from minigrpo.text import models
 from minigrpo.text.models import FAMILIES
 from minigrpo.text.models import load_policy as load_text_policy
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
+def little_to_do(monkeypatch):
+    """One thread, batches of 4 documents, no steps to warm up in, and few questions afterwards."""
     monkeypatch.setenv("MINIGRPO_THREADS", "1")
+    for module in (llama, models):
+        monkeypatch.setattr(module, "WARMUP", replace(module.WARMUP, warmup=0))
+        monkeypatch.setattr(module, "WARMUP_ROWS", 4)
+    monkeypatch.setattr(train_models, "evaluate", partial(evaluate, n=4))
 
 
 def test_the_command_trains_and_writes_a_checkpoint(tmp_path, monkeypatch, capsys):
@@ -37,14 +47,14 @@ def test_the_command_refuses_to_train_on_the_offline_corpus(tmp_path, monkeypatc
 
 
 def test_the_command_writes_a_policy(tmp_path, capsys):
-    train_models.main(["tiny_llama", "--out", str(tmp_path / "policy"), "--steps", "31"])
-    assert "tiny_llama  step   31" in capsys.readouterr().out
+    train_models.main(["tiny_llama", "--out", str(tmp_path / "policy"), "--steps", "2"])
+    assert "tiny_llama  step    2" in capsys.readouterr().out
     load_policy(tmp_path / "policy")
 
 
 def test_the_command_writes_both(tmp_path, capsys):
-    train_models.main(["text_models", "--out", str(tmp_path), "--steps", "31"])
+    train_models.main(["text_models", "--out", str(tmp_path), "--steps", "2"])
     for family in FAMILIES:
         policy, _ = load_text_policy(tmp_path / f"text_{family}", device="cpu")
         assert policy.config.model_type == family
-    assert "llama  step   31" in capsys.readouterr().out
+    assert "llama  step    2" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from minigrpo import corpus, llama
 from minigrpo.arithmetic import OPERATIONS, evaluate
@@ -51,7 +52,7 @@ def tiny_llama(options: argparse.Namespace) -> None:
     shares = {"torn": options.torn, "complete": options.complete}
     run = llama.warm_up(policy, config, operations=options.operations, **shares)
     report("tiny_llama", run, config)
-    llama.save_policy(policy, options.out)
+    save(policy, llama.build_tokenizer(), options.out)
     scores = evaluate(policy, operations=options.operations)
     print("  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
 
@@ -64,7 +65,13 @@ def text_models(options: argparse.Namespace) -> None:
         policy = models.small_model(family, tokenizer, options.seed).to(device)
         config = replace(models.WARMUP, steps=options.steps, seed=options.seed)
         report(family, models.warm_up(policy, tokenizer, config), config)
-        llama.save_policy(policy.half(), options.out / f"text_{family}", tokenizer)
+        save(policy.half(), tokenizer, options.out / f"text_{family}")
+
+
+def save(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write both so that `AutoModelForCausalLM` and `AutoTokenizer` can load them."""
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def report(name: str, run: Iterable[PretrainMetrics], config: PretrainConfig) -> None:

@@ -19,7 +19,7 @@ from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.llama import WARMUP, tiny_llama, warm_up
 from minigrpo.objective import VARIANTS
 from minigrpo.pretrain import PretrainConfig, pretrain
-from minigrpo.rewards import Tags, format_reward, think_reward
+from minigrpo.rewards import Tags, format_reward, split_parts
 
 SUMMIT = GRPOConfig(
     steps=100,
@@ -43,7 +43,8 @@ def only_form(completion: Tensor, answer: int, tags: Tags, *, given: int) -> flo
 
 def any_thought(completion: Tensor, answer: int, tags: Tags, *, given: int) -> float:
     """A reward for a thought in its place, whatever it says and whatever is answered."""
-    return think_reward(completion, tags, given=given)
+    parts = split_parts(completion, tags, given=given)
+    return float(parts is not None and len(parts.answer) == 1 and len(parts.thought) > 0)
 
 
 @dataclass(frozen=True)
