@@ -102,7 +102,7 @@ def unshifted(healthy: Function) -> Function:
 
 interleaved = line(  # every P-th row for a group
     "rewards = rewards.view(group_size, -1).T.flatten(); equal = equal_groups(rewards, group_size)",
-    "return torch.where(equal[:, None], 0.0, advantages).T.flatten().to(dtype)",
+    "return advantages.view(-1, group_size).T.flatten().to(dtype)",
 )
 no_floor = line(
     "groups = rewards.float().view(-1, group_size); mean = groups.sum(1)[:, None] / group_size",
@@ -117,7 +117,7 @@ kl_to_old = line("ref = old")
 detached_entropy = line('metrics["entropy"] = aggregate(entropy.detach(), mask, how="token_mean")')
 wrong_side = line("return torch.minimum(ratio, ratio.clamp(1 - low, 1 + high)) * advantages")
 padding_counted = line(  # the scorer's part of an unmasked sum: it scores the filling too
-    "real, (P, T) = completions >= 0, (prompt_ids.shape[1], completions.shape[1])"
+    "P, T, real = prompt_ids.shape[1], completions.shape[1], torch.ones_like(completion_mask).bool()"
 )
 denominator_only = line(
     "mask = torch.ones_like(completion_mask).bool()",
@@ -125,7 +125,7 @@ denominator_only = line(
     "{name: value.item() for name, value in metrics.items()}",
 )
 padded_on_the_right = line(
-    "nn.functional.pad(torch.as_tensor(s), (0, longest - len(s)), value=pad_id)",
+    "rows = [pad(torch.as_tensor(s), (0, longest - len(s)), value=pad_id) for s in sequences]",
     "return torch.stack(rows), torch.ones(len(rows), longest, dtype=torch.bool)",
 )
 
