@@ -1,10 +1,8 @@
-"""Every check of the core. A value is checked where it enters, and trusted inside.
+"""Every check of the core: a value is checked where it enters, and trusted inside.
 
-A check is here because without it the numbers would be wrong without a word. What torch refuses by
-itself may speak in torch's words.
+A check is here because without it numbers would be wrong without a word; the rest torch refuses.
 """
 
-import math
 from collections.abc import Sequence
 from numbers import Integral
 
@@ -35,12 +33,6 @@ def check_shape(name: str, values: Tensor, shape: Sequence[int]) -> None:
         raise ValueError(f"{name}: expected shape {tuple(shape)}, got {tuple(values.shape)}")
 
 
-def check_length(name: str, values: Sequence, length: int) -> None:
-    """Raise ValueError for more or fewer than expected."""
-    if len(values) != length:
-        raise ValueError(f"{name}: expected {length}, got {len(values)}")
-
-
 def check_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
     """Raise ValueError for a mask (N, S) of another shape, or a row without a real token."""
     check_shape(name, mask, shape)
@@ -66,7 +58,7 @@ def check_log_probs(name: str, values: Tensor, shape: Sequence[int]) -> None:
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Raise ValueError unless the three settings describe a distribution."""
-    if not 0 < temperature < math.inf:
+    if not 0 < temperature < float("inf"):
         raise ValueError(
             f"temperature: expected a finite number above 0, got {temperature} (greedy: top_k=1)"
         )

@@ -19,11 +19,7 @@ def data_folder() -> Path:
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Write a file so that it exists only when it is whole.
-
-    Yields a temporary path in the same folder. When the block ends, that file takes the name
-    `path` in one step; when the block raises, what was at `path` before is still there.
-    """
+    """Yield a path to write to, which replaces `path` in one step if the block ends well."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile.mkstemp: its files, and with them the result, are readable by their owner only.
@@ -38,10 +34,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def save_run(
     path: str | Path, *, step: int, settings: Mapping, modules: Mapping, generators: Mapping
 ) -> None:
-    """Write all that a run needs to go on as if it had never stopped, in one piece.
+    """Write all that a run needs to go on as if it had never stopped, in one piece, by name.
 
-    step: how many are done; settings: which must not change between the parts of a run; modules:
-    the policy, the optimizer, whatever has a state_dict; generators: of torch. All by name.
+    settings: which must not change; modules: policy, optimizer, whatever has a state_dict.
     """
     state = {
         "step": step,
@@ -54,10 +49,7 @@ def save_run(
 
 
 def load_run(path: str | Path, *, settings: Mapping, modules: Mapping, generators: Mapping) -> int:
-    """Bring a run to where `save_run` left it; returns the steps done, 0 without such a file.
-
-    Raises ValueError for a file that cannot be read, or that another run has written.
-    """
+    """Bring a run to where `save_run` left it; returns the steps done, 0 without such a file."""
     if not Path(path).exists():
         return 0
     try:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minigrpo import parallel
-from minigrpo.checks import check_counts, check_length, check_sampling
+from minigrpo.checks import check_counts, check_sampling, check_shape
 from minigrpo.files import load_run, save_run
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import equal_groups, group_advantages, grpo_loss
@@ -32,6 +32,14 @@ class Task(Protocol):
 
     def reward(self, prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> Sequence[float]:
         """One number per completion; both are lists of N rows of ids, without padding."""
+
+
+# Settings by where they go: to a count, to `group_advantages`, `grpo_loss` and `sample`.
+COUNTS = "steps prompts_per_step max_new_tokens inner_epochs evaluate_every save_every"
+ADVANTAGE = "scale baseline"
+LOSS = "level clip surrogate how kl_weight estimator kl_correction entropy_weight"
+SAMPLING = "max_new_tokens temperature eos_id pad_id"
+LENGTH = "steps evaluate_every save_every"  # those that may change when a run goes on
 
 
 @dataclass(frozen=True)
@@ -66,35 +74,21 @@ class GRPOConfig:
     check: bool = True  # stop if the ratio is not 1 at a first update, or if no completion ends
 
     def __post_init__(self) -> None:
-        names = "steps prompts_per_step max_new_tokens inner_epochs evaluate_every save_every"
-        check_counts(**self.only(*names.split()))
+        check_counts(**self.only(COUNTS))
         check_counts(2, group_size=self.group_size)
         check_sampling(self.temperature, None, None)
         stop_ids(self.eos_id)
-        for name, value in self.only("lr", "max_grad_norm").items():
+        for name, value in self.only("lr max_grad_norm").items():
             if not value > 0:
                 raise ValueError(f"{name}: expected a number above 0, got {value!r}")
         # What the two functions refuse, they refuse here, and not after a batch was sampled.
         zeros = torch.zeros(2, 1)
-        group_advantages(torch.zeros(2 * self.group_size), self.group_size, **self.advantages)
-        grpo_loss(zeros, None, zeros[:, 0], zeros, ref_log_probs=zeros, entropy=zeros, **self.loss)
+        group_advantages(torch.zeros(2 * self.group_size), self.group_size, **self.only(ADVANTAGE))
+        settings = {"ref_log_probs": zeros, "entropy": zeros, "max_length": 1, **self.only(LOSS)}
+        grpo_loss(zeros, None, zeros[:, 0], zeros, **settings)
 
-    def only(self, *names: str) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def advantages(self) -> dict[str, Any]:  # the settings of `group_advantages`
-        return self.only("scale", "baseline")
-
-    @property
-    def unchanging(self) -> dict[str, Any]:  # what may not change between the parts of a run
-        length = ("steps", "evaluate_every", "save_every")
-        return {name: value for name, value in vars(self).items() if name not in length}
-
-    @property
-    def loss(self) -> dict[str, Any]:  # the settings of `grpo_loss`
-        names = "level clip surrogate how kl_weight estimator kl_correction entropy_weight"
-        return {"max_length": self.max_new_tokens, **self.only(*names.split())}
+    def only(self, names: str) -> dict[str, Any]:  # as keyword arguments
+        return {name: getattr(self, name) for name in names.split()}
 
 
 @dataclass(frozen=True)
@@ -118,7 +112,7 @@ class StepMetrics:
     rollouts: Rollouts  # on the CPU
     rewards: Tensor  # (N,) float64
     advantages: Tensor  # (N,)
-    seconds: float = 0.0  # evaluation left out
+    seconds: float  # evaluation left out
     evaluation: Mapping[str, float] = field(default_factory=dict)  # empty between evaluations
 
     def table(self, decode: Callable[[Tensor], str], rows: Sequence[int] | None = None) -> str:
@@ -147,12 +141,13 @@ def train_grpo(
     was_training, model = policy.training, parallel.unwrapped(policy.eval())
     reference = frozen_copy(model) if config.kl_weight else None
     trained = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, config.lr, config.betas, weight_decay=0.0)
+    lr, betas = float(config.lr), tuple(map(float, config.betas))
+    optimizer = torch.optim.AdamW(trained, lr, betas, weight_decay=0.0)
     order = torch.Generator().manual_seed(config.seed)
     own = 0 if config.split_invariant else 7919 * parallel.rank()
     sampling = torch.Generator(trained[0].device).manual_seed(config.seed + own)
     run = {  # all that a run needs to go on as if it had never stopped
-        "settings": config.unchanging,
+        "settings": {name: v for name, v in vars(config).items() if name not in LENGTH.split()},
         "modules": {"policy": model, "optimizer": optimizer}
         | ({"reference": reference} if reference else {}),
         "generators": {"order": order, "sampling": sampling},
@@ -165,10 +160,9 @@ def train_grpo(
         rollouts, rewards = rollout(policy, task, prompts, config, sampling)  # G answers to each
         if config.check and step == 1:
             check_ends(rollouts, config)
-        advantages = group_advantages(rewards, config.group_size, **config.advantages)
+        advantages = group_advantages(rewards, config.group_size, **config.only(ADVANTAGE))
         updates = learn(policy, reference, optimizer, rollouts, advantages, config, step)  # K times
-        metrics = measure(step, rollouts, rewards, advantages, updates, config)
-        metrics = replace(metrics, seconds=time.perf_counter() - began)
+        metrics = measure(step, began, rollouts, rewards, advantages, updates, config)
 
         last = step == config.steps
         if checkpoint and (last or step % config.save_every == 0) and parallel.rank() == 0:
@@ -181,14 +175,13 @@ def train_grpo(
 
 def rollout(policy, task, prompts, config, generator) -> tuple[Rollouts, Tensor]:
     """N = P * G completions, prompt by prompt, and their rewards (N,) in float64."""
-    check_length("task.prompts", prompts, config.prompts_per_step)
     mine = parallel.share(prompts)  # all of them, unless there are several processes
     rollouts = sample(
         parallel.unwrapped(policy),
         *left_pad(prompts if config.split_invariant else mine, config.pad_id),
         completions_per_prompt=config.group_size,
         generator=generator,
-        **config.only("max_new_tokens", "temperature", "eos_id", "pad_id"),
+        **config.only(SAMPLING),
     )
     if config.split_invariant:
         rollouts = rollouts[parallel.share(torch.arange(len(rollouts.completions)))]
@@ -196,7 +189,7 @@ def rollout(policy, task, prompts, config, generator) -> tuple[Rollouts, Tensor]
     rows = zip(rollouts.completions.cpu(), rollouts.completion_mask.cpu())
     rewards = task.reward(questions, [ids[written] for ids, written in rows])
     rewards = torch.as_tensor(rewards, dtype=torch.float64).detach().cpu()
-    check_length("task.reward", rewards, len(questions))
+    check_shape("task.reward", rewards, (len(questions),))
     return rollouts, rewards
 
 
@@ -222,7 +215,8 @@ def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) ->
             rollouts.completion_mask,
             ref_log_probs=ref_log_probs,
             entropy=entropy if config.entropy_weight else entropy.detach(),
-            **config.loss,
+            max_length=config.max_new_tokens,
+            **config.only(LOSS),
         )
         loss = loss * parallel.loss_weight(rollouts.completion_mask, config.how)
         optimizer.zero_grad()
@@ -239,30 +233,28 @@ def frozen_copy(policy: nn.Module) -> nn.Module:
     return copy.deepcopy(policy).eval().requires_grad_(False)
 
 
-def measure(step, rollouts, rewards, advantages, updates, config) -> StepMetrics:
+def measure(step, began, rollouts, rewards, advantages, updates, config) -> StepMetrics:
     """What a dashboard shows of a step."""
-
-    def mean(name: str) -> float:
-        return fmean(update[name] for update in updates)
-
+    mean = {name: fmean(update[name] for update in updates) for name in updates[0]}
     return StepMetrics(
         step=step,
         reward=rewards.mean().item(),
         reward_std=rewards.std().item(),
         frac_reward_zero_std=equal_groups(rewards, config.group_size).double().mean().item(),
-        loss=mean("loss"),
-        kl=mean("kl") if config.kl_weight else None,
-        entropy=mean("entropy"),
-        clip_low=mean("clip_ratio/low_mean"),
-        clip_high=mean("clip_ratio/high_mean"),
+        loss=mean["loss"],
+        kl=mean["kl"] if config.kl_weight else None,
+        entropy=mean["entropy"],
+        clip_low=mean["clip_ratio/low_mean"],
+        clip_high=mean["clip_ratio/high_mean"],
         ratio_min=min(update["ratio/min"] for update in updates),
         ratio_max=max(update["ratio/max"] for update in updates),
-        grad_norm=mean("grad_norm"),
+        grad_norm=mean["grad_norm"],
         mean_length=rollouts.completion_mask.sum(dim=1).double().mean().item(),
         truncated=1 - ended(rollouts, config.eos_id).double().mean().item(),
         rollouts=rollouts.to("cpu"),
         rewards=rewards,
         advantages=advantages,
+        seconds=time.perf_counter() - began,
     )
 
 

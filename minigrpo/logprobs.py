@@ -51,9 +51,8 @@ def token_log_probs(
     input_ids: Tensor,  # (N, S)
     attention_mask: Tensor | None = None,  # (N, S), 1 = real token; None = no padding
     *,
-    temperature: float = 1.0,  # this and the next two: as the text was sampled
-    top_k: int | None = None,
-    top_p: float | None = None,
+    temperature: float = 1.0,  # as the text was sampled
+    **cut: float | None,  # top_k and top_p, too
 ) -> Tensor:
     """Log-probs (N, S-1) of every token given the tokens before it, in one forward pass.
 
@@ -65,8 +64,7 @@ def token_log_probs(
             f"input_ids: expected (N, S), S of 2 or more, got {tuple(input_ids.shape)}"
         )
     predictions, targets = next_token_pairs(_logits(model, input_ids, attention_mask), input_ids)
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    distribution = next_token_log_probs(predictions, **settings)  # (N, S-1, V)
+    distribution = next_token_log_probs(predictions, temperature=temperature, **cut)  # (N, S-1, V)
     log_probs = distribution.gather(-1, targets[..., None]).squeeze(-1)
     if attention_mask is None:
         return log_probs
@@ -135,10 +133,7 @@ def completion_log_probs_and_entropy(
 
 
 def sequence_log_probs(log_probs: Tensor, mask: Tensor) -> Tensor:
-    """log pi(o | q) = sum_t log pi(o_t | q, o_<t): (N, T) and its mask -> (N,), in nats.
-
-    What is masked is never read. TypeError for token ids, ValueError for a row without a token.
-    """
+    """log pi(o | q) = sum_t log pi(o_t | q, o_<t): (N, T) and its mask -> (N,), in nats."""
     check_log_probs("log_probs", log_probs, log_probs.shape)
     check_mask("mask", mask, log_probs.shape)
     return torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)

@@ -66,10 +66,8 @@ def group_advantages(
 def equal_groups(rewards: Tensor, group_size: int) -> Tensor:
     """(N,) -> (P,) bool: groups whose rewards are all equal, which cannot teach anything."""
     check_counts(2, group_size=group_size)  # a group of one has nobody to be compared with
-    if rewards.dim() != 1 or len(rewards) % group_size:
-        raise ValueError(f"rewards: expected (P * {group_size},), got {tuple(rewards.shape)}")
-    if not rewards.isfinite().all():
-        raise ValueError(f"rewards: expected finite numbers, got {rewards.tolist()}")
+    if rewards.dim() != 1 or len(rewards) % group_size or not rewards.isfinite().all():
+        raise ValueError(f"rewards: expected P * {group_size} finite, got {rewards.tolist()}")
     groups = rewards.view(-1, group_size)
     return groups.amax(dim=1) == groups.amin(dim=1)
 
@@ -102,10 +100,10 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, *, estimator: str = "k
     """Estimate KL(policy || reference) from sampled tokens, token by token, any shape, nats.
 
     With d = log_probs - ref_log_probs (Schulman 2020, "Approximating KL divergence"): k1 = d is
-    unbiased, and negative for half the tokens; k2 = d^2 / 2 is biased, with a small spread;
-    k3 = exp(-d) + d - 1 is unbiased and never negative. As a loss, averaged over samples of the
-    policy, k1 pulls nowhere, k2 along the gradient of KL(policy || reference), k3 along that of
-    KL(reference || policy); times the ratio of the token, k1 and k3 pull as k2 does.
+    unbiased, and often negative; k2 = d^2 / 2 is biased, with little noise; k3 = exp(-d) + d - 1 is
+    unbiased and never negative. As a loss, over samples of the policy, k1 pulls nowhere, k2 along
+    the gradient of KL(policy || reference), k3 along that of KL(reference || policy); k1 and k3
+    times the ratio pull as k2 does.
     """
     check_choice("estimator", estimator, ("k1", "k2", "k3"))
     check_log_probs("log_probs", log_probs, log_probs.shape)
@@ -118,7 +116,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, *, estimator: str = "k
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: tuple[float, float]) -> Tensor:
     """min(ratio A, clamp(ratio, 1 - low, 1 + high) A), to be maximized (PPO, equation 7).
 
-    The minimum for both signs of A: at A < 0 it stops the ratio below 1 - low, never above.
+    For both signs of A: at A < 0 it stops the ratio below 1 - low, never above.
     """
     low, high = clip
     return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)

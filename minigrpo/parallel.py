@@ -1,8 +1,7 @@
 """Several processes that train one policy: who takes which share, and what has to be added up.
 
-Start them with `torchrun --nproc_per_node 2 script.py`, call `join()` first, wrap the policy in
-PyTorch's DistributedDataParallel (which averages the gradients) and hand it to `train_grpo`.
-Without `join()` there is one process, and nothing here does anything.
+Start `torchrun --nproc_per_node 2 script.py`, call `join()`, and hand `train_grpo` the policy in
+DistributedDataParallel, which averages the gradients. Without `join()` nothing here does anything.
 """
 
 import os
@@ -49,8 +48,7 @@ def share(items: Sequence) -> Sequence:
 def loss_weight(mask: Tensor, how: str) -> float:
     """What to multiply the loss with, so that the mean over processes is that of the whole batch.
 
-    A mean over rows needs nothing: each process has as many. In a mean over tokens its tokens have
-    to count as much as its share of all tokens. mask (N, T): this process's completions.
+    Rows need nothing: each process has as many. Of the tokens, mask (N, T), it has its own share.
     """
     if world_size() == 1 or how != "token_mean":
         return 1.0
@@ -69,9 +67,7 @@ def check_run(policy: nn.Module, config, checkpoint) -> None:
     if world_size() == 1:
         return
     if unwrapped(policy) is policy:
-        raise ValueError(
-            "policy: expected one in DistributedDataParallel; each would train its own"
-        )
+        raise ValueError("policy: expected DistributedDataParallel; each would train its own")
     if config.entropy_weight and config.how != "token_mean":  # the bonus is a mean over tokens
         raise ValueError("entropy_weight: expected how='token_mean' with several processes")
     if checkpoint and not config.split_invariant:  # one file, and random numbers for each

@@ -42,10 +42,7 @@ class Rollouts:
 
 
 def left_pad(sequences: Sequence[Tensor], pad_id: int = 0) -> tuple[Tensor, Tensor]:
-    """Stack rows of ids so that all end in the last column, where the next token is written.
-
-    Returns ids (N, longest) and mask (N, longest) bool, True = real token.
-    """
+    """Ids and mask (N, longest) of rows that all end in the last column, where the text goes on."""
     longest = max(map(len, sequences))
     rows = [pad(torch.as_tensor(s), (longest - len(s), 0), value=pad_id) for s in sequences]
     lengths = torch.tensor([len(s) for s in sequences])
@@ -67,10 +64,7 @@ def is_stop(tokens: Tensor, eos_id: StopIds) -> Tensor:
 
 
 def completion_mask(completions: Tensor, eos_id: StopIds) -> Tensor:
-    """(N, T) -> (N, T) bool: True up to and including the first EOS; all True without one.
-
-    Made from positions: a pad token that happens to have the id of the EOS changes nothing.
-    """
+    """(N, T) -> (N, T) bool, True up to and including the first EOS: from positions, not values."""
     ends = is_stop(completions, eos_id).long()
     return ends.cumsum(dim=1) - ends == 0  # no EOS before it
 
@@ -148,7 +142,7 @@ def sample(
 
 
 def check_room(model: nn.Module, prompt_mask: Tensor, more: int) -> None:
-    """Raise ValueError if the context of the model cannot hold the prompts and `more` tokens."""
+    """Raise ValueError if the model's context cannot hold the prompts and `more` tokens."""
     context = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     longest = int(prompt_mask.sum(dim=1).max())
     if context is not None and longest + more > context:
