@@ -262,11 +262,11 @@ def test_dropout_is_off_and_the_mode_is_put_back():
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        (lambda n: [0.0] * 5 + [math.nan] * (n - 5), r"rewards: expected finite numbers, got \[0"),
-        (lambda n: [math.inf] * n, r"rewards: expected finite numbers, got \[inf"),
-        (lambda n: [0.0] * (n - 1), "task.reward: expected 8, got 7"),
-        (lambda n: [0.0] * (2 * n), "task.reward: expected 8, got 16"),
-        (lambda n: torch.zeros(n, 1), r"rewards: expected \(P \* 4,\), got \(8, 1\)"),
+        (lambda n: [0.0] * 5 + [math.nan] * (n - 5), r"rewards: expected P \* 4 finite, got \[0"),
+        (lambda n: [math.inf] * n, r"rewards: expected P \* 4 finite, got \[inf"),
+        (lambda n: [0.0] * (n - 1), r"task.reward: expected shape \(8,\), got \(7,\)"),
+        (lambda n: [0.0] * (2 * n), r"task.reward: expected shape \(8,\), got \(16,\)"),
+        (lambda n: torch.zeros(n, 1), r"task.reward: expected shape \(8,\), got \(8, 1\)"),
     ],
     ids="NaN inf too-few too-many shape".split(),
 )
@@ -278,18 +278,10 @@ def test_a_faulty_reward_is_named(reward, message):
     assert torch.equal(weights(policy), before)
 
 
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        ([torch.tensor([1])], "task.prompts: expected 2, got 1"),
-        ([torch.tensor([1]), torch.tensor([]).long()], "expected padding on the left"),
-    ],
-    ids=["too few", "empty"],
-)
-def test_faulty_prompts_are_named(prompts, message):
+def test_an_empty_prompt_is_named():
     task = Count()
-    task.prompts = lambda n, generator: prompts
-    with pytest.raises(ValueError, match=message):
+    task.prompts = lambda n, generator: [torch.tensor([1]), torch.tensor([]).long()]
+    with pytest.raises(ValueError, match="expected padding on the left, .* row 1"):
         run(task=task)
 
 

@@ -36,7 +36,11 @@ from minigrpo.sampling import left_pad
 
 NAN, INF = math.nan, math.inf
 
-# A line of `_logits` that is replaced below.
+# Lines that are replaced below.
+SCORED = (
+    "distribution = next_token_log_probs(predictions, temperature=temperature, **cut)"
+    "  # (N, S-1, V)"
+)
 READ = (
     "return model(input_ids, attention_mask=attention_mask.long(), position_ids=positions).logits"
 )
@@ -158,7 +162,7 @@ def test_columns_of_padding_are_exactly_zero():
 @must_fail_on(
     (
         token_log_probs,
-        "distribution = next_token_log_probs(predictions, **settings)  # (N, S-1, V)",
+        SCORED,
         "distribution = next_token_log_probs(predictions)",
     )
 )

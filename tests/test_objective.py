@@ -1207,19 +1207,19 @@ REFUSED = {
     ),
     "groups that do not fill": (
         lambda: group_advantages(torch.zeros(5), 2),
-        r"rewards: expected \(P \* 2,\), got \(5,\)$",
+        r"rewards: expected P \* 2 finite, got \[0\.0, 0\.0, 0\.0, 0\.0, 0\.0\]$",
     ),
     "rewards as a table": (
         lambda: equal_groups(torch.zeros(2, 2), 2),
-        r"rewards: expected \(P \* 2,\), got \(2, 2\)$",
+        r"rewards: expected P \* 2 finite, got \[\[0\.0, 0\.0\], \[0\.0, 0\.0\]\]$",
     ),
     "a reward of nan": (
         lambda: group_advantages(torch.tensor([0.0, NAN]), 2),
-        r"rewards: expected finite numbers, got \[0\.0, nan\]$",
+        r"rewards: expected P \* 2 finite, got \[0\.0, nan\]$",
     ),
     "a reward of -inf": (
         lambda: equal_groups(torch.tensor([0.0, 0.0, -INF, 0.0]), 2),
-        r"rewards: expected finite numbers, got \[.*-inf",
+        r"rewards: expected P \* 2 finite, got \[.*-inf",
     ),
     "scale": (
         lambda: group_advantages(TWO, 2, scale="std"),

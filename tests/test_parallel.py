@@ -141,7 +141,7 @@ def test_the_weight_is_the_share_of_the_tokens(monkeypatch):
 def test_what_would_go_wrong_without_a_word(monkeypatch):
     Pretend(monkeypatch, 0, 2)
     model = nn.Linear(1, 1)
-    with pytest.raises(ValueError, match="policy: expected one in DistributedDataParallel"):
+    with pytest.raises(ValueError, match="policy: expected DistributedDataParallel"):
         parallel.check_run(model, GRPOConfig(), None)
     monkeypatch.setattr(parallel, "unwrapped", lambda policy: None)
     parallel.check_run(model, GRPOConfig(split_invariant=True), "run.pt")
