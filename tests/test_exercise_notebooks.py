@@ -1,10 +1,11 @@
-"""The notebooks with the exercises solved: strictly, from the first cell to the last, offline."""
+"""The notebooks with the exercises solved: strictly, all that has to do with them, and offline."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+import symtable
 import sys
 from pathlib import Path
 
@@ -82,6 +83,46 @@ def solve(nb: NotebookNode) -> list[str]:
     return list(cells)
 
 
+def outside(scope: symtable.SymbolTable) -> set[str]:
+    """The names of the notebook that a function or another inner scope reads."""
+    own = {symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global()}
+    return own.union(*map(outside, scope.get_children()))
+
+
+def names_in(source: str) -> tuple[set[str], set[str], dict[str, set[str]]]:
+    """The names that a cell reads, those that it binds, and what each of its functions reads."""
+    cell = symtable.symtable(source, "cell", "exec")
+    symbols = cell.get_symbols()
+    read = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
+    bound = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
+    functions = {child.get_name(): outside(child) for child in cell.get_children()}
+    return read.union(*functions.values()), bound, functions
+
+
+def without_strangers(nb: NotebookNode, solved: set[str]) -> NotebookNode:
+    """The notebook without the code cells that the `solved` functions have nothing to do with.
+
+    Left out is a cell that neither uses one, directly or through a function of the notebook, nor
+    binds a name that a later cell which stays reads. The first one, which sets the notebook up,
+    stays. `make test` executes all of them with the functions of the package.
+    """
+    parsed = {
+        at: names_in(cell.source) for at, cell in enumerate(nb.cells) if cell.cell_type == "code"
+    }
+    users = {min(parsed)}
+    for at, (read, bound, functions) in parsed.items():
+        solved = solved | {name for name, inside in functions.items() if inside & solved}
+        if solved & (read | bound):
+            users.add(at)
+    stay, wanted = set(), set()
+    for at, (read, bound, _) in reversed(parsed.items()):
+        if at in users or bound & wanted:
+            stay.add(at)
+            wanted = wanted - (bound - read) | read
+    nb.cells = [cell for at, cell in enumerate(nb.cells) if at in stay]
+    return nb
+
+
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
 def test_every_exercise_on_record_stands_in_its_notebook(path):
     number = int(path.stem.split("_")[0])
@@ -93,8 +134,9 @@ def test_every_exercise_on_record_stands_in_its_notebook(path):
 @pytest.mark.parametrize("path", EXECUTABLE, ids=lambda p: p.stem)
 def test_notebook_passes_with_all_solutions_pasted_in(path, connections, monkeypatch):
     nb = nbformat.read(path, as_version=4)
+    checked = {match["name"] for cell in nb.cells for match in CHECK.finditer(cell.source)}
     keys = solve(nb)
-    execute(nb, monkeypatch)
+    execute(without_strangers(nb, checked), monkeypatch)
     printed = "".join(
         output.text for cell in nb.cells for output in cell.get("outputs", []) if "text" in output
     )
