@@ -95,8 +95,9 @@ def names_in(source: str) -> tuple[set[str], set[str], dict[str, set[str]]]:
     symbols = cell.get_symbols()
     read = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
     bound = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
-    functions = {child.get_name(): outside(child) for child in cell.get_children()}
-    return read.union(*functions.values()), bound, functions
+    inner = [child for child in cell.get_children() if child.get_name() in bound]
+    functions = {child.get_name(): outside(child) for child in inner}
+    return read.union(*map(outside, cell.get_children())), bound, functions
 
 
 def without_strangers(nb: NotebookNode, solved: set[str]) -> NotebookNode:
@@ -121,6 +122,22 @@ def without_strangers(nb: NotebookNode, solved: set[str]) -> NotebookNode:
             wanted = wanted - (bound - read) | read
     nb.cells = [cell for at, cell in enumerate(nb.cells) if at in stay]
     return nb
+
+
+def test_what_has_nothing_to_do_with_an_exercise_is_left_out():
+    sources = {
+        "setup": "setup()",
+        "stub": "def solved(x):\n    return x",
+        "through": "def outer(x):\n    return [solved(i) for i in x]",
+        "overwritten": "data = 0",
+        "input": "data = 1",
+        "stranger": "def stranger(data):\n    solved = data\n    return solved",
+        "user": "result = sorted([0], key=lambda x: outer([data]))",
+        "after": "print(result)",
+    }
+    cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in sources.items()]
+    nb = without_strangers(nbformat.v4.new_notebook(cells=cells), {"solved"})
+    assert [cell.id for cell in nb.cells] == ["setup", "stub", "through", "input", "user"]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
