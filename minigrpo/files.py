@@ -36,12 +36,12 @@ def save_run(
 ) -> None:
     """Write all that a run needs to go on as if it had never stopped, in one piece, by name.
 
-    settings: which must not change; modules: policy, optimizer, whatever has a state_dict.
+    settings: which must not change; modules: policy, optimizer, whatever has a state_dict, or None.
     """
     state = {
         "step": step,
         "settings": {name: repr(value) for name, value in settings.items()},
-        "modules": {name: module.state_dict() for name, module in modules.items()},
+        "modules": {name: m.state_dict() for name, m in modules.items() if m is not None},
         "generators": {name: generator.get_state() for name, generator in generators.items()},
     }
     with atomic_path(path) as unfinished:
@@ -57,8 +57,8 @@ def load_run(path: str | Path, *, settings: Mapping, modules: Mapping, generator
         for name, now in settings.items():
             if (before := state["settings"][name]) != repr(now):
                 raise ValueError(f"it was written with {name} = {before}, and this run has {now!r}")
-        for name, module in modules.items():
-            module.load_state_dict(state["modules"][name])
+        for name, saved in state["modules"].items():
+            modules[name].load_state_dict(saved)
         for name, generator in generators.items():
             generator.set_state(state["generators"][name])
     except Exception as error:  # torch.load raises whatever broken bytes lead it to

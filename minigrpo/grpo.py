@@ -148,8 +148,7 @@ def train_grpo(
     sampling = torch.Generator(trained[0].device).manual_seed(config.seed + own)
     run = {  # all that a run needs to go on as if it had never stopped
         "settings": {name: v for name, v in vars(config).items() if name not in LENGTH.split()},
-        "modules": {"policy": model, "optimizer": optimizer}
-        | ({"reference": reference} if reference else {}),
+        "modules": {"policy": model, "reference": reference, "optimizer": optimizer},
         "generators": {"order": order, "sampling": sampling},
     }
     done = load_run(checkpoint, **run) if checkpoint else 0

@@ -4,8 +4,6 @@ All numbers are in nats and stay in log space: a product of 100 probabilities un
 the sum of their logarithms does not.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -43,7 +41,7 @@ def next_token_log_probs(
 def _only(log_probs: Tensor, tokens: Tensor, kept: Tensor | bool) -> Tensor:
     """Renormalized over those of the tokens (..., K) that are kept."""
     keep = torch.zeros_like(log_probs, dtype=torch.bool).scatter_(-1, tokens, kept)
-    return torch.log_softmax(log_probs.masked_fill(~keep, -math.inf), dim=-1)
+    return torch.log_softmax(log_probs.masked_fill(~keep, -float("inf")), dim=-1)
 
 
 def token_log_probs(

@@ -281,7 +281,7 @@ def test_a_faulty_reward_is_named(reward, message):
 def test_an_empty_prompt_is_named():
     task = Count()
     task.prompts = lambda n, generator: [torch.tensor([1]), torch.tensor([]).long()]
-    with pytest.raises(ValueError, match="expected padding on the left, .* row 1"):
+    with pytest.raises(ValueError, match="expected padding on the left"):
         run(task=task)
 
 
@@ -371,7 +371,7 @@ def killed_and_resumed(path, config) -> tuple[list[tuple], Tensor]:
 
 
 LOADS = (
-    'module.load_state_dict(state["modules"][name])',
+    "modules[name].load_state_dict(saved)",
     'generator.set_state(state["generators"][name])',
 )
 

@@ -419,7 +419,7 @@ def test_a_mask_of_another_shape_is_refused(name, shape):
 @pytest.mark.parametrize("name", ["token_log_probs", "sequence_log_probs"])
 def test_a_row_without_a_real_token_is_refused(name):
     mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
-    with pytest.raises(ValueError, match="mask: expected a real token .* row 1"):
+    with pytest.raises(ValueError, match="mask: expected a real token in every row"):
         MASK_TAKERS[name](mask)
 
 

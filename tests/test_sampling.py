@@ -373,8 +373,8 @@ def test_settings_out_of_range_are_refused_before_anything_is_read(settings, mes
     ("mask", "message"),
     [
         ([[1, 1]], r"attention_mask: expected shape \(2, 2\), got \(1, 2\)"),
-        ([[1, 1], [1, 0]], "attention_mask: expected padding on the left, .* row 1"),
-        ([[0, 0], [1, 1]], "attention_mask: expected padding on the left, .* row 0"),
+        ([[1, 1], [1, 0]], "attention_mask: expected padding on the left"),
+        ([[0, 0], [1, 1]], "attention_mask: expected padding on the left"),
     ],
     ids=["shape", "right padding", "empty prompt"],
 )
