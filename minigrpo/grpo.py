@@ -27,11 +27,10 @@ from minigrpo.sampling import Rollouts, StopIds, is_stop, left_pad, sample, stop
 class Task(Protocol):
     """What is to be learned. Everything random comes from the generator."""
 
-    def prompts(self, n: int, generator: torch.Generator) -> Sequence[Tensor]:
-        """n prompts, each a row of token ids."""
+    def prompts(self, n: int, generator: torch.Generator) -> Sequence[Tensor]: ...  # rows of ids
 
-    def reward(self, prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> Sequence[float]:
-        """One number per completion; both are lists of N rows of ids, without padding."""
+    # One number for each of the N completions; both are lists of N rows of ids, without padding.
+    def reward(self, prompts: list[Tensor], completions: list[Tensor]) -> Sequence[float]: ...
 
 
 # Settings by where they go: to a count, to `group_advantages`, `grpo_loss` and `sample`.
@@ -97,7 +96,6 @@ class StepMetrics:
 
     step: int
     reward: float  # mean over the batch
-    reward_std: float
     frac_reward_zero_std: float  # fraction of groups whose rewards are all equal
     loss: float  # says little: 0 at a first update whatever is learned (advantages sum to 0)
     kl: float | None  # nats per token, to the reference; None if it is not computed
@@ -130,12 +128,11 @@ def train_grpo(
     config: GRPOConfig,
     *,
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,  # with its own generators
-    checkpoint: str | Path | None = None,  # a file to go on from, and to save to
+    checkpoint: str | Path | None = None,  # a file to save to, and to go on from, to the bit
 ) -> Iterator[StepMetrics]:
     """Train the policy by reward alone, yielding one StepMetrics per step.
 
-    It runs in eval mode: with dropout, the policy that samples would differ from the one scored. A
-    run that was killed goes on from its checkpoint as if it had never stopped, to the bit.
+    It runs in eval mode: with dropout, the policy that samples would differ from the one scored.
     """
     parallel.check_run(policy, config, checkpoint)
     was_training, model = policy.training, parallel.unwrapped(policy.eval())
@@ -238,7 +235,6 @@ def measure(step, began, rollouts, rewards, advantages, updates, config) -> Step
     return StepMetrics(
         step=step,
         reward=rewards.mean().item(),
-        reward_std=rewards.std().item(),
         frac_reward_zero_std=equal_groups(rewards, config.group_size).double().mean().item(),
         loss=mean["loss"],
         kl=mean["kl"] if config.kl_weight else None,
@@ -268,8 +264,7 @@ def check_ends(rollouts: Rollouts, config: GRPOConfig) -> None:
     if config.eos_id is not None and not ended(rollouts, config.eos_id).any():
         raise RuntimeError(
             f"policy: none of the {len(rollouts.completions)} completions of the first step ended "
-            f"with eos_id = {config.eos_id} within max_new_tokens = {config.max_new_tokens}; is it "
-            "the token that the policy was taught?"
+            f"with eos_id = {config.eos_id} (is it the token that the policy was taught?)"
         )
 
 
@@ -288,9 +283,10 @@ def check_first_update(policy, log_probs: Tensor, rollouts: Rollouts, step: int)
 
 def check_finite(loss: Tensor, norm: Tensor, metrics: Mapping[str, float], step: int) -> None:
     """Raise FloatingPointError before an update that would make every weight NaN."""
+    low, high = metrics["ratio/min"], metrics["ratio/max"]
     for name, value in (("loss", loss.item()), ("gradient's norm", norm.item())):
         if not math.isfinite(value):
             raise FloatingPointError(
-                f"the {name} is {value} at step {step}: expected a finite number (the ratio is "
-                f"between {metrics['ratio/min']:.3g} and {metrics['ratio/max']:.3g})"
+                f"the {name} is {value} at step {step}: expected a finite number "
+                f"(the ratio is between {low:.3g} and {high:.3g})"
             )

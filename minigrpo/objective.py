@@ -81,9 +81,8 @@ def policy_ratio(
 ) -> Tensor:
     """pi_new / pi_old, always new over old: how much more likely a text has become.
 
-    One ratio per "token" (N, T) (PPO, Schulman et al. 2017, arXiv 1707.06347, section 3), 1 where
-    masked; or (N, 1): their product over the "sequence", or its 1/length power, "geometric" (GSPO,
-    Zheng et al. 2025, arXiv 2507.18071, section 4.1).
+    One ratio per "token" (N, T) (PPO, arXiv 1707.06347), 1 where masked; or (N, 1): their product
+    over the "sequence", or its 1/length power, "geometric" (GSPO, arXiv 2507.18071, section 4.1).
     """
     check_choice("level", level, ("token", "sequence", "geometric"))
     check_log_probs("log_probs", log_probs, log_probs.shape)
@@ -101,9 +100,8 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, *, estimator: str = "k
 
     With d = log_probs - ref_log_probs (Schulman 2020, "Approximating KL divergence"): k1 = d is
     unbiased, and often negative; k2 = d^2 / 2 is biased, with little noise; k3 = exp(-d) + d - 1 is
-    unbiased and never negative. As a loss, over samples of the policy, k1 pulls nowhere, k2 along
-    the gradient of KL(policy || reference), k3 along that of KL(reference || policy); k1 and k3
-    times the ratio pull as k2 does.
+    unbiased and never negative. As a loss, on average, k1 pulls nowhere, k2 (and k1 or k3 times the
+    ratio) along the gradient of KL(policy || reference), k3 along that of KL(reference || policy).
     """
     check_choice("estimator", estimator, ("k1", "k2", "k3"))
     check_log_probs("log_probs", log_probs, log_probs.shape)
@@ -114,10 +112,7 @@ def kl_estimate(log_probs: Tensor, ref_log_probs: Tensor, *, estimator: str = "k
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: tuple[float, float]) -> Tensor:
-    """min(ratio A, clamp(ratio, 1 - low, 1 + high) A), to be maximized (PPO, equation 7).
-
-    For both signs of A: at A < 0 it stops the ratio below 1 - low, never above.
-    """
+    """min(ratio A, clamp(ratio, 1 - low, 1 + high) A) for both signs of A (PPO, equation 7)."""
     low, high = clip
     return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
 
