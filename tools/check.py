@@ -60,6 +60,10 @@ def python(arguments: list[str]) -> int:
     # Options from outside could switch the comparison of notebooks off without a word.
     environment = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
     environment.setdefault("MINIGRPO_THREADS", "1")  # for each of the two processes
+    # Nothing that is tested reaches another machine; notebook 01 has a corpus for such a case.
+    paths = [str(ROOT / "tests" / "offline"), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment.setdefault("MINIGRPO_TEST_CONNECTIONS", os.devnull)
     print(f"$ python -m {' '.join(arguments)}", flush=True)
     return subprocess.run(
         [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, check=False
