@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from minigrpo.arithmetic import HARDER_LENGTHS, TRAINED_LENGTHS, ask, draw_questions
 from minigrpo.clinic import smallest_tests as tests
 from minigrpo.grpo import GRPOConfig, StepMetrics
+from minigrpo.llama import load_policy
 
 
 @dataclass(frozen=True)
@@ -19,15 +22,37 @@ class Chart:
 
     config: GRPOConfig  # its settings, as far as they are not the bug itself
     steps: list[StepMetrics]
-    before: Mapping[str, float]  # on held-out questions; empty for a task that has none
-    after: Mapping[str, float]
+    policy: nn.Module | None  # at the end; None if there are no held-out questions for it
     moved: float  # how far the weights went, relative to their size
     stopped: str | None = None  # what stopped the run early
+
+    @property
+    def before(self) -> Mapping[str, float]:
+        """Accuracy and tokens of thought on held-out questions; empty if there are none."""
+        return _untrained() if self.policy else {}
+
+    @cached_property
+    def after(self) -> Mapping[str, float]:
+        """The same at the end, asked only when somebody wants to know."""
+        return _held_out(self.policy) if self.policy else {}
 
     def last(self, name: str, steps: int = 5) -> float:
         """Mean of a metric over the last steps; NaN if there are none."""
         values = [getattr(m, name) for m in self.steps[-steps:]]
         return sum(values) / len(values) if values and None not in values else math.nan
+
+
+def _held_out(policy: nn.Module) -> Mapping[str, float]:
+    """What `evaluate` finds with n = 128, as far as it is sampled and of the trained lengths."""
+    generator = torch.Generator().manual_seed(0)
+    questions = draw_questions(128, generator, lengths=TRAINED_LENGTHS, held_out=True)
+    questions += draw_questions(64, generator, lengths=HARDER_LENGTHS, held_out=True)
+    return ask(policy, questions).of_length(*TRAINED_LENGTHS)
+
+
+@cache
+def _untrained() -> Mapping[str, float]:
+    return _held_out(load_policy())
 
 
 def off_one(steps: Sequence[StepMetrics]) -> float:

@@ -11,13 +11,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from minigrpo.arithmetic import HARDER_LENGTHS, TRAINED_LENGTHS, Arithmetic, ask, draw_questions
+from minigrpo.arithmetic import Arithmetic
 from minigrpo.clinic import bugs
 from minigrpo.clinic import smallest_tests as tests
 from minigrpo.clinic.charts import VITAL_SIGNS, Chart, measured
@@ -79,8 +78,6 @@ def run(patient: Patient, seed: int = 0, *, sick: bool = True, steps: int | None
     done: list[StepMetrics] = []
     stopped, told = None, replace(patient.config(sick=False), seed=seed)
     told = told if steps is None else replace(told, steps=steps)
-    held_out = patient.base is load_policy  # questions for the Llama; the other task has none
-    before = _untrained() if held_out else {}
     with patient.switch() if sick else ExitStack():
         try:
             config = replace(patient.config(sick=sick), seed=seed, steps=told.steps)
@@ -88,22 +85,9 @@ def run(patient: Patient, seed: int = 0, *, sick: bool = True, steps: int | None
                 done.append(metrics)  # what was done before a stop is kept
         except FloatingPointError as error:  # what the loop says of a loss that is NaN
             stopped = str(error)
-    after = _held_out(policy) if held_out else {}
     moved = tests.relative_change(start, policy.parameters())
-    return Chart(told, done, before, after, moved, stopped)
-
-
-@cache
-def _untrained() -> dict[str, float]:
-    return _held_out(load_policy())
-
-
-def _held_out(policy: nn.Module) -> dict[str, float]:
-    """The accuracy that `evaluate` finds with n = 128, without the rest of what it measures."""
-    generator = torch.Generator().manual_seed(0)
-    questions = draw_questions(128, generator, lengths=TRAINED_LENGTHS, held_out=True)
-    questions += draw_questions(64, generator, lengths=HARDER_LENGTHS, held_out=True)
-    return ask(policy, questions).of_length(*TRAINED_LENGTHS)
+    asked = policy if patient.base is load_policy else None  # there are questions for the Llama
+    return Chart(told, done, asked, moved, stopped)
 
 
 def caught(patient: Patient) -> bool:
