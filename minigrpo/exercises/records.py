@@ -6,12 +6,12 @@ it that becomes another. The key of an exercise is the number of its file and it
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import linecache
 import math
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ SECTIONS = {"Helpers", "Bugs", "Test", "Right too", "Wrong", "Lapses", "Cases", 
 EDIT = r"`([^`]+)`(?: -> `([^`]+)`)?"
 ITEM = re.compile(rf"(?P<edits>(?:{EDIT} ?)*)(?:when `(?P<when>[^`]+)` ?)?(?P<sentence>.*)")
 CASE = re.compile(r"(?P<name>[^`]+): (?P<arguments>`.+`)(?P<as_given>, as given)?")
+FIELD = re.compile(r"(\w+): (.+)")
 CURE = re.compile(r"(?:\(also lines? (?P<also>[\d and]+)\) )?(?P<sentence>.+)")
 
 
@@ -45,37 +46,43 @@ def records(notebook: int) -> dict[str, Exercise | Review]:
     """The exercises of one notebook by key; empty if it has none.
 
     Raises:
-        ValueError: something in the text is not understood; the message says where.
+        ValueError: something in the text is not understood; the message names file, key and line.
     """
     path = FOLDER / f"{notebook:02d}.md"
-    if path.is_file():
-        return read(path.read_text("utf-8"), notebook)
-    if notebook in notebooks():
-        old = importlib.import_module(f"minigrpo.exercises.notebook_{notebook:02d}")
-        return {exercise.key: exercise for exercise in old.EXERCISES}
-    return {}
+    return read(path.read_text("utf-8"), notebook) if path.is_file() else {}
 
 
 def notebooks() -> list[int]:
     """The numbers of the notebooks that have exercises."""
-    return sorted({int(p.stem[-2:]) for p in FOLDER.glob("*[0-9][0-9].*") if p.is_file()})
+    return sorted(int(path.stem) for path in FOLDER.glob("[0-9][0-9].md"))
 
 
 def read(text: str, notebook: int) -> dict[str, Exercise | Review]:
     """The exercises of a file by their keys; {.2} in the text is the key of its second one."""
     text = re.sub(r"\{\.(\d+)\}", rf"{notebook}.\1", text)
     setup, *parts = re.split(r"^## (.+)\n", text, flags=re.M)
+    titles = [plain(title) for title in parts[::2]]
     names: dict[str, Any] = {"__name__": __name__}
-    for code, _ in entries(re.sub(r"^# .+\n", "", setup)):
-        run(code, f"<exercises of notebook {notebook}>", names)
+    with located(f"{notebook:02d}.md"):
+        for code, _ in entries(re.sub(r"^# .+\n", "", setup)):
+            run(code, f"<exercises of notebook {notebook}>", names)
     found = {}
-    for place, (title, body) in enumerate(zip(parts[::2], parts[1::2]), start=1):
+    for place, (title, body) in enumerate(zip(titles, parts[1::2]), start=1):
         key = f"{notebook}.{place}"
-        try:
-            found[key] = Text(key, plain(title), body, names).record()
-        except (ValueError, SyntaxError, KeyError) as error:
-            raise ValueError(f"{notebook:02d}.md, {key} ({title}): {error}") from error
+        with located(f"{notebook:02d}.md, {key} ({title})"):
+            if titles.count(title) > 1:
+                raise ValueError("two exercises of this file have this title")
+            found[key] = Text(key, title, body, names).record()
     return found
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Whatever goes wrong in the block is a ValueError that says where."""
+    try:
+        yield
+    except Exception as error:  # the text is code as well
+        raise ValueError(f"{where}: {error}") from error
 
 
 def plain(text: str) -> str:
@@ -93,6 +100,13 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
         elif paragraph:
             raise ValueError(f"{paragraph!r} is neither an item of a list nor below its code")
         yield from (("", item) for item in items)
+
+
+def defined(source: str) -> str:
+    """The name of the last function that the source defines."""
+    if found := re.findall(r"^def (\w+)", source, re.M):
+        return found[-1]
+    raise ValueError(f"a block of code with a function is expected, got {source!r}")
 
 
 def matched(pattern: re.Pattern, text: str) -> re.Match:
@@ -129,26 +143,34 @@ class Text:
         self.key, self.title, self.names = key, title, dict(names)
         pieces = re.split(r"^### ([\w ]+?)(?: in `(\w+)`)?\n", body, flags=re.M)
         self.sections = list(zip(pieces[1::3], pieces[2::3], pieces[3::3]))
+        if not pieces[0].lstrip().startswith("```python"):
+            raise ValueError("below the title a block of code is expected")
         (self.code, _), *fields = entries(pieces[0])
-        self.fields = dict(text.split(": ", 1) for _, text in fields)
+        self.fields = dict(matched(FIELD, text).groups() for _, text in fields)
         self.bases: dict[str, str] = {}
-        for name in {name for name, _, _ in self.sections} - SECTIONS | self.fields.keys() - FIELDS:
+        there = {name for name, _, _ in self.sections}
+        self.is_review = "Bugs" in there
+        for name in sorted(there - SECTIONS | self.fields.keys() - FIELDS):
             raise ValueError(f"{name!r} is no section and no field of an exercise")
+        needed = {"Right too", "Wrong", "Hints", "Test" if self.is_review else "Cases"}
+        if missing := [f"### {name}" for name in sorted(needed - there)]:
+            raise ValueError(f"{', '.join(missing)} is missing")
+        if not (self.is_review or "package" in self.fields):
+            raise ValueError("the field `- package: ` is missing")
 
     def record(self) -> Exercise | Review:
         for code, _ in self.entries("Helpers"):
             run(code, f"<helpers of {self.key}>", self.names)
-        return self.review() if any(self.entries("Bugs")) else self.exercise()
+        return self.review() if self.is_review else self.exercise()
 
     def entries(self, section: str) -> Iterator[tuple[str, str]]:
         for name, _, text in self.sections:
             yield from entries(text) if name == section else ()
 
     def function(self, source: str, what: str) -> Function:
-        """The last function that the source defines."""
         names = dict(self.names)
         run(source, f"<{self.key}, {what}>", names)
-        return names[re.findall(r"^def (\w+)", source, re.M)[-1]]
+        return names[defined(source)]
 
     def solve(self, code: str) -> dict[str, Any]:
         """What exercises and reviews have in common; from here on code may call the reference."""
@@ -169,29 +191,41 @@ class Text:
         """Each answer of the sections of this name, and in a review when a test is of its kind."""
         for name, base, text in self.sections:
             for code, item in entries(text) if name == section else ():
+                if (base := base or "") not in self.bases:
+                    raise ValueError(f"{section} in `{base}`: no right way has this name")
                 found = matched(ITEM, item)
-                source = code or changed(self.bases[base or ""], found["edits"])
-                name = found["edits"].strip() or re.findall(r"^def (\w+)", source, re.M)[-1]
-                if source == self.bases[""] or bool(found["sentence"]) == (section == "Lapses"):
+                edits, sentence, when = found["edits"].strip(), found["sentence"], found["when"]
+                if not (code or edits):
+                    raise ValueError(f"{item!r} names no line and stands below no code")
+                source = code or changed(self.bases[base], edits)
+                name = edits or defined(source)
+                if bool(sentence) == (section == "Lapses"):
                     raise ValueError(
-                        f"{name}: the code, or the sentence, is missing or one too many"
+                        f"{name}: a sentence is {'too much' if sentence else 'missing'}"
                     )
+                if bool(when) != (self.is_review and section == "Wrong"):
+                    raise ValueError(f"{name}: when `...` is {'too much' if when else 'missing'}")
                 self.bases[name] = source
-                function = self.function(source, f"{section} {base}: {name}")
-                yield Answer(name, function, found["sentence"]), found["when"]
+                yield Answer(name, self.function(source, f"{section}: {name}"), sentence), when
 
     def exercise(self) -> Exercise:
         common = self.solve(self.code)
-        parameters = inspect.signature(common["reference"]).parameters
-        signature = ", ".join(map(str, parameters.values()))
+        signature = inspect.signature(common["reference"])
+        parameters = list(signature.parameters)
+        cases = [self.case(matched(CASE, text)) for _, text in self.entries("Cases")]
+        for case in cases:
+            with located(f"case {case.name!r}"):
+                signature.bind(*case.arguments)
         gradient = [name for name in self.fields.get("gradient", "").split(", ") if name]
         return Exercise(
             **common,
-            package=eval(f"lambda {signature}: {self.fields['package'].strip('`')}", self.names),
+            package=eval(
+                f"lambda {str(signature)[1:-1]}: {self.fields['package'].strip('`')}", self.names
+            ),
             wrong=tuple(answer for answer, _ in self.answers("Wrong")),
             lapses=tuple(answer.function for answer, _ in self.answers("Lapses")),
-            cases=tuple(self.case(matched(CASE, text)) for _, text in self.entries("Cases")),
-            gradient=tuple(list(parameters).index(name) for name in gradient),
+            cases=tuple(cases),
+            gradient=tuple(parameters.index(name) for name in gradient),
             number="number" in self.fields,
             tolerance=float(self.fields.get("tolerance", 1e-6)),
         )
@@ -202,7 +236,8 @@ class Text:
 
     def argument(self, text: str) -> Any:
         """What the Python says; a list of numbers is a tensor."""
-        value = first = eval(text, {**IN_CASES, **self.names})
+        with located(f"`{text}`"):
+            value = first = eval(text, {**IN_CASES, **self.names})
         while isinstance(first, list) and first:
             first = first[0]
         numbers = isinstance(value, list) and isinstance(first, int | float)
