@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import sys
 import warnings
+from functools import cache
 
 import pytest
 import torch
@@ -25,6 +27,30 @@ from minigrpo.exercises.records import notebooks, records
 EXERCISES = [exercise for exercise in all_exercises() if isinstance(exercise, Exercise)]
 by_key = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.key)
 
+JUDGE = sys.modules[judge.__module__]
+RUN = JUDGE._run
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict:
+    return {}
+
+
+@pytest.fixture
+def once(outcomes, monkeypatch):
+    """Each function meets each case once, however often the judge is asked.
+
+    Once per number of threads: with two, everything is computed anew.
+    """
+
+    def run(function, case, gradient):
+        key = (function, id(case), gradient, torch.get_num_threads())
+        if key not in outcomes:
+            outcomes[key] = RUN(function, case, gradient)
+        return outcomes[key]
+
+    monkeypatch.setattr(JUDGE, "_run", run)
+
 
 def stub(*arguments):
     raise NotImplementedError
@@ -34,6 +60,12 @@ def right_answers(exercise: Exercise):
     yield "reference", exercise.reference
     yield "the package", exercise.package
     yield from ((other.name, other.function) for other in exercise.others)
+
+
+@cache
+def generic_wrongs_of(key: str) -> list:
+    """The same functions each time, for `once`."""
+    return list(generic_wrongs(find(key)))
 
 
 def generic_wrongs(exercise: Exercise):
@@ -99,7 +131,7 @@ def holes(exercise: Exercise, judge=judge) -> list[str]:
         others = [w.name for w in exercise.wrong if w is not wrong and w.sentence in message]
         if status != "not passed" or wrong.sentence not in message or others:
             found.append(f"wrong answer: {wrong.name}")
-    for name, function, words in generic_wrongs(exercise):
+    for name, function, words in generic_wrongs_of(exercise.key):
         status, message = judge(exercise, function)
         if status != "not passed" or words not in message:
             found.append(f"generic wrong: {name}: {message}")
@@ -110,12 +142,12 @@ def holes(exercise: Exercise, judge=judge) -> list[str]:
 
 
 @by_key
-def test_every_answer_is_judged_rightly(exercise):
+def test_every_answer_is_judged_rightly(exercise, once):
     assert holes(exercise) == []
 
 
 @by_key
-def test_a_judge_that_always_says_yes_is_found_out(exercise):
+def test_a_judge_that_always_says_yes_is_found_out(exercise, once):
     found = holes(exercise, judge=lambda exercise, function: ("passed", "passed"))
     assert "the stub counts as an attempt" in found
     assert sum(hole.startswith("wrong answer") for hole in found) == len(exercise.wrong)
@@ -125,7 +157,7 @@ def test_a_judge_that_always_says_yes_is_found_out(exercise):
 @pytest.mark.parametrize(
     "exercise", [exercise for exercise in EXERCISES if exercise.gradient], ids=lambda e: e.key
 )
-def test_a_judge_that_compares_no_gradients_is_found_out(exercise):
+def test_a_judge_that_compares_no_gradients_is_found_out(exercise, once):
     blind = dataclasses.replace(exercise, gradient=())
     found = holes(exercise, judge=lambda _, function: judge(blind, function))
     assert any("wrong gradient" in hole for hole in found)
@@ -144,23 +176,22 @@ def test_a_judge_that_compares_no_gradients_is_found_out(exercise):
     ],
 )
 def test_a_judge_with_one_part_broken_is_found_out(part, blind, unnoticed, monkeypatch):
-    monkeypatch.setattr(inspect.getmodule(judge), part, blind)
+    monkeypatch.setattr(JUDGE, part, blind)
     assert any(unnoticed in hole for hole in holes(find("2.3")))
 
 
 @by_key
-def test_a_judge_that_always_says_no_is_found_out(exercise):
+def test_a_judge_that_always_says_no_is_found_out(exercise, once):
     found = holes(exercise, judge=lambda exercise, function: ("not passed", "no"))
     assert "right answer refused: reference" in found
 
 
 @by_key
-def test_every_case_is_needed(exercise):
+def test_every_case_is_needed(exercise, once):
     functions = [wrong.function for wrong in exercise.wrong] + list(exercise.lapses)
     for i, case in enumerate(exercise.cases):
         cases = exercise.cases[:i] + exercise.cases[i + 1 :]
-        # without the named ones: only whether it passes is asked, and naming takes long
-        fewer = dataclasses.replace(exercise, cases=cases, wrong=())
+        fewer = dataclasses.replace(exercise, cases=cases, wrong=())  # nobody reads the sentence
         passing = [f for f in functions if judge(fewer, f)[0] == "passed"]
         assert passing, f"without the case {case.name!r} nothing wrong gets through"
 
@@ -251,13 +282,13 @@ def test_an_unknown_key_is_told_which_there_are(key):
 
 
 @by_key
-def test_messages_are_the_same_every_time_and_name_no_address(exercise):
+def test_messages_are_the_same_every_time_and_name_no_address(exercise, once):
     named = [wrong.function for wrong in exercise.wrong]
     first = [judge(exercise, answer)[1] for answer in named]
     torch.set_num_threads(2)
     assert [judge(exercise, answer)[1] for answer in named] == first
     torch.set_num_threads(1)
-    first += [judge(exercise, answer)[1] for _, answer, _ in generic_wrongs(exercise)]
+    first += [judge(exercise, answer)[1] for _, answer, _ in generic_wrongs_of(exercise.key)]
     assert not any("0x" in message or "<function" in message for message in first)
 
 

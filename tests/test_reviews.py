@@ -273,8 +273,9 @@ def texts(review: Review):
     yield from (answer.sentence for answer in (*review.others, *review.wrong))
     tests = [test for _, test, *_ in (*right_tests(review), *generic_wrongs(review))]
     for test in (stub, *tests, *(weak.function for weak in review.wrong)):
-        for line in (None, review.line, *(line for line, _ in wrong_lines(review))):
-            yield judge_review(review, test, line)[1]
+        yield judge_review(review, test, review.line)[1]
+    for line in (None, *(line for line, _ in wrong_lines(review))):
+        yield _judge_line(review, line)[1]  # what is said about a line stands beside any test
 
 
 @by_key
