@@ -1,17 +1,15 @@
 """Sums modulo 10, and room to think: the task on which the tiny Llama learns.
 
-A question is a row of terms; the answer is what they come to, modulo 10, from left to right. Two
-layers cannot add six digits in one pass, but one digit for each token they write. The base model
-knows how to add and is impatient: it stops early, and answers with what it has so far.
+A question is a row of terms; the answer is what they come to, from left to right. Two layers cannot
+add six digits in one pass, but one for each token they write. The base model can add, but stops
+early and answers with what it has so far.
 
     prompt       <s> 2 3 4 <think> 2 5 9 </think> <answer> 9 </answer> 7 4 9 _ _ _ _ _ _ <think>
     completion   7 1 0 </think> <answer> 0 </answer> </s>
 
-The prompt begins with a worked example. The question stands in a form of nine boxes, so that a
-total and the box it needs next are always equally far apart. A thought is the running totals.
+The prompt begins with a worked example. The question fills a form of nine boxes, so that a total
+and the box it needs next are always equally far apart. A thought is the running totals.
 """
-
-from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -134,11 +132,10 @@ def to_text(ids: Iterable[int] | Tensor) -> str:
 def demonstration(
     question: Question, generator: torch.Generator, *, stop: float = 0.6, complete: float = 0.0
 ) -> list[int]:
-    """What an impatient worker writes: a completion.
+    """What an impatient worker writes: a completion, which never adds all terms.
 
-    Before each term it stops with probability `stop`, and it never adds all of them; then it
-    answers with the total so far, or if there is none with a guess. With probability `complete`
-    it thinks to the end for once and answers rightly.
+    Before each it stops with probability `stop`, and answers with the total so far, or if there is
+    none with a guess. With probability `complete` it thinks to the end for once.
     """
     totals = running_totals(question)
     if torch.rand((), generator=generator).item() < complete:
@@ -163,9 +160,8 @@ def warmup_documents(
 
     Every other document is an impatient demonstration, which teaches the form. The others teach to
     add, with all running totals: most are ledgers, a form and its totals without any tag, and some
-    are pages of the right form, torn off where the thought ends. So thinking to the end is nothing
-    unheard of, but a whole thought with its answer is never there to imitate, unless `complete`
-    says so (the worked example in the prompts is given, not learned).
+    are pages of the right form, torn off where the thought ends. So a whole thought with its answer
+    is never there to imitate, unless `complete` says so (the worked example is not learned).
     """
     for name, share in (("stop", stop), ("torn", torn), ("complete", complete)):
         if not 0 <= share <= 1:
@@ -195,8 +191,7 @@ def warmup_batch(n: int, generator: torch.Generator, **options: object) -> tuple
 class Arithmetic:
     """The task for `train_grpo`: questions of one side of the split, and a reward for the answer.
 
-    The score sees the completion only. The prompt is read for one purpose, to look up the right
-    answer, and of the prompt nothing but the form at its end.
+    The score sees the completion only; the prompt is read for the right answer alone.
     """
 
     lengths: Sequence[int] = TRAINED_LENGTHS  # these three: see draw_questions
@@ -230,8 +225,6 @@ class Results:
     def of_length(self, *lengths: int) -> dict[str, float]:
         """Accuracy and mean thinking length, over the questions with so many terms (none = all)."""
         rows = torch.isin(self.lengths, torch.tensor(lengths)) if lengths else self.lengths > 0
-        if not rows.any():
-            raise ValueError(f"lengths: expected some that were asked, got {lengths}")
         return {
             "accuracy": self.correct[rows].double().mean().item(),
             "thinking": self.thinking[rows].double().mean().item(),
@@ -263,12 +256,7 @@ def ask(
 
 
 def evaluate(
-    policy: nn.Module,
-    *,
-    n: int = 512,
-    operations: str = "add",
-    thinking: bool = True,
-    seed: int = 0,
+    policy: nn.Module, *, n: int = 512, operations="add", thinking: bool = True, seed: int = 0
 ) -> dict[str, float]:
     """How the policy does on held-out questions: the evaluation hook of `train_grpo`.
 

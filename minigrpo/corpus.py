@@ -1,7 +1,5 @@
 """The text: Karpathy's tinyshakespeare, downloaded once; characters as tokens; splits, batches."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from contextlib import suppress
@@ -20,14 +18,12 @@ URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshake
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 SIZE = 1_115_394
 TIMEOUT = (5, 20)  # seconds to wait for a connection, and for the next piece of data
+# The 65 characters of tinyshakespeare, in order. Fixed, so that a checkpoint fits either text.
 CHARACTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-"""The 65 characters of tinyshakespeare, in order. Fixed, so that a checkpoint fits either text."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text and where it came from."""
-
     text: str
     source: str  # "MINIGRPO_DATA", "cache", "download" or "offline"
     notes: tuple[str, ...] = ()  # what did not work on the way here, a sentence each
@@ -114,11 +110,6 @@ def random_batch(ids: Tensor, batch_size: int, length: int, generator: torch.Gen
     """Windows of the text from random places: ids (L,) -> (batch_size, length)."""
     starts = torch.randint(len(ids) - length + 1, (batch_size, 1), generator=generator)
     return ids[starts + torch.arange(length)]
-
-
-def unigram_entropy(ids: Tensor) -> float:
-    """H = - sum_a p(a) ln p(a), in nats, with p counted in the text (Shannon 1951). ids (L,)."""
-    return float(torch.special.entr(torch.bincount(ids).double() / len(ids)).sum())
 
 
 def bigram_entropy(ids: Tensor) -> float:

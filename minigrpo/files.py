@@ -34,10 +34,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def save_run(
     path: str | Path, *, step: int, settings: Mapping, modules: Mapping, generators: Mapping
 ) -> None:
-    """Write all that a run needs to go on as if it had never stopped, in one piece, by name.
-
-    settings: which must not change; modules: policy, optimizer, whatever has a state_dict, or None.
-    """
+    """Write all that a run needs to go on as if it had never stopped, in one piece, by name."""
     state = {
         "step": step,
         "settings": {name: repr(value) for name, value in settings.items()},

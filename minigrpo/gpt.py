@@ -1,10 +1,7 @@
-"""A character-level GPT, the policy of the first half of the course.
+"""A character-level GPT, which answers the call of a Hugging Face causal language model.
 
-It answers the call of a Hugging Face causal language model, so that all code serves it and a Llama
-alike. GPT-2 (Radford et al. 2019), pre-norm (Xiong et al. 2020, arXiv 2002.04745), no biases.
+GPT-2 (Radford et al. 2019), pre-norm (Xiong et al. 2020, arXiv 2002.04745), no biases.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -26,8 +23,6 @@ from minigrpo.files import atomic_path
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The sizes of a GPT."""
-
     vocab_size: int = 65
     max_position_embeddings: int = 256  # the context, in tokens; the name is Hugging Face's
     width: int = 192  # of the stream; a multiple of num_heads

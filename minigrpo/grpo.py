@@ -1,6 +1,5 @@
-"""The loop of GRPO: sample, reward, compare within groups, take a few steps, and again.
+"""The loop of GRPO, Algorithm 1 of DeepSeekMath (arXiv 2402.03300), with a fixed reference policy.
 
-Algorithm 1 of DeepSeekMath (Shao et al. 2024, arXiv 2402.03300), with the reference policy fixed.
 `train_grpo` is the algorithm; `rollout`, `score` and `learn` are its lines, as in notebook 06.
 """
 

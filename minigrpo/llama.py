@@ -1,22 +1,18 @@
-"""A tiny Llama for the 32 tokens of `arithmetic`, transformers' own, and its tokenizer."""
-
-from __future__ import annotations
+"""A tiny Llama for the 32 tokens of `arithmetic`, transformers' own."""
 
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from minigrpo.arithmetic import BOS, EOS, PAD, VOCABULARY, warmup_batch
 from minigrpo.files import data_folder
 from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain
 
 WARMUP = PretrainConfig(steps=400, lr=5e-3, matrix_lr=None, weight_decay=0.01, warmup=30)
-"""How the base model is trained. At this size Muon does no better than AdamW, and takes longer."""
 WARMUP_ROWS = 128
 
 
@@ -38,26 +34,6 @@ def tiny_llama(seed: int = 0) -> LlamaForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return LlamaForCausalLM(config).eval()
-
-
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer for the 32 tokens: words between blanks. A word that is none is an error.
-
-    The tags are ordinary words: special tokens would vanish from every text that is decoded
-    without special tokens, and with them the parts that a reward looks for.
-    """
-    words = {word: i for i, word in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # not one of the words
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=VOCABULARY[PAD],
-        bos_token=VOCABULARY[BOS],
-        eos_token=VOCABULARY[EOS],
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        model_max_length=64,
-    )
 
 
 def load_policy(folder: str | Path | None = None) -> LlamaForCausalLM:

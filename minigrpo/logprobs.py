@@ -1,7 +1,6 @@
-"""Log-probabilities of tokens and of whole sequences: what every objective here is made of.
+"""Log-probabilities of tokens and of whole sequences, in nats: what every objective is made of.
 
-All numbers are in nats and stay in log space: a product of 100 probabilities underflows float32,
-the sum of their logarithms does not.
+They stay in log space: a product of 100 probabilities underflows float32, a sum of logs does not.
 """
 
 import torch
@@ -145,8 +144,7 @@ def token_entropy(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * finite).sum(dim=-1)
 
 
-def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean where the mask is 1, over everything or along `dim`; the rest is never read."""
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """One mean over all values whose mask is 1; the others are never read."""
     check_shape("mask", mask, values.shape)
-    kept, count = torch.where(mask.bool(), values, 0.0), mask.bool()
-    return kept.sum() / count.sum() if dim is None else kept.sum(dim=dim) / count.sum(dim=dim)
+    return torch.where(mask.bool(), values, 0.0).sum() / mask.bool().sum()

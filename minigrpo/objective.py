@@ -2,8 +2,8 @@
 
     loss = aggregate( -clipped surrogate + kl_weight * KL ) - entropy_weight * mean entropy
 
-Values and gradients are those of TRL 1.16's GRPOTrainer wherever it has the same setting (the tests
-compare them), with one exception, on purpose: equal rewards have advantages of exactly 0.
+Values and gradients are those of TRL 1.16's GRPOTrainer where it has the same setting (the tests
+compare them), but for one thing: equal rewards have advantages of exactly 0.
 """
 
 import torch

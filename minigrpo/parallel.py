@@ -1,7 +1,6 @@
 """Several processes that train one policy: who takes which share, and what has to be added up.
 
-Start `torchrun --nproc_per_node 2 script.py`, call `join()`, and hand `train_grpo` the policy in
-DistributedDataParallel, which averages the gradients. Without `join()` nothing here does anything.
+Call `join()` under torchrun, and wrap the policy in DistributedDataParallel for `train_grpo`.
 """
 
 import os
@@ -22,7 +21,7 @@ def join(backend: str = "gloo") -> tuple[int, int]:
 
 
 def leave() -> None:
-    """Leave the group together, when all is done: who went first would break it for the others."""
+    """Leave the group together: a process that went first would break it for the others."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

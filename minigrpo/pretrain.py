@@ -1,7 +1,5 @@
 """Next-token training of any policy: the char GPT here, the warm-up of the tiny Llama later."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -135,10 +133,9 @@ def pretrain(
 def validation_loss(
     model: nn.Module, ids: Tensor, length: int, *, max_windows: int | None = None
 ) -> float:
-    """Mean cross-entropy over the text cut into consecutive windows, in nats per token.
+    """Mean cross-entropy over the text ids (L,), cut into consecutive windows, in nats per token.
 
-    ids (L,) in windows of `length` tokens that share one with the next, so that each but the first
-    is predicted once; `max_windows`: only so many, evenly spaced. No randomness.
+    Windows share one token with the next, so that each is predicted once, but the first of all.
     """
     starts = torch.arange(0, len(ids) - length + 1, length - 1)
     if max_windows is not None and len(starts) > max_windows:

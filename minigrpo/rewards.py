@@ -1,9 +1,4 @@
-"""Rewards by rule, and a task made of them. A reward sees the completion, never the prompt.
-
-A task has `prompts(n, generator)`, n rows of ids, and `reward(prompts, completions)`, numbers.
-"""
-
-from __future__ import annotations
+"""Rewards by rule, and a task made of them. A reward sees the completion, never the prompt."""
 
 import math
 import re
@@ -71,8 +66,7 @@ def split_parts(completion: Completion, tags: Tags = TEXT_TAGS, *, given: int = 
     """Cut a completion into thought and answer; None unless it keeps to the form exactly.
 
     The form is `thought </think> <answer> span </answer> EOS`: each tag once, in this order, and
-    nothing elsewhere but white space in a text. The prompt, which is never looked at, has written
-    as many of the tags as are `given`: 1 for `<think>`, 2 for `<think> </think>`.
+    nothing elsewhere. The prompt has written as many tags as are `given`: 1 for `<think>`, or 2.
     """
     form = tags.form
     if given not in (0, 1, 2) or len({*form}) < len(form):

@@ -64,7 +64,7 @@ def is_stop(tokens: Tensor, eos_id: StopIds) -> Tensor:
 
 
 def completion_mask(completions: Tensor, eos_id: StopIds) -> Tensor:
-    """(N, T) -> (N, T) bool, True up to and including the first EOS: from positions, not values."""
+    """(N, T) -> (N, T) bool, True up to and including the first EOS, all True without one."""
     ends = is_stop(completions, eos_id).long()
     return ends.cumsum(dim=1) - ends == 0  # no EOS before it
 
@@ -87,9 +87,8 @@ def sample(
 ) -> Rollouts:
     """Let the policy continue every prompt G times, one token at a time, all rows at once.
 
-    Each prompt is read once; after that a step feeds the newest token alone, because the cache
-    keeps the keys and values of the others. Training uses temperature only: `top_k` and `top_p`
-    draw from a different distribution than the policy's own.
+    Each prompt is read once; after that a step reads the newest token alone, because the cache
+    keeps the others. Train with temperature only: `top_k` and `top_p` change the distribution.
     """
     check_counts(max_new_tokens=max_new_tokens, completions_per_prompt=completions_per_prompt)
     device = next((p.device for p in model.parameters()), prompt_ids.device)

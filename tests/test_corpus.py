@@ -21,6 +21,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from minigrpo import corpus
 from minigrpo.corpus import (
@@ -32,7 +33,6 @@ from minigrpo.corpus import (
     offline_text,
     random_batch,
     split,
-    unigram_entropy,
 )
 
 TEXT = "First Citizen:\nSpeak, speak.\n\n" * 200
@@ -44,6 +44,11 @@ needs_real = pytest.mark.skipif(
 )
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def unigram_entropy(ids: Tensor) -> float:
+    """H = - sum_a p(a) ln p(a), in nats, with p counted in the text (Shannon 1951). ids (L,)."""
+    return float(torch.special.entr(torch.bincount(ids).double() / len(ids)).sum())
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 import support
 import torch
 from safetensors.torch import load_file, save_file
+from train_models import build_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from minigrpo import llama
@@ -32,7 +33,7 @@ from minigrpo.arithmetic import (
 )
 from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig, train_grpo
-from minigrpo.llama import WARMUP, build_tokenizer, load_policy, tiny_llama, warm_up
+from minigrpo.llama import WARMUP, load_policy, tiny_llama, warm_up
 from minigrpo.rewards import answer_reward
 
 SHIPPED = data_folder() / "tiny_llama"

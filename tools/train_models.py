@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from minigrpo import corpus, llama
-from minigrpo.arithmetic import OPERATIONS, evaluate
+from minigrpo.arithmetic import BOS, EOS, OPERATIONS, PAD, VOCABULARY, evaluate
 from minigrpo.gpt import GPT, GPTConfig, save_gpt
 from minigrpo.notebook.setup import setup
 from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain, validation_loss
@@ -52,9 +54,29 @@ def tiny_llama(options: argparse.Namespace) -> None:
     shares = {"torn": options.torn, "complete": options.complete}
     run = llama.warm_up(policy, config, operations=options.operations, **shares)
     report("tiny_llama", run, config)
-    save(policy, llama.build_tokenizer(), options.out)
+    save(policy, build_tokenizer(), options.out)
     scores = evaluate(policy, operations=options.operations)
     print("  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer for the 32 tokens: words between blanks. A word that is none is an error.
+
+    The tags are ordinary words: special tokens would vanish from every text that is decoded
+    without special tokens, and with them the parts that a reward looks for.
+    """
+    words = {word: i for i, word in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))  # not one of the words
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=VOCABULARY[PAD],
+        bos_token=VOCABULARY[BOS],
+        eos_token=VOCABULARY[EOS],
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=64,
+    )
 
 
 def text_models(options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from lines import Line, has_trl, over  # before torch: it imports minigrpo, whos
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from transformers import AutoTokenizer
 
 from minigrpo.arithmetic import (
     EOS,
@@ -29,8 +30,9 @@ from minigrpo.arithmetic import (
     running_totals,
     to_text,
 )
+from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig, train_grpo
-from minigrpo.llama import build_tokenizer, load_policy
+from minigrpo.llama import load_policy
 from minigrpo.rewards import answer_reward
 from minigrpo.sampling import sample
 
@@ -162,7 +164,7 @@ def their_steps(steps: int, epochs: int, seed: int = 0) -> list[float]:
             reward_funcs=reward,
             args=settings,
             train_dataset=Dataset.from_list(rows),
-            processing_class=build_tokenizer(),
+            processing_class=AutoTokenizer.from_pretrained(data_folder() / "tiny_llama"),
             callbacks=[clock],
         )
         trainer.remove_callback(transformers.PrinterCallback)
