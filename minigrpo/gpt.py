@@ -43,10 +43,7 @@ def positions_from_mask(attention_mask: Tensor) -> Tensor:
 
 
 def next_token_pairs(logits: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Put predictions (N, S-1, V) beside their targets (N, S-1): the one place of the shift.
-
-    `logits[:, s]` was computed from tokens 0..s, so it predicts token s + 1.
-    """
+    """Predictions (N, S-1, V), targets (N, S-1): `logits[:, s]` has read 0..s, predicts s + 1."""
     return logits[:, :-1], input_ids[:, 1:]
 
 
