@@ -191,7 +191,7 @@ def test_a_baseline_lowers_the_variance():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gradient_of_sampled_groups_converges_to_the_exact_one(seed):
-    """16,000 groups of 4, from the sampler to the loss: 3/4 of the exact gradient, to 10 percent."""
+    """16,000 groups of 4, from sampler to loss: 3/4 of the exact gradient, to 10 percent."""
     table, r = policy(seed), rewards(WORLD, seed)
     exact = gradient(expected_reward(table, WORLD, r), table)
     places = {tuple(text): i for i, text in enumerate(WORLD.completions.tolist())}

@@ -493,7 +493,7 @@ PATIENTS: tuple[Patient, ...] = (
 
 
 def record(name: str) -> Patient:
-    """The patient with this name; capital letters and spaces do not matter. KeyError: there is none."""
+    """The patient with this name; capital letters and spaces do not matter. Or a KeyError."""
     for one in PATIENTS:
         if one.name.lower() == " ".join(name.lower().split()):
             return one
