@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from minigrpo.exercises import all_exercises, check, hint, judge, reader, records, solution
+from minigrpo.exercises.judge import judge_exercise
 from minigrpo.exercises.records import FOLDER, read
 
 TEXT = """\
@@ -168,6 +172,24 @@ def test_what_a_text_says_about_its_own_exercises_follows(only_12):
     said += [wrong.sentence for exercise in all_exercises() for wrong in exercise.wrong]
     assert sum("exercise 12." in text for text in said) == 4
     assert not any("exercise 3." in text or "{" in text for text in said)
+
+
+def test_the_example_for_contributors_keeps_what_it_promises():
+    contributing = Path(__file__).resolve().parent.parent / "CONTRIBUTING.md"
+    (example,) = re.findall(
+        r"^````markdown\n(.*?)^````$", contributing.read_text("utf-8"), re.M | re.S
+    )
+    setup = "# Example\n\n```python\nfrom minigrpo.logprobs import masked_mean\n```\n\n"
+    exercise = read(setup + example, 12)["12.1"]
+    for right in (exercise.reference, exercise.package, exercise.others[0].function):
+        assert judge_exercise(exercise, right)[0] == "passed"
+    for wrong in exercise.wrong:
+        assert wrong.sentence in judge_exercise(exercise, wrong.function)[1]
+    for case in exercise.cases:
+        fewer = dataclasses.replace(exercise, cases=(case,))
+        functions = [*(wrong.function for wrong in exercise.wrong), *exercise.lapses]
+        judged = [judge_exercise(fewer, function)[0] for function in functions]
+        assert "passed" in judged and "not passed" in judged
 
 
 def test_judge_is_the_function_even_if_the_module_of_that_name_was_imported_first():
