@@ -76,14 +76,15 @@ def grpo_peak(quick: bool) -> list[Line]:
     seeds = range(1 if quick else 5)
     our_steps(1, 2)  # warm up
     took, best = [], []
-    with timed("sample", "_score", "_update") as spent:
+    with timed("sample", "score", "learn") as spent:
         for seed in seeds:
             took.append(sum(our_steps(STEPS, 2, seed)))
             best.append(peak())
     # Counting is slow, so it is done apart: the same seeds write the same texts.
     counts = [flops(lambda seed=seed: our_steps(STEPS, 2, seed)) for seed in seeds]
-    parts = {"rollout": "sample", "scoring": "_score", "update": "_update"}
-    told = ", ".join(f"{what} {spent[name] / sum(took):.0%}" for what, name in parts.items())
+    updates = spent["learn"] - spent["score"]
+    parts = {"rollout": spent["sample"], "scoring": spent["score"], "updates": updates}
+    told = ", ".join(f"{what} {time / sum(took):.0%}" for what, time in parts.items())
     print(f"  a step of GRPO takes {sum(took) / len(took) / STEPS:.3f} s: {told}")
     return share("GRPO with 2 updates", over(counts, took), best)
 
