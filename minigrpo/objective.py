@@ -48,6 +48,8 @@ def group_advantages(
     check_choice("baseline", baseline, ("mean", "leave_one_out", "none"))
     if baseline == "none" and scale != "none":  # a std is measured around a mean
         raise ValueError(f"scale: expected 'none' with baseline='none', got {scale!r}")
+    if not 0 <= eps < float("inf"):
+        raise ValueError(f"eps: expected a finite number of 0 or more, got {eps}")
     equal = equal_groups(rewards, group_size)  # (P,)
     groups = rewards.double().view(-1, group_size)  # in float32, 16 x 5.7 differ from their mean
     advantages = groups - groups.mean(dim=1, keepdim=True)
@@ -195,7 +197,7 @@ def grpo_loss(
             loss = loss + kl_weight * aggregate(kl, mask, how=how, max_length=max_length)
         metrics["kl"] = aggregate(kl, mask, how="token_mean")
     if entropy is not None:
-        metrics["entropy"] = aggregate(entropy, mask, how="token_mean")
+        metrics["entropy"] = aggregate(_real("entropy", entropy, mask), mask, how="token_mean")
         if entropy_weight:
             loss = loss - entropy_weight * metrics["entropy"]
     return loss, {name: value.item() for name, value in metrics.items()}

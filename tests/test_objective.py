@@ -1229,6 +1229,14 @@ REFUSED = {
         lambda: group_advantages(TWO, 2, baseline="rloo"),
         r"baseline: expected one of mean, leave_one_out, none, got 'rloo'$",
     ),
+    "an eps that turns the advantages around": (
+        lambda: group_advantages(TWO, 2, eps=-1.0),
+        r"eps: expected a finite number of 0 or more, got -1\.0$",
+    ),
+    "an eps that makes every advantage 0": (
+        lambda: group_advantages(TWO, 2, eps=INF),
+        r"eps: expected a finite number of 0 or more, got inf$",
+    ),
     "estimator": (
         lambda: kl_estimate(NUMBERS, NUMBERS, estimator="k4"),
         r"estimator: expected one of k1, k2, k3, got 'k4'$",
@@ -1331,7 +1339,15 @@ REFUSED = {
     ),
     "loss: shape of the entropy": (
         loss_of(entropy=NUMBERS[0]),
-        r"mask: expected shape \(3,\), got \(2, 3\)$",
+        r"entropy: expected shape \(2, 3\), got \(3,\)$",
+    ),
+    "loss: token ids as the entropy": (
+        loss_of(entropy=NUMBERS.long()),
+        r"entropy: expected floating point, got torch\.int64",
+    ),
+    "loss: entropy of nan": (
+        loss_of(entropy=WITH_NAN),
+        r"entropy: expected numbers, got nan at row, column \[1, 1\]$",
     ),
     "loss: no reference": (
         loss_of(kl_weight=0.04),
