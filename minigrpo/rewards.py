@@ -69,8 +69,9 @@ def split_parts(completion: Completion, tags: Tags = TEXT_TAGS, *, given: int = 
     nothing elsewhere. The prompt has written as many tags as are `given`: 1 for `<think>`, or 2.
     """
     form = tags.form
-    if given not in (0, 1, 2) or len({*form}) < len(form):
-        raise ValueError(f"expected different tags and given 0, 1 or 2, got {form} and {given}")
+    if given not in (0, 1, 2) or len({*form}) < len(form) or len({*map(type, form)}) > 1:
+        what = "different tags, all ids or all text, and given 0, 1 or 2"
+        raise ValueError(f"expected {what}, got {form} and {given}")
     # With the given tags put back in front, one rule fits all three cases.
     pieces = [*form[:given], *_pieces(completion, tags)]
     at = [i for i, piece in enumerate(pieces) if piece in form]

@@ -248,11 +248,13 @@ def test_bad_input_is_refused(grade):
     ):
         grade(torch.zeros(2, 3).long(), IDS)
     with pytest.raises(
-        ValueError, match="expected different tags and given 0, 1 or 2, got .* and 3"
+        ValueError, match="expected different tags, .* and given 0, 1 or 2, got .* and 3"
     ):
         grade("a text", TEXT, given=3)
     with pytest.raises(ValueError, match="expected different tags"):
         grade([1], Tags(0, 1, 2, 2))
+    with pytest.raises(ValueError, match="all ids or all text"):  # or every reward would be 0
+        grade([1], IDS._replace(eos="</s>"))
 
 
 @pytest.mark.parametrize(
