@@ -175,6 +175,12 @@ def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest(model, blocks):
     assert "lm_head.weight" in adamw
 
 
+def test_a_head_is_a_head_whatever_the_model_is_wrapped_in():
+    wrapped = nn.ModuleDict({"model": small_gpt()})
+    adamw, muon = (_names(wrapped, opt) for opt in make_optimizers(wrapped, PretrainConfig()))
+    assert "model.lm_head.weight" in adamw and "model.blocks.0.mlp.up.weight" in muon
+
+
 def test_without_a_rate_for_matrices_adamw_gets_everything():
     model = small_gpt()
     (adamw,) = make_optimizers(model, PretrainConfig(matrix_lr=None, weight_decay=0.3))
