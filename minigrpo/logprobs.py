@@ -56,10 +56,8 @@ def token_log_probs(
     Column s scores `input_ids[:, s + 1]`: the first token has nothing before it, so it has no
     column. Exactly 0, without gradient, where a token or the one before it is padding.
     """
-    if input_ids.dim() != 2 or input_ids.shape[1] < 2:
-        raise ValueError(
-            f"input_ids: expected (N, S), S of 2 or more, got {tuple(input_ids.shape)}"
-        )
+    if input_ids.dim() != 2:  # of three dimensions, the wrong one might be shifted
+        raise ValueError(f"input_ids: expected (N, S), got {tuple(input_ids.shape)}")
     predictions, targets = next_token_pairs(_logits(model, input_ids, attention_mask), input_ids)
     distribution = next_token_log_probs(predictions, temperature=temperature, **cut)  # (N, S-1, V)
     log_probs = distribution.gather(-1, targets[..., None]).squeeze(-1)

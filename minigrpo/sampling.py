@@ -126,7 +126,7 @@ def sample(
         token = torch.multinomial(distribution.exp(), 1, generator=generator)  # (active, 1)
         if log_probs is None:
             log_probs = distribution.new_zeros(len(ids), max_new_tokens)
-        ids[active, end], mask[active, end] = token[:, 0], True
+        ids[active, end], mask[active, end] = token[:, 0].to(ids.dtype), True
         log_probs[active, end - P] = distribution.gather(1, token)[:, 0]
 
         going = ~is_stop(token[:, 0], eos_id)

@@ -378,9 +378,9 @@ def test_settings_out_of_range_are_refused(settings, message):
         token_log_probs(successor(3), torch.tensor([[0, 1]]), **settings)
 
 
-@pytest.mark.parametrize("shape", [(4,), (2, 1), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(4,), (1, 2, 3)], ids=str)
 def test_token_log_probs_refuses_ids_that_are_no_batch_of_sequences(shape):
-    with pytest.raises(ValueError, match=r"input_ids: expected \(N, S\), .*, got \("):
+    with pytest.raises(ValueError, match=r"input_ids: expected \(N, S\), got \("):
         token_log_probs(successor(3), torch.zeros(shape, dtype=torch.long))
 
 

@@ -30,7 +30,7 @@ EOS = 10
 
 # Lines that are replaced below.
 MASK = "mask = pad(prompt_mask.bool().to(device), later).repeat_interleave(G, dim=0)"
-WRITE = "ids[active, end], mask[active, end] = token[:, 0], True"
+WRITE = "ids[active, end], mask[active, end] = token[:, 0].to(ids.dtype), True"
 FIRST = "return ends.cumsum(dim=1) - ends == 0  # no EOS before it"
 
 
@@ -135,7 +135,7 @@ def test_completion_mask_keeps_the_first_eos_and_nothing_after_it():
 
 @must_fail_on(
     (sample, WRITE, WRITE.replace("True", "token[:, 0] != eos_id")),
-    (sample, WRITE, "ids[active, end], mask[:, end] = token[:, 0], True"),
+    (sample, WRITE, WRITE.replace("mask[active, end]", "mask[:, end]")),
 )
 def test_sample_keeps_the_first_eos_and_nothing_after_it():
     prompts = torch.tensor([[4], [2], [0]])  # of a policy that counts; 5 is EOS
@@ -313,6 +313,19 @@ def test_rollouts_move_whole():
     moved = r.to("meta")
     assert {field.device.type for field in vars(moved).values()} == {"meta"}
     assert {field.device.type for field in vars(r).values()} == {"cpu"}
+
+
+def test_prompts_may_be_whole_numbers_of_32_bits():
+    ids = torch.tensor([[1, 2], [3, 4]])
+    options = {"max_new_tokens": 4, "completions_per_prompt": 2}
+    long, short = (
+        sample(tiny_gpt(), prompts, generator=torch.Generator().manual_seed(0), **options)
+        for prompts in (ids, ids.int())
+    )
+    assert torch.equal(long.completions, short.completions)
+    assert_close(token_log_probs(tiny_gpt(), short.input_ids)[:, 1:], short.log_probs)
+    with pytest.raises(RuntimeError, match="indices"):  # and nothing else
+        sample(tiny_gpt(), ids + 0.5, **options)
 
 
 def test_the_prompts_of_the_caller_stay_as_they_were():
