@@ -129,12 +129,9 @@ def train_grpo(
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,  # with its own generators
     checkpoint: str | Path | None = None,  # a file to save to, and to go on from, to the bit
 ) -> Iterator[StepMetrics]:
-    """Train the policy by reward alone, yielding one StepMetrics per step.
-
-    It runs in eval mode: with dropout, the policy that samples would differ from the one scored.
-    """
+    """Train the policy by reward alone, in eval mode, yielding one StepMetrics per step."""
     parallel.check_run(policy, config, checkpoint)
-    was_training, model = policy.training, parallel.unwrapped(policy.eval())
+    was_training, model = policy.training, parallel.unwrapped(policy)
     reference = frozen_copy(model) if config.kl_weight else None
     trained = [p for p in policy.parameters() if p.requires_grad]
     lr, betas = float(config.lr), tuple(map(float, config.betas))
@@ -149,23 +146,26 @@ def train_grpo(
     }
     done = load_run(checkpoint, **run) if checkpoint else 0
 
-    for step in range(done + 1, config.steps + 1):
-        began = time.perf_counter()
-        prompts = list(task.prompts(config.prompts_per_step, order))  # P questions
-        rollouts, rewards = rollout(policy, task, prompts, config, sampling)  # G answers to each
-        if config.check and step == 1:
-            check_ends(rollouts, config)
-        advantages = group_advantages(rewards, config.group_size, **config.only(ADVANTAGE))
-        updates = learn(policy, reference, optimizer, rollouts, advantages, config, step)  # K times
-        metrics = measure(step, began, rollouts, rewards, advantages, updates, config)
+    try:
+        policy.eval()  # with dropout, the policy that samples would differ from the one scored
+        for step in range(done + 1, config.steps + 1):
+            began = time.perf_counter()
+            prompts = list(task.prompts(config.prompts_per_step, order))  # P questions
+            rollouts, rewards = rollout(policy, task, prompts, config, sampling)  # P * G rows
+            if config.check and step == 1:
+                check_ends(rollouts, config)
+            advantages = group_advantages(rewards, config.group_size, **config.only(ADVANTAGE))
+            updates = learn(policy, reference, optimizer, rollouts, advantages, config, step)  # K
+            metrics = measure(step, began, rollouts, rewards, advantages, updates, config)
 
-        last = step == config.steps
-        if checkpoint and (last or step % config.save_every == 0) and parallel.rank() == 0:
-            save_run(checkpoint, step=step, **run)
-        if evaluate and (last or step % config.evaluate_every == 0):
-            metrics = replace(metrics, evaluation=dict(evaluate(model)))
-        yield metrics
-    policy.train(was_training)
+            last = step == config.steps
+            if checkpoint and (last or step % config.save_every == 0) and parallel.rank() == 0:
+                save_run(checkpoint, step=step, **run)
+            if evaluate and (last or step % config.evaluate_every == 0):
+                metrics = replace(metrics, evaluation=dict(evaluate(model)))
+            yield metrics
+    finally:  # when the run is left early, too
+        policy.train(was_training)
 
 
 def rollout(policy, task, prompts, config, generator) -> tuple[Rollouts, Tensor]:
@@ -282,10 +282,9 @@ def check_first_update(policy, log_probs: Tensor, rollouts: Rollouts, step: int)
 
 def check_finite(loss: Tensor, norm: Tensor, metrics: Mapping[str, float], step: int) -> None:
     """Raise FloatingPointError before an update that would make every weight NaN."""
-    low, high = metrics["ratio/min"], metrics["ratio/max"]
     for name, value in (("loss", loss.item()), ("gradient's norm", norm.item())):
         if not math.isfinite(value):
             raise FloatingPointError(
                 f"the {name} is {value} at step {step}: expected a finite number "
-                f"(the ratio is between {low:.3g} and {high:.3g})"
+                f"(the ratio is between {metrics['ratio/min']:.3g} and {metrics['ratio/max']:.3g})"
             )

@@ -253,6 +253,14 @@ def test_dropout_is_off_and_the_mode_is_put_back():
     modes = []
     run(policy, config=replace(SMALL, steps=1), evaluate=lambda p: modes.append(p.training) or {})
     assert modes == [False] and policy.training
+    steps = train_grpo(policy, Count(), SMALL)
+    next(steps)
+    assert not policy.training
+    steps.close()  # as a loop does that is left early
+    assert policy.training
+    with pytest.raises(ValueError):
+        run(policy, Fault(lambda n: [math.nan] * n))
+    assert policy.training
 
 
 # ---------------------------------------------------------------------------------------------
