@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import dis
 import os
 import re
 import subprocess
 import symtable
 import sys
 from pathlib import Path
+from types import CodeType
 
 import nbformat
 import pytest
@@ -15,6 +18,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
+from minigrpo.exercises.judge import _globals_read
 from minigrpo.exercises.reader import find, solution_source
 from minigrpo.exercises.records import records
 from minigrpo.exercises.review import Review
@@ -108,37 +112,56 @@ def outside(scope: symtable.SymbolTable) -> set[str]:
     return own.union(*map(outside, scope.get_children()))
 
 
-def names_in(source: str) -> tuple[set[str], set[str], dict[str, set[str]]]:
-    """The names that a cell reads, those that it binds, and what each of its functions reads."""
+def trained_in(source: str) -> set[str]:
+    """The names in the calls that change what they are given, such as a model."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        called = getattr(node, "func", None)
+        name = getattr(called, "attr", getattr(called, "id", ""))
+        if name in {"pretrain", "train_grpo", "warm_up", "step", "load_state_dict"}:
+            found |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return found
+
+
+def names_in(source: str) -> tuple[set[str], set[str], set[str], dict[str, set[str]]]:
+    """The names that a cell uses, wants from earlier cells, binds, and what its functions read."""
     cell = symtable.symtable(source, "cell", "exec")
     symbols = cell.get_symbols()
-    read = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
-    bound = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
+    used = {s.get_name() for s in symbols if s.is_referenced()}.union(
+        *map(outside, cell.get_children())
+    )
+    wanted, bound = set(), set()
+    for step in dis.get_instructions(compile(source, "cell", "exec")):
+        if isinstance(step.argval, CodeType):
+            wanted |= set(_globals_read(step.argval)) - bound
+        elif step.opname == "LOAD_NAME":
+            wanted |= {step.argval} - bound
+        elif step.opname == "STORE_NAME":
+            bound.add(step.argval)
     inner = [child for child in cell.get_children() if child.get_name() in bound]
-    functions = {child.get_name(): outside(child) for child in inner}
-    return read.union(*map(outside, cell.get_children())), bound, functions
+    return used | bound, wanted, bound, {child.get_name(): outside(child) for child in inner}
 
 
 def without_strangers(nb: NotebookNode, solved: set[str]) -> NotebookNode:
     """The notebook without the code cells that the `solved` functions have nothing to do with.
 
-    Left out is a cell that neither uses one, directly or through a function of the notebook, nor
-    binds a name that a later cell which stays reads. The first one, which sets the notebook up,
-    stays. `make test` executes all of them with the functions of the package.
+    Left out is a cell that does not use one, directly or through a function of the notebook, and
+    neither binds nor trains what a cell that stays reads later. The first one, which sets the
+    notebook up, stays. `make test` executes all of them with the functions of the package.
     """
     parsed = {
         at: names_in(cell.source) for at, cell in enumerate(nb.cells) if cell.cell_type == "code"
     }
     users = {min(parsed)}
-    for at, (read, bound, functions) in parsed.items():
+    for at, (used, _, _, functions) in parsed.items():
         solved = solved | {name for name, inside in functions.items() if inside & solved}
-        if solved & (read | bound):
+        if solved & used:
             users.add(at)
     stay, wanted = set(), set()
-    for at, (read, bound, _) in reversed(parsed.items()):
-        if at in users or bound & wanted:
+    for at, (_, reads, bound, _) in reversed(parsed.items()):
+        if at in users or (bound | trained_in(nb.cells[at].source)) & wanted:
             stay.add(at)
-            wanted = wanted - (bound - read) | read
+            wanted = wanted - bound | reads
     nb.cells = [cell for at, cell in enumerate(nb.cells) if at in stay]
     return nb
 
@@ -150,13 +173,23 @@ def test_what_has_nothing_to_do_with_an_exercise_is_left_out():
         "through": "def outer(x):\n    return [solved(i) for i in x]",
         "overwritten": "data = 0",
         "input": "data = 1",
+        "loop": "for x in [2]:\n    pass",
+        "trained": "train_grpo(data)",
+        "others": "train_grpo(others)",
         "stranger": "def stranger(data):\n    solved = data\n    return solved",
-        "user": "result = sorted([0], key=lambda x: outer([data]))",
+        "user": "result = sorted([0], key=lambda x: outer([data]))\nfor x in [0]:\n    x",
         "after": "print(result)",
     }
     cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in sources.items()]
     nb = without_strangers(nbformat.v4.new_notebook(cells=cells), {"solved"})
-    assert [cell.id for cell in nb.cells] == ["setup", "stub", "through", "input", "user"]
+    assert [cell.id for cell in nb.cells] == [
+        "setup",
+        "stub",
+        "through",
+        "input",
+        "trained",
+        "user",
+    ]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
