@@ -330,9 +330,13 @@ def test_a_config_that_cannot_work_is_refused_at_once(setting, message):
 class Noisy(Bigram):
     """Samples from one distribution and is scored with another, as with dropout."""
 
+    def __init__(self, table, noise: float = 1.5) -> None:
+        super().__init__(table)
+        self.noise = noise
+
     def forward(self, input_ids, **kwargs):
         output = super().forward(input_ids, **kwargs)
-        output.logits = output.logits * (1.5 if torch.is_grad_enabled() else 1.0)
+        output.logits = output.logits * (self.noise if torch.is_grad_enabled() else 1.0)
         return output
 
 
@@ -340,6 +344,67 @@ def test_a_ratio_that_is_not_one_at_the_first_update_stops_the_run():
     with pytest.raises(RuntimeError, match="the ratio at the first update of step 1 is off 1 by"):
         run(Noisy(uniform(11, 11)))
     assert len(run(Noisy(uniform(11, 11)), config=replace(SMALL, check=False))) == 3
+
+
+def test_the_ratio_is_checked_closely_and_at_every_step():
+    policy = Noisy(uniform(11, 11), noise=1.02)
+    with pytest.raises(RuntimeError, match="at the first update of step 1 is off 1 by up to 0.0"):
+        run(policy)
+    policy.noise = 1.0
+    steps = train_grpo(policy, Count(), SMALL)
+    next(steps)
+    policy.noise = 1.5
+    with pytest.raises(RuntimeError, match="the ratio at the first update of step 2 is off 1 by"):
+        next(steps)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_the_loss_gets_the_settings_of_the_config(weight, monkeypatch):
+    """The check of the ratio sees to it that sampling and scoring share the temperature."""
+    seen, settings = [], dict(temperature=0.6, max_new_tokens=20, entropy_weight=weight)
+
+    def spy(*args, **kwargs):
+        loss, metrics = grpo_loss(*args, **kwargs)
+        seen.append((kwargs["max_length"], kwargs["entropy"].requires_grad, metrics))
+        return loss, metrics
+
+    policy, task = tiny_gpt(), Fault(torch.arange)
+    config = replace(SMALL, steps=1, how="constant", eos_id=(EOS, 1, 2, 4, 5, 6), **settings)
+    monkeypatch.setattr(grpo, "grpo_loss", spy)
+    (metrics,) = run(policy, task, config)
+    assert [given[:2] for given in seen] == [(20, weight > 0)] * 2
+    assert metrics.rollouts.completions.shape[1] < 20  # not the width of the batch
+    ratios = [given[2]["ratio/max"] for given in seen]
+    assert metrics.ratio_max == max(ratios) > min(ratios)
+    r = metrics.rollouts
+    scores = token_log_probs(tiny_gpt(), r.input_ids, r.attention_mask, temperature=0.6)
+    assert_close(
+        scores[:, -r.completions.shape[1] :][r.completion_mask], r.log_probs[r.completion_mask]
+    )
+
+
+class Forgetful(Bigram):
+    """A policy with dropout."""
+
+    def forward(self, input_ids, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        output.logits = nn.functional.dropout(output.logits, 0.5, self.training)
+        return output
+
+
+def test_the_reference_has_no_dropout_either():
+    policy = Forgetful(uniform(11, 11)).train()
+    (metrics,) = run(policy, config=replace(SMALL, steps=1, inner_epochs=1, kl_weight=0.5))
+    assert abs(metrics.kl) < 1e-9
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_update():
+    policy = tiny_gpt()
+    before = weights(policy)
+    policy.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(FloatingPointError, match="the gradient's norm is (inf|nan) at step 1"):
+        run(policy)
+    assert torch.equal(weights(policy), before)
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(monkeypatch):

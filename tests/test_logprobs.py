@@ -422,7 +422,7 @@ def test_whole_numbers_are_no_log_probs():
 # completion_log_probs_and_entropy
 
 PROMPTS = left_pad([torch.tensor(p) for p in ([3, 1, 4], [9, 5], [3, 1, 4], [0, 9, 5])])
-LENGTHS = torch.tensor([4, 1, 2, 3])
+LENGTHS = torch.tensor([4, 3, 1, 2])  # the padded prompt has tokens after its first one, too
 
 
 def scored_twice(policy, prompts=PROMPTS):
@@ -455,6 +455,11 @@ def scored_twice(policy, prompts=PROMPTS):
         completion_log_probs_and_entropy,
         "logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt",
         "logits = output.logits[:1, -1:].expand(len(source), -1, -1)",
+    ),
+    (
+        completion_log_probs_and_entropy,
+        "position_ids=positions_from_mask(seen)[:, P:-1] if padded else None,",
+        "position_ids=None,",
     ),
     (
         completion_log_probs_and_entropy,
