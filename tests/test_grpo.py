@@ -368,7 +368,7 @@ def test_the_loss_gets_the_settings_of_the_config(weight, monkeypatch):
         seen.append((kwargs["max_length"], kwargs["entropy"].requires_grad, metrics))
         return loss, metrics
 
-    policy, task = tiny_gpt(), Fault(torch.arange)
+    policy, task = Bigram(uniform(11, 11)), Fault(torch.arange)
     config = replace(SMALL, steps=1, how="constant", eos_id=(EOS, 1, 2, 4, 5, 6), **settings)
     monkeypatch.setattr(grpo, "grpo_loss", spy)
     (metrics,) = run(policy, task, config)
@@ -377,7 +377,9 @@ def test_the_loss_gets_the_settings_of_the_config(weight, monkeypatch):
     ratios = [given[2]["ratio/max"] for given in seen]
     assert metrics.ratio_max == max(ratios) > min(ratios)
     r = metrics.rollouts
-    scores = token_log_probs(tiny_gpt(), r.input_ids, r.attention_mask, temperature=0.6)
+    scores = token_log_probs(
+        Bigram(uniform(11, 11)), r.input_ids, r.attention_mask, temperature=0.6
+    )
     assert_close(
         scores[:, -r.completions.shape[1] :][r.completion_mask], r.log_probs[r.completion_mask]
     )
