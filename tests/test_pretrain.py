@@ -181,6 +181,18 @@ def test_a_head_is_a_head_whatever_the_model_is_wrapped_in():
     assert "model.lm_head.weight" in adamw and "model.blocks.0.mlp.up.weight" in muon
 
 
+def test_what_the_optimizers_are_told():
+    adamw, muon = make_optimizers(small_gpt(), PretrainConfig(weight_decay=0.3))
+    assert [group["weight_decay"] for group in adamw.param_groups] == [0.0, 0.0]
+    assert muon.param_groups[0]["weight_decay"] == 0.3
+    assert all(group["betas"] == (0.9, 0.99) for group in adamw.param_groups)
+    model, norms = small_gpt(), []
+    model.lm_head.weight.data *= 50  # and so the gradient is long
+    for m in pretrain(model, windows, PretrainConfig(steps=2, warmup=0)):
+        norms.append(torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item())
+        assert m.grad_norm > 2 and norms[-1] == pytest.approx(1, rel=1e-4)
+
+
 def test_without_a_rate_for_matrices_adamw_gets_everything():
     model = small_gpt()
     (adamw,) = make_optimizers(model, PretrainConfig(matrix_lr=None, weight_decay=0.3))
