@@ -15,7 +15,7 @@ def is_whole_number(value: object) -> bool:
 
 
 def check_counts(least: int = 1, **counts: object) -> None:
-    """Raise ValueError for what is no whole number, or below the least."""
+    """Raise ValueError for anything but a whole number of at least `least`."""
     for name, value in counts.items():
         if not is_whole_number(value) or value < least:
             raise ValueError(f"{name}: expected a whole number of {least} or more, got {value!r}")

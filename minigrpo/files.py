@@ -34,7 +34,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def save_run(
     path: str | Path, *, step: int, settings: Mapping, modules: Mapping, generators: Mapping
 ) -> None:
-    """Write all that a run needs to go on as if it had never stopped, in one piece, by name."""
+    """Write all that a run needs to go on as if it had never stopped, in one piece."""
     state = {
         "step": step,
         "settings": {name: repr(value) for name, value in settings.items()},

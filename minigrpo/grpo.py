@@ -152,8 +152,7 @@ def train_grpo(
             began = time.perf_counter()
             prompts = list(task.prompts(config.prompts_per_step, order))  # P questions
             rollouts, rewards = rollout(policy, task, prompts, config, sampling)  # P * G rows
-            if config.check and step == 1:
-                check_ends(rollouts, config)
+            check_ends(rollouts, config, step)
             advantages = group_advantages(rewards, config.group_size, **config.only(ADVANTAGE))
             updates = learn(policy, reference, optimizer, rollouts, advantages, config, step)  # K
             metrics = measure(step, began, rollouts, rewards, advantages, updates, config)
@@ -170,6 +169,8 @@ def train_grpo(
 
 def rollout(policy, task, prompts, config, generator) -> tuple[Rollouts, Tensor]:
     """N = P * G completions, prompt by prompt, and their rewards (N,) in float64."""
+    if len(prompts) != config.prompts_per_step:
+        raise ValueError(f"task.prompts: expected {config.prompts_per_step}, got {len(prompts)}")
     mine = parallel.share(prompts)  # all of them, unless there are several processes
     rollouts = sample(
         parallel.unwrapped(policy),
@@ -258,9 +259,10 @@ def ended(rollouts: Rollouts, eos_id: StopIds) -> Tensor:
     return is_stop(rollouts.completions.gather(1, last)[:, 0], eos_id)
 
 
-def check_ends(rollouts: Rollouts, config: GRPOConfig) -> None:
-    """Raise RuntimeError if no completion ends: such a policy cannot learn to stop."""
-    if config.eos_id is not None and not ended(rollouts, config.eos_id).any():
+def check_ends(rollouts: Rollouts, config: GRPOConfig, step: int) -> None:
+    """Raise RuntimeError if no completion of the first step ends: it cannot learn to stop."""
+    wanted = config.check and step == 1 and config.eos_id is not None
+    if wanted and not ended(rollouts, config.eos_id).any():
         raise RuntimeError(
             f"policy: none of the {len(rollouts.completions)} completions of the first step ended "
             f"with eos_id = {config.eos_id} (is it the token that the policy was taught?)"

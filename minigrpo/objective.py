@@ -126,7 +126,7 @@ def aggregate(
     how: str = "sequence_mean",
     max_length: int | None = None,  # for "constant": tokens a completion may have, not the width T
 ) -> Tensor:
-    """(N, T) -> (): one number from one per token; a row without a token counts as 0, and in N.
+    """(N, T) -> (): one number from one per token; a row without a token is a 0 that counts.
 
     "sequence_mean": the mean of each row, then of the rows (GRPO); "token_mean": one mean over all
     tokens (DAPO); "constant": the sum over N * max_length (Dr. GRPO).

@@ -98,9 +98,8 @@ def sample(
     check_room(model, prompt_mask, max_new_tokens)
     P, G, padded = prompt_ids.shape[1], completions_per_prompt, not bool(prompt_mask.all())
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    later = (0, max_new_tokens)  # columns for the tokens to come
-    ids = pad(prompt_ids.to(device), later, value=pad_id).repeat_interleave(G, dim=0)
-    mask = pad(prompt_mask.bool().to(device), later).repeat_interleave(G, dim=0)
+    ids = pad(prompt_ids.to(device), (0, max_new_tokens), value=pad_id).repeat_interleave(G, dim=0)
+    mask = pad(prompt_mask.bool().to(device), (0, max_new_tokens)).repeat_interleave(G, dim=0)
     log_probs, cache, read = None, None, 0  # read: how many tokens the cache has seen
     active = torch.arange(len(ids), device=device)  # rows that are still being written
 

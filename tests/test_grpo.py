@@ -286,6 +286,13 @@ def test_a_faulty_reward_is_named(reward, message):
     assert torch.equal(weights(policy), before)
 
 
+def test_too_few_prompts_are_named():
+    task = Count()
+    task.prompts = lambda n, generator: [torch.tensor([1])]
+    with pytest.raises(ValueError, match="task.prompts: expected 2, got 1"):
+        run(task=task)
+
+
 def test_an_empty_prompt_is_named():
     task = Count()
     task.prompts = lambda n, generator: [torch.tensor([1]), torch.tensor([]).long()]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,3 +178,26 @@ def test_split_invariant_rows_are_the_share_of_one_batch(monkeypatch):
         assert torch.equal(part.completions, whole.completions[2 * rank : 2 * rank + 2])
         assert torch.equal(paid, rewards[2 * rank : 2 * rank + 2])
     assert asked == [[1, 1, 2, 2], [1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("split_invariant", [True, False])
+def test_processes_have_their_own_random_numbers_unless_the_split_must_not_matter(
+    monkeypatch, split_invariant
+):
+    class Stop(Exception):
+        pass
+
+    seeds = []
+
+    def rollout(policy, task, prompts, config, generator):
+        seeds.append(generator.initial_seed())
+        raise Stop
+
+    monkeypatch.setattr(grpo, "rollout", rollout)
+    monkeypatch.setattr(parallel, "check_run", lambda *_: None)
+    task = SimpleNamespace(prompts=lambda n, generator: [])
+    for rank in range(2):
+        Pretend(monkeypatch, rank, 2)
+        with pytest.raises(Stop):
+            next(grpo.train_grpo(tiny_llama(), task, GRPOConfig(split_invariant=split_invariant)))
+    assert (seeds[0] == seeds[1]) is split_invariant

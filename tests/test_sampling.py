@@ -29,7 +29,7 @@ EOS = 10
 
 
 # Lines that are replaced below.
-MASK = "mask = pad(prompt_mask.bool().to(device), later).repeat_interleave(G, dim=0)"
+MASK = "mask = pad(prompt_mask.bool().to(device), (0, max_new_tokens)).repeat_interleave(G, dim=0)"
 WRITE = "ids[active, end], mask[active, end] = token[:, 0].to(ids.dtype), True"
 FIRST = "return ends.cumsum(dim=1) - ends == 0  # no EOS before it"
 
