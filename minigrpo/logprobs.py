@@ -142,7 +142,7 @@ def token_entropy(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * finite).sum(dim=-1)
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """One mean over all values whose mask is 1; the others are never read."""
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean where the mask is 1, over everything or along `dim`; the others are never read."""
     check_shape("mask", mask, values.shape)
-    return torch.where(mask.bool(), values, 0.0).sum() / mask.bool().sum()
+    return torch.where(mask.bool(), values, 0.0).sum(dim=dim) / mask.bool().sum(dim=dim)

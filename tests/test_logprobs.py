@@ -37,7 +37,7 @@ from minigrpo.sampling import left_pad
 NAN, INF = math.nan, math.inf
 
 # Lines that are replaced below.
-MEAN = "return torch.where(mask.bool(), values, 0.0).sum() / mask.bool().sum()"
+MEAN = "return torch.where(mask.bool(), values, 0.0).sum(dim=dim) / mask.bool().sum(dim=dim)"
 SCORED = (
     "distribution = next_token_log_probs(predictions, temperature=temperature, **cut)"
     "  # (N, S-1, V)"
@@ -329,8 +329,8 @@ def test_entropy_gradient_agrees_with_finite_differences_where_tokens_are_imposs
 
 
 @must_fail_on(
-    (masked_mean, MEAN, "return (values * mask).sum() / mask.bool().sum()"),
-    (masked_mean, MEAN, MEAN.replace("mask.bool().sum()", "mask.numel()")),
+    (masked_mean, MEAN, "return (values * mask).sum(dim=dim) / mask.bool().sum(dim=dim)"),
+    (masked_mean, MEAN, MEAN.replace("mask.bool().sum(", "torch.ones_like(mask).sum(")),
 )
 @given(ragged_masks(), GARBAGE)
 def test_masked_mean_reads_only_what_the_mask_keeps(mask, garbage):
@@ -338,6 +338,8 @@ def test_masked_mean_reads_only_what_the_mask_keeps(mask, garbage):
     values = uniform(*mask.shape)
     garbled = values.masked_fill(~mask, garbage).requires_grad_()
     assert_close(masked_mean(garbled, mask), values[mask].mean())
+    rows = torch.stack([row[keep].mean() for row, keep in zip(values, mask)])
+    assert_close(masked_mean(garbled, mask, dim=1), rows)
     masked_mean(garbled, mask).backward()
     assert_close(garbled.grad, mask.double() / mask.sum())
 
@@ -346,6 +348,7 @@ def test_masked_mean_weighs_every_token_alike():
     values, mask = torch.tensor([[6.0, 0.0, 0.0], [1.0, 2.0, 3.0]]), torch.ones(2, 3)
     mask[0, 1:] = 0
     assert masked_mean(values, mask).item() == 3.0  # 12 / 4, not (6 + 2) / 2
+    assert masked_mean(values, mask, dim=1).tolist() == [6.0, 2.0]
 
 
 # ---------------------------------------------------------------------------------------------
