@@ -36,6 +36,9 @@ NEEDS = {"09_scaling_out": "trl"}
 TRACEBACK_LINES = 12  # of a failure, the last ones: they name the line and the error
 AT_A_TIME = min(2, os.cpu_count() or 1)
 """Notebooks that `run` has going: with a core each they are done sooner than one with all cores."""
+# Notebooks by the time they take; the others come after them.
+LONGEST = ["01_char_gpt", "06_grpo", "09_scaling_out", "07_bug_clinic", "03_sequence_grpo"]
+LONGEST += ["08_real_models", "05_a_llama_that_answers", "04_the_objective"]
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 # ---------------------------------------------------------------------------------------------
@@ -168,7 +171,10 @@ async def each(
         print(f"{head}: {cells} cells in {time.perf_counter() - began:.1f} s", flush=True)
         places.release()
 
-    tasks = [asyncio.create_task(one(number, path)) for number, path in enumerate(paths, start=1)]
+    order = [*enumerate(paths, start=1)]
+    if at_a_time > 1:  # the longest first, so that no core waits for the other at the end
+        order.sort(key=lambda entry: [*LONGEST, entry[1].stem].index(entry[1].stem))
+    tasks = [asyncio.create_task(one(number, path)) for number, path in order]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in ended:
