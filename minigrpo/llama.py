@@ -13,7 +13,7 @@ from minigrpo.files import data_folder
 from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain
 
 WARMUP = PretrainConfig(steps=400, lr=5e-3, matrix_lr=None, weight_decay=0.01, warmup=30)
-WARMUP_ROWS = 128
+WARMUP_ROWS = 128  # in a batch; AdamW alone, because at this size Muon does no better
 
 
 def tiny_llama(seed: int = 0) -> LlamaForCausalLM:
