@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from minigrpo.exercises.judge import _globals_read
+from minigrpo.exercises.outside import names_read
 from minigrpo.exercises.reader import find, solution_source
 from minigrpo.exercises.records import records
 from minigrpo.exercises.review import Review
@@ -133,7 +133,7 @@ def names_in(source: str) -> tuple[set[str], set[str], set[str], dict[str, set[s
     wanted, bound = set(), set()
     for step in dis.get_instructions(compile(source, "cell", "exec")):
         if isinstance(step.argval, CodeType):
-            wanted |= set(_globals_read(step.argval)) - bound
+            wanted |= set(names_read(step.argval)) - bound
         elif step.opname == "LOAD_NAME":
             wanted |= {step.argval} - bound
         elif step.opname == "STORE_NAME":

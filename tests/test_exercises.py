@@ -18,8 +18,9 @@ import torch
 
 from minigrpo import corpus
 from minigrpo.exercises import all_exercises, check, hint, reader, solution
-from minigrpo.exercises.judge import Case, Checked, Exercise, _arguments, _notebook_global
+from minigrpo.exercises.judge import Case, Checked, Exercise, _arguments, unwrapped
 from minigrpo.exercises.judge import judge_exercise as judge
+from minigrpo.exercises.outside import notebook_data
 from minigrpo.exercises.reader import find, solution_source
 from minigrpo.exercises.records import notebooks, records
 
@@ -43,10 +44,10 @@ def once(outcomes, monkeypatch):
     Once per number of threads: with two, everything is computed anew.
     """
 
-    def run(function, case, gradient):
-        key = (function, id(case), gradient, torch.get_num_threads())
+    def run(exercise, function, case, seconds):
+        key = (function, id(case), exercise.gradient, torch.get_num_threads())
         if key not in outcomes:
-            outcomes[key] = RUN(function, case, gradient)
+            outcomes[key] = RUN(exercise, function, case, seconds)
         return outcomes[key]
 
     monkeypatch.setattr(JUDGE, "_run", run)
@@ -168,8 +169,8 @@ def test_a_judge_that_compares_no_gradients_is_found_out(exercise, once):
     [
         ("_fault", lambda *a: None, "a little off"),
         ("_close", lambda *a: True, "a little off"),
-        ("_notebook_global", lambda *a: None, "reads a global"),
-        ("_untouched", lambda *a: True, "changes its argument"),
+        ("notebook_data", lambda *a: None, "reads a global"),
+        ("_change", lambda *a: None, "changes its argument"),
         ("is_stub", lambda *a: False, "the stub counts as an attempt"),
         ("_alike", lambda *a: False, "wrong answer: `real = log_probs`"),
         ("_alike", lambda *a: True, "wrong answer: `real = log_probs * mask`"),
@@ -381,7 +382,7 @@ def test_the_readers_random_numbers_are_left_alone():
 
 
 def test_a_helper_of_the_readers_own_is_allowed_but_looked_into():
-    notebook = {"torch": torch, "size": 3}
+    notebook = {"torch": torch, "size": torch.ones(3)}
     exec("def helper(n): return torch.ones(n, n).tril().bool()", notebook)
     exec("def good(length): return helper(length)", notebook)
     exec("def sly(n): size; return helper(n)\ndef bad(length): return sly(length)", notebook)
@@ -403,13 +404,13 @@ def test_a_helper_of_the_readers_own_is_allowed_but_looked_into():
 )
 @pytest.mark.parametrize("decorator", ["", "@torch.no_grad()\n"])
 def test_what_a_function_reads_from_the_notebook(line, name, decorator):
-    notebook = {"model": torch.nn.Linear(1, 1), "size": 3}
+    notebook = {"model": torch.nn.Linear(1, 1), "size": torch.ones(3)}
     imports = "import torch\nfrom math import inf, isfinite\nfrom torch import float64, Tensor\n"
     exec(f"{imports}def sly(length): return size", notebook)
     exec("class Helper:\n    def method(self): return size", notebook)
     notebook["solved"] = Checked("1.2", notebook["sly"], "passed")
     exec(f"{decorator}def f(length):\n    {line}\n    return torch.ones(length)", notebook)
-    assert _notebook_global(notebook["f"]) == name
+    assert notebook_data(notebook["f"], unwrapped) == name
 
 
 def test_a_closure_is_looked_into():
@@ -421,13 +422,13 @@ def test_a_closure_is_looked_into():
 
 
 def test_a_wrong_value_that_reads_the_notebook_is_told_so():
-    notebook = {"torch": torch, "length_of_text": 3}
-    exec("def f(length): return torch.ones(length, length_of_text).bool()", notebook)
+    notebook = {"torch": torch, "length_of_text": torch.ones(3)}
+    exec("def f(length): return torch.ones(length, len(length_of_text)).bool()", notebook)
     assert "reads 'length_of_text'" in judge(find("1.2"), notebook["f"])[1]
 
 
 def test_an_exercise_already_solved_may_be_used_in_the_next(capsys):
-    notebook = {"torch": torch, "mask_of": Checked("1.2", find("1.2").reference, "passed")}
+    notebook = {"torch": torch, "mask_of": Checked("1.1", find("1.2").reference, "passed")}
     exec("def good(length): return mask_of(length)", notebook)
     assert judge(find("1.2"), notebook["good"])[0] == "passed"
 

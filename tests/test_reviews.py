@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from minigrpo.exercises import all_exercises, check, hint, reader, show, solution
-from minigrpo.exercises.judge import Exercise, _globals_read
+from minigrpo.exercises.judge import Exercise
+from minigrpo.exercises.outside import names_read
 from minigrpo.exercises.reader import find, solution_source
 from minigrpo.exercises.review import Review, Verdict, _judge_line, _try, code_lines, judge_review
 
@@ -258,7 +259,7 @@ def test_code_and_reference_need_the_imports_on_record_only(review):
     imported = {line.removeprefix("import ") for line in review.imports}
     assert imported <= {"torch", "math", "re"}
     for function in (review.code, review.right, review.reference):
-        used = set(_globals_read(function.__code__)) & set(function.__globals__)
+        used = set(names_read(function.__code__)) & set(function.__globals__)
         assert used <= imported
 
 
@@ -544,12 +545,15 @@ def test_odd_arguments_are_no_reason_to_fail():
     assert "does not see the bug" in judge_review(bad, review.wrong[1].function)[1]
 
 
-def test_an_interrupt_is_the_readers():
+def test_an_interrupt_ends_the_trial():
+    versions = []
+
     def interrupts(function):
+        versions.append(function)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        judge_review(find("7.7"), interrupts)
+    status, message, _ = judge_review(find("7.7"), interrupts)
+    assert status == "not passed" and "interrupted" in message and len(versions) == 1
 
 
 def test_a_differentiated_result_is_noticed_in_either_way():

@@ -8,26 +8,29 @@ gradients too: a loss can have the right value and teach nothing.
 from __future__ import annotations
 
 import copy
-import dis
 import inspect
 import math
-import re
-import textwrap
-import types
+import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from minigrpo.exercises.guard import TimeIsUp, contained, describe_error, is_stub
+from minigrpo.exercises.outside import notebook_data
+
 Function = Callable[..., Any]
 
 LONG = 20
 """Of a tensor with more entries than this, a message shows only the first that is wrong."""
+
+SECONDS = 10.0
+"""How long a function may take for all cases together."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,10 @@ class Exercise:
         hints: from a question to almost the answer.
         gradient: which arguments the result must be differentiable in.
         number: whether a plain Python number is accepted instead of a tensor.
+        sequence: whether a list of numbers is accepted as well.
+        keywords: arguments that are passed by name; one that no case has is passed as None.
         lapses: further wrong functions, without a name; they prove that every case is needed.
+        same: changed lines that make no mistake of a right way, each with the reason.
         tolerance: largest difference, relative and absolute.
     """
 
@@ -91,8 +97,26 @@ class Exercise:
     hints: tuple[str, ...]
     gradient: tuple[int, ...] = ()
     number: bool = False
+    sequence: bool = False
+    keywords: tuple[str, ...] = ()
     lapses: tuple[Function, ...] = ()
+    same: tuple[tuple[str, str], ...] = ()
     tolerance: float = 1e-6
+
+    @cached_property
+    def parameters(self) -> list[str]:
+        """Of the reference, in order."""
+        return [*inspect.signature(self.reference).parameters]
+
+    @cached_property
+    def wanted(self) -> list[Outcome]:
+        """What the reference does."""
+        return _run_all(self, self.reference)
+
+    @cached_property
+    def named(self) -> list[tuple[Answer, list[Outcome]]]:
+        """What each named wrong answer does."""
+        return [(wrong, _run_all(self, wrong.function)) for wrong in self.wrong]
 
 
 @dataclass(frozen=True)
@@ -102,16 +126,22 @@ class Outcome:
     Attributes:
         error: the exception in words, or None.
         attempted: False for a stub that raises NotImplementedError.
+        stopped: whether it ran out of time or was interrupted; later cases are not tried.
         value: what it returned; a tensor without its graph.
+        graph: whether it had one.
         gradients: one per argument asked for; None where nothing flows back.
-        changed: the place of the first argument that was changed in place, or None.
+        changed: the first argument that was changed in place, and what of it; or None.
+        printed: what it printed.
     """
 
     error: str | None = None
     attempted: bool = True
+    stopped: bool = False
     value: Any = None
+    graph: bool = False
     gradients: tuple[Tensor | None, ...] = ()
-    changed: int | None = None
+    changed: tuple[str, str] | None = None
+    printed: str = ""
 
 
 class Checked:
@@ -141,29 +171,62 @@ class Checked:
 def judge_exercise(exercise: Exercise, function: Function) -> tuple[str, str]:
     """Decide. Returns the status ("passed", "not passed", "not attempted") and what to print."""
     title = f"{exercise.key} ({exercise.title})"
-    if not callable(function):
-        return "not passed", f"{title}: expected your function, got {type(function).__name__}."
-    wanted = _run_all(exercise, exercise.reference)
+    if told := no_function(function):
+        return "not passed", f"{title}: expected your function, got {told}"
     got = _run_all(exercise, function)
-    if not all(outcome.attempted for outcome in got):
+    if not any(outcome.attempted for outcome in got):
         more = f'Write it, or ask for hint("{exercise.key}").'
         return "not attempted", f"{title}: not attempted yet. {more}"
 
-    faults = [_fault(exercise, w, g) for w, g in zip(wanted, got, strict=True)]
+    printed = said(next((outcome.printed for outcome in got if outcome.printed), ""))
+    faults = [_fault(exercise, w, g) for w, g in zip(exercise.wanted, got, strict=True)]
     if any(faults):
-        return "not passed", f"{title}: not right yet. {_explain(exercise, function, got, faults)}"
-    if (place := next((o.changed for o in got if o.changed is not None), None)) is not None:
-        name = list(inspect.signature(exercise.reference).parameters)[place]
-        return "not passed", (
-            f"{title}: the numbers are right, but your function changes its argument {name!r} in "
-            "place, and whoever called it still needs it. Work on a copy."
-        )
-    if (name := _notebook_global(function)) is not None:
+        explained = _explain(exercise, function, got, faults)
+        return "not passed", f"{title}: not right yet. {explained}{printed}"
+    changes = (g.changed for w, g in zip(exercise.wanted, got) if g.changed != w.changed)
+    if (changed := next(changes, None)) is not None:
+        name, what = changed
+        told = f"the numbers are right, but your function {CHANGES[what].format(repr(name))}"
+        return "not passed", f"{title}: {told}{printed}"
+    if (name := notebook_data(function, unwrapped)) is not None:
         return "not passed", (
             f"{title}: the numbers are right, but your function reads {name!r} from the notebook "
-            "instead of its arguments: elsewhere it would compute with whatever that name holds."
+            "instead of its arguments: elsewhere it would compute with whatever that name holds. "
+            "Use the arguments, or define what you need inside the function." + printed
         )
-    return "passed", f"{title}: passed, all {len(exercise.cases)} cases."
+    return "passed", f"{title}: passed, all {len(exercise.cases)} cases.{printed}"
+
+
+CHANGES = {
+    "content": "changes its argument {} in place, and whoever called it still needs it. "
+    "Work on a copy.",
+    "requires_grad": "switches requires_grad of its argument {}, which belongs to whoever called "
+    "it. Take a copy: .detach().clone().",
+    "grad": "leaves a gradient in its argument {}, and whoever called it adds to it with the next "
+    "backward(). Ask torch.autograd.grad, or work on a detached copy.",
+}
+
+
+def no_function(function: Any) -> str | None:
+    """What was given instead of a function, as the end of a sentence; None for a function."""
+    plain = unwrapped(function)
+    if not callable(function):
+        return f"{type(function).__name__}. Give check its name alone, without calling it."
+    if inspect.isclass(plain):
+        return f"the class {plain.__name__}. Write a function with `def`."
+    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+        return "a coroutine, which has not begun to run when it is called. Leave out `async`."
+    if inspect.isgeneratorfunction(plain):
+        return "a generator, because it contains `yield`. Collect the results, and `return` them."
+    return None
+
+
+def said(printed: str) -> str:
+    """What a function printed, short, as lines below a message."""
+    lines = printed.strip().splitlines()
+    kept = [line if len(line) <= 80 else line[:80] + " ..." for line in lines[:3]]
+    more = ["..."] if len(lines) > 3 else []
+    return "".join(f"\n  {line}" for line in ["it printed:", *kept, *more]) if lines else ""
 
 
 def _explain(
@@ -171,24 +234,50 @@ def _explain(
 ) -> str:
     """The sentence of the named wrong answer that did the same, or the first difference."""
     at = next(i for i, fault in enumerate(faults) if fault)
-    first = f"{_named(exercise.cases[at])}:{faults[at]}"
-    for wrong in exercise.wrong:
-        same = _run_all(exercise, wrong.function)
+    first = f"Case {exercise.cases[at].name!r}:{faults[at]}{_inputs(exercise, at)}"
+    for wrong, same in exercise.named:
         if all(_alike(exercise, a, b) for a, b in zip(got, same, strict=True)):
             return f"{wrong.sentence}\n{first}"
-    if (name := _notebook_global(function)) is not None:
+    if (name := notebook_data(function, unwrapped)) is not None:
         first += f"\nYour function reads {name!r} from the notebook. Is an argument meant?"
+    name, wanted = getattr(function, "__name__", "<lambda>"), exercise.reference.__name__
+    if name not in (wanted, "<lambda>"):
+        first += f"\nThe exercise asks for {wanted}, you gave {name}. Is it the one you meant?"
     return f'{first}\nhint("{exercise.key}") leads on.'
 
 
+def _inputs(exercise: Exercise, at: int) -> str:
+    """The arguments of a case, one in each line, short."""
+    pairs = zip(exercise.parameters, exercise.cases[at].arguments)
+    lines = [f"\n    {name} = {text}" for name, value in pairs if (text := brief(value))]
+    return "\n  with" + "".join(lines) if lines else ""
+
+
+def brief(value: Any, room: int = 90) -> str:
+    """A value in one short line; empty for what has no short form, such as a model."""
+    if type(value) is Tensor:
+        text = _show(value, 4)
+        if len(text) > room:
+            text = f"{_show(value.flatten()[:5], 4)[:-1]}, ...] in shape {tuple(value.shape)}"
+        return text
+    if isinstance(value, list | tuple):
+        ends = "[]" if isinstance(value, list) else "()"
+        text = ends[0] + ", ".join(map(brief, value)) + ends[1]
+    else:
+        text = repr(value)
+    if " at 0x" in text or isinstance(value, Tensor):
+        return ""
+    return text if len(text) <= room else f"{text[:room]} ..."
+
+
 def _run_all(exercise: Exercise, function: Function) -> list[Outcome]:
-    return [_run(function, case, exercise.gradient) for case in exercise.cases]
-
-
-def _named(case: Case) -> str:
-    """The name of a case, and the texts it consists of, so that places in them can be counted."""
-    texts = [repr(argument) for argument in case.arguments if isinstance(argument, str)]
-    return ", ".join([f"Case {case.name!r}", *texts])
+    end, outcomes = time.monotonic() + SECONDS, []
+    for case in exercise.cases:
+        if outcomes and outcomes[-1].stopped:
+            outcomes.append(replace(outcomes[-1], printed=""))
+        else:
+            outcomes.append(_run(exercise, function, case, end - time.monotonic()))
+    return outcomes
 
 
 def _arguments(case: Case, gradient: tuple[int, ...] = ()) -> list[Any]:
@@ -200,29 +289,56 @@ def _arguments(case: Case, gradient: tuple[int, ...] = ()) -> list[Any]:
             if argument.is_floating_point():
                 argument = argument if case.as_given else argument.double()
                 argument.requires_grad_(place in gradient)
-        elif isinstance(argument, list | tuple):
+        else:
             argument = copy.deepcopy(argument)
         fresh.append(argument)
     return fresh
 
 
-def _run(function: Function, case: Case, gradient: tuple[int, ...]) -> Outcome:
-    leaves = _arguments(case, gradient)
-    # Forked: a function that draws random numbers shall not change the reader's next draw.
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
-        # Not torch.manual_seed, which writes down a traceback for each kind of GPU, every time.
-        torch.default_generator.manual_seed(0)
-        warnings.simplefilter("ignore")  # they name a file and a line of this machine
-        # Copies once more: torch forbids to change a leaf in place, in words of its own.
-        arguments = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        try:
-            value = function(*arguments)
-            gradients = _gradients(value, [leaves[place] for place in gradient])
+@torch.enable_grad()
+def _run(exercise: Exercise, function: Function, case: Case, seconds: float) -> Outcome:
+    leaves, before = _arguments(case, exercise.gradient), _arguments(case)
+    # Copies once more: torch forbids to change a leaf in place, in words of its own.
+    arguments = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    by_name = dict.fromkeys(exercise.keywords)
+    by_name.update((n, a) for n, a in zip(exercise.parameters, arguments) if n in by_name)
+    by_place = arguments[: len(arguments) - sum(n in by_name for n in exercise.parameters)]
+    # A function that calls itself means itself, not what an earlier check has put in its place.
+    names = getattr(function, "__globals__", {}).items()
+    itself = [n for n, v in names if isinstance(v, Checked) and v.key == exercise.key]
+    printed = ""
+    try:
+        with contained(function, seconds, **dict.fromkeys(itself, function)) as out:
+            try:
+                value = function(*by_place, **by_name)
+            finally:
+                printed = out.text
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = _own(value)
+            graph = isinstance(value, Tensor) and value.requires_grad
+            gradients = _gradients(value, [leaves[place] for place in exercise.gradient])
             value = _plain(value)
-        except (Exception, SystemExit) as error:  # whatever the reader's function raises
-            return Outcome(error=describe_error(error), attempted=not is_stub(error))
-    changed = (i for i, (a, b) in enumerate(zip(arguments, leaves)) if not _untouched(a, b))
-    return Outcome(value=value, gradients=gradients, changed=next(changed, None))
+    except BaseException as error:  # whatever the reader's function raises
+        stopped = isinstance(error, TimeIsUp | KeyboardInterrupt)
+        told, attempted = describe_error(error), not is_stub(error)
+        return Outcome(error=told, attempted=attempted, stopped=stopped, printed=printed)
+    changes = (
+        (name, what)
+        for name, *values in zip(exercise.parameters, arguments, leaves, before)
+        if (what := _change(*values))
+    )
+    return Outcome(
+        value=value, graph=graph, gradients=gradients, changed=next(changes, None), printed=printed
+    )
+
+
+def _own(value: Any) -> Any:
+    """A tensor without what a class of its own would do when it is compared."""
+    if isinstance(value, Tensor) and type(value) is not Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return value.as_subclass(Tensor)
+    return value
 
 
 def _gradients(value: Any, arguments: list[Tensor]) -> tuple[Tensor | None, ...]:
@@ -242,34 +358,42 @@ def _gradients(value: Any, arguments: list[Tensor]) -> tuple[Tensor | None, ...]
 def _plain(value: Any) -> Any:
     """Comparable to the reference's: a tensor without graph, dense, on the CPU; NumPy's floats."""
     if isinstance(value, Tensor):
-        value = value.detach().cpu()
+        value = value.detach().cpu().clone()
         return value if value.layout == torch.strided else value.to_dense()
+    if type(value) is int and abs(value) >= 2**63:
+        return math.copysign(math.inf, value)
+    if isinstance(value, list | tuple) and all(type(entry) in (int, float) for entry in value):
+        return [_plain(entry) for entry in value]
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
 
 
-def _untouched(after: Any, before: Any) -> bool:
+def _change(after: Any, leaf: Any, before: Any) -> str | None:
+    """What a function has changed of an argument: a key of CHANGES, or None.
+
+    Args:
+        after: what it was given.
+        leaf: of which that was a copy with a graph, if it is a tensor.
+        before: what it was.
+    """
+    if isinstance(before, nn.Module):
+        after, leaf, before = ([*model.parameters()] for model in (after, leaf, before))
+    if isinstance(before, dict):
+        after, leaf, before = ([*d, *d.values()] for d in (after, leaf, before))
+    if isinstance(before, list | tuple):
+        if len(after) != len(before):
+            return "content"
+        return next((what for three in zip(after, leaf, before) if (what := _change(*three))), None)
     if not isinstance(before, Tensor):
-        return True
-    if (after.shape, after.dtype) != (before.shape, before.dtype):
-        return False
-    return torch.equal(after.nan_to_num(nan=0.5), before.nan_to_num(nan=0.5))
-
-
-def is_stub(error: BaseException) -> bool:
-    """Whether a line of Python raised it: torch has a NotImplementedError too, for operations."""
-    traceback = error.__traceback__
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    names = traceback.tb_frame.f_code.co_names
-    return isinstance(error, NotImplementedError) and "NotImplementedError" in names
-
-
-def describe_error(error: BaseException) -> str:
-    """Type and first line, without what differs between machines."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    first = re.sub(r"( at)? 0x[0-9a-fA-F]+", "", first)
-    first = textwrap.shorten(first, 200, placeholder=" ...").removesuffix(".")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+        plain = isinstance(before, str | int | float)
+        return "content" if plain and not (after is before or after == before) else None
+    if not isinstance(after, Tensor) or (after.shape, after.dtype) != (before.shape, before.dtype):
+        return "content"
+    kept = (after == before) | ((after != after) & (before != before))  # NaN is itself here
+    if not _own(kept).all():
+        return "content"
+    if after.requires_grad != leaf.requires_grad:
+        return "requires_grad"
+    return "grad" if leaf.grad is not None else None
 
 
 def _kind(value: Tensor) -> str:
@@ -282,16 +406,24 @@ def _kind(value: Tensor) -> str:
 
 def _fault(exercise: Exercise, wanted: Outcome, got: Outcome) -> str | None:
     """What is wrong with one outcome, in words to stand after a colon; None if nothing is."""
+    if not got.attempted:
+        return " your function still raises NotImplementedError here. Is a branch not written yet?"
+    if got.stopped and got.error == "TimeIsUp":
+        more = "Is there a loop that never ends?"
+        return f" your function was still running after {SECONDS:.0f} seconds. {more}"
     if got.error is not None:
         return f" your function raised {got.error}."
     value, right = got.value, _tensor(wanted.value)
     if value is None:
         return " your function returned None. Is the `return` missing?"
     if not isinstance(value, Tensor):
-        if not (exercise.number and type(value) in (int, float)):
+        listed = exercise.sequence and isinstance(value, list)
+        if not (listed or exercise.number and type(value) in (int, float)):
             kind = "a number" if exercise.number else "a tensor"
             return f" expected {kind}, got {type(value).__name__}."
         value = _tensor(value)
+    if value.is_nested:
+        return " expected a tensor, got a nested tensor."
     if value.shape != right.shape:
         return f" expected shape {tuple(right.shape)}, got {tuple(value.shape)}."
     if _kind(value) != _kind(right):
@@ -310,10 +442,12 @@ def _fault(exercise: Exercise, wanted: Outcome, got: Outcome) -> str | None:
             return (
                 f" the value is right, but its gradient is not:{_difference(exercise, true, mine)}"
             )
+    if got.graph and not wanted.graph:
+        return " the value is right, but it still carries its graph. Use detach(), or no_grad()."
     return None
 
 
-def _tensor(value: Tensor | float) -> Tensor:
+def _tensor(value: Tensor | float | list) -> Tensor:
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
@@ -328,11 +462,11 @@ def _agree(exercise: Exercise, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _alike(exercise: Exercise, a: Outcome, b: Outcome) -> bool:
-    """Whether two functions did the same with a case, gradients included."""
-    if a.error or b.error:
-        return (a.error or "").split(":")[0] == (b.error or "").split(":")[0]
+    """Whether two functions did the same with a case: value, gradients, what else they did."""
+    if (a.error, a.graph, a.changed) != (b.error, b.graph, b.changed):
+        return False
     if not all(isinstance(x.value, Tensor | int | float) for x in (a, b)):
-        return a.value is b.value
+        return a.value == b.value if isinstance(a.value, list | str) else a.value is b.value
     first, second = _tensor(a.value), _tensor(b.value)
     if first.shape != second.shape or _kind(first) != _kind(second):
         return False
@@ -365,59 +499,8 @@ def _show(tensor: Tensor, digits: int) -> str:
     return "[" + ", ".join(_show(row, digits) for row in tensor) + "]"
 
 
-def _notebook_global(function: Function) -> str | None:
-    """The first name outside the function that it reads and that is data, not code; None if none.
-
-    Modules, classes and functions are fine, and numbers from `math`; a model is data. The reader's
-    own functions are looked into, those of libraries are not.
-    """
-    function = _unwrapped(function)
-    home = getattr(function, "__globals__", None)
-    seen: set[int] = set()
-    waiting = [function]
-    while waiting and home is not None:
-        current = waiting.pop()
-        if id(current) in seen or getattr(current, "__globals__", None) is not home:
-            continue
-        seen.add(id(current))
-        for name, value in _outside(current):
-            value = _unwrapped(value)
-            if isinstance(value, types.FunctionType):
-                waiting.append(value)
-            elif isinstance(value, type):
-                waiting.extend(vars(value).values())
-            elif isinstance(value, nn.Module) or not (_is_library(value) or callable(value)):
-                return name
-    return None
-
-
-def _unwrapped(value: Any) -> Any:
+def unwrapped(value: Any) -> Any:
     """What is behind a solved exercise, and behind decorators such as `torch.no_grad()`."""
     while isinstance(value, Checked) or hasattr(value, "__wrapped__"):
         value = value.use if isinstance(value, Checked) else value.__wrapped__
     return value
-
-
-def _is_library(value: Any) -> bool:
-    """Modules, and constants that were imported by name, such as `inf` and `float64`."""
-    constants = vars(math).values()
-    return isinstance(value, types.ModuleType | torch.dtype) or any(value is c for c in constants)
-
-
-def _outside(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The (name, value) of everything that a function reads from around it."""
-    for name in _globals_read(function.__code__):
-        if name in function.__globals__:  # not a builtin
-            yield name, function.__globals__[name]
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        with suppress(ValueError):  # an empty cell: a name that nobody has set
-            yield name, cell.cell_contents
-
-
-def _globals_read(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _globals_read(constant)

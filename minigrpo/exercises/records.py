@@ -24,8 +24,9 @@ from minigrpo.exercises.review import Bug, Review, Trial, Weak
 from minigrpo.study.mistakes import replaced
 
 FOLDER = Path(__file__).parent
-FIELDS = {"package", "gradient", "number", "tolerance"}
-SECTIONS = {"Helpers", "Bugs", "Test", "Right too", "Wrong", "Lapses", "Cases", "Hints"}
+FIELDS = {"package", "gradient", "number", "list", "keywords", "tolerance"}
+SECTIONS = {"Helpers", "Bugs", "Test", "Right too", "Wrong", "Lapses", "Same", "Cases", "Hints"}
+SAME = re.compile(r"`(?P<line>[^`]+)` (?P<reason>.+)")
 EDIT = r"`([^`]+)`(?: -> `([^`]+)`)?"
 ITEM = re.compile(rf"(?P<edits>(?:{EDIT} ?)*)(?:when `(?P<when>[^`]+)` ?)?(?P<sentence>.*)")
 CASE = re.compile(r"(?P<name>[^`]+): (?P<arguments>`.+`)(?P<as_given>, as given)?")
@@ -216,7 +217,10 @@ class Text:
         for case in cases:
             with located(f"case {case.name!r}"):
                 signature.bind(*case.arguments)
-        gradient = [name for name in self.fields.get("gradient", "").split(", ") if name]
+        gradient, keywords = (
+            tuple(name for name in self.fields.get(field, "").split(", ") if name)
+            for field in ("gradient", "keywords")
+        )
         return Exercise(
             **common,
             package=eval(
@@ -227,6 +231,9 @@ class Text:
             cases=tuple(cases),
             gradient=tuple(parameters.index(name) for name in gradient),
             number="number" in self.fields,
+            sequence="list" in self.fields,
+            keywords=keywords,
+            same=tuple(matched(SAME, item).groups() for _, item in self.entries("Same")),
             tolerance=float(self.fields.get("tolerance", 1e-6)),
         )
 

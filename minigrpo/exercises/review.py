@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
-import warnings
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from minigrpo.exercises.judge import Answer, Function, describe_error, is_stub
+from minigrpo.exercises.guard import TimeIsUp, contained, describe_error, is_stub
+from minigrpo.exercises.judge import SECONDS, Answer, Function, no_function, said
+from minigrpo.exercises.outside import instructions
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,18 @@ class Verdict:
         message: which one, and what it said; to stand after a comma.
         error: any other exception in words; then there is no verdict.
         attempted: False for a stub.
+        stopped: whether it ran out of time or was interrupted.
         calls: what the version was called with.
+        printed: what the test printed.
     """
 
     failed: bool = False
     message: str = ""
     error: str | None = None
     attempted: bool = True
+    stopped: bool = False
     calls: list[Call] = field(default_factory=list)
+    printed: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,17 +170,17 @@ def judge_review(
     whether the test is right, whatever the line.
     """
     title = f"{review.key} ({review.title})"
-    if not callable(test):
-        return (
-            "not passed",
-            f"{title}: expected your test, a function; got {type(test).__name__}.",
-            False,
-        )
+    if told := no_function(test):
+        return "not passed", f"{title}: expected your test, a function; got {told}", False
     # The right version twice: a test may have a memory, such as a policy that it trains further.
     versions = [review.right, *(bug.version for bug in review.bugs), review.right]
-    first, *buggy, again = verdicts = [_try(test, version) for version in versions]
+    end, verdicts = time.monotonic() + SECONDS, []
+    for version in versions:
+        stopped = verdicts and verdicts[-1].stopped
+        verdicts.append(verdicts[-1] if stopped else _try(test, version, end - time.monotonic()))
+    first, *buggy, again = verdicts
     trial = Trial(test, first, tuple(buggy))
-    if not all(verdict.attempted for verdict in verdicts):
+    if not any(verdict.attempted for verdict in verdicts):
         more = f'Write the test, or ask for hint("{review.key}").'
         return "not attempted", f"{title}: not attempted yet. {more}", False
 
@@ -185,7 +191,7 @@ def judge_review(
         if status == "passed":
             return status, f"{title}: passed, {told}. {about_line}", True
         return status, f"{title}: {told}. {about_line}", True
-    fault = _weakness(review, trial, again)
+    fault = _weakness(review, trial, again) + said(first.printed)
     more = f'hint("{review.key}") leads on.'
     return "not passed", f"{title}: not right yet. {fault}\n{about_line}\n{more}", False
 
@@ -195,6 +201,13 @@ def _weakness(review: Review, trial: Trial, again: Verdict) -> str:
     number = len(trial.buggy)
     buggy = "the buggy version" if number == 1 else "a buggy version"
     for which, verdict in (("the right version", trial.right), *((buggy, v) for v in trial.buggy)):
+        if not verdict.attempted:
+            return "Your test still raises NotImplementedError at one point. Write it to its end."
+        if verdict.stopped:
+            return (
+                f"Your test was still running after {SECONDS:.0f} seconds on {which}, or it was "
+                "interrupted. Is there a loop that never ends?"
+            )
         if verdict.error is not None:
             inside = verdict.calls and verdict.calls[-1].raised
             where = f"inside {which}, with the arguments that you give" if inside else f"on {which}"
@@ -206,6 +219,11 @@ def _weakness(review: Review, trial: Trial, again: Verdict) -> str:
         return (
             "Your test never calls `function`, so it cannot know which version it has before it. "
             "Call it with arguments of your choice, and assert what must come out."
+        )
+    if not trial.good and not asserts(trial.test):
+        return (
+            "There is no assert in your test, so it can fail on nothing. What comes back or is "
+            "printed is not looked at: say with assert what must hold."
         )
     if (again.failed, again.error) != (trial.right.failed, None):
         return (
@@ -230,6 +248,24 @@ def _weakness(review: Review, trial: Trial, again: Verdict) -> str:
             if weak.when(trial):
                 return f"{fault} {weak.sentence}"
     return fault
+
+
+def asserts(test: Function) -> bool:
+    """Whether the test, or a function of its notebook that it calls, has an assertion."""
+    waiting, seen = [test], []
+    while waiting:
+        current = inspect.unwrap(waiting.pop())
+        if current in seen or not isinstance(current, FunctionType):
+            continue
+        seen.append(current)
+        names = {str(step.argval) for step in instructions(current.__code__)}
+        steps = {step.opname for step in instructions(current.__code__)}
+        if "LOAD_ASSERTION_ERROR" in steps or any(
+            re.search("assert|fail|raises", n, re.I) for n in names
+        ):
+            return True
+        waiting += [current.__globals__.get(name) for name in names]
+    return False
 
 
 def _judge_line(review: Review, line: Any) -> tuple[str, str]:
@@ -266,20 +302,19 @@ def _judge_line(review: Review, line: Any) -> tuple[str, str]:
     return "not passed", f"Lines {lines}: {hits[len(named & wanted)]}."
 
 
-def _try(test: Function, version: Function) -> Verdict:
+def _try(test: Function, version: Function, seconds: float = SECONDS) -> Verdict:
     calls: list[Call] = []
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
-        torch.default_generator.manual_seed(0)  # see _run
-        warnings.simplefilter("ignore")
+    with contained(test, seconds) as out:
+        found = Verdict(calls=calls)
         try:
             test(_watched(version, calls))
         except AssertionError as error:
-            return Verdict(failed=True, message=_assertion(test, error), calls=calls)
-        except KeyboardInterrupt:
-            raise
+            found = Verdict(failed=True, message=_assertion(test, error), calls=calls)
         except BaseException as error:  # pytest.fail raises something that is no Exception
-            return Verdict(error=describe_error(error), attempted=not is_stub(error), calls=calls)
-    return Verdict(calls=calls)
+            stopped = isinstance(error, TimeIsUp | KeyboardInterrupt)
+            told, attempted = describe_error(error), not is_stub(error)
+            found = Verdict(error=told, attempted=attempted, stopped=stopped, calls=calls)
+    return replace(found, printed=out.text)
 
 
 def _watched(version: Function, calls: list[Call]) -> Function:
