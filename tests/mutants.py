@@ -45,8 +45,9 @@ COMPARED = {
 }
 PAIRS = """
     amax amin, max min, minimum maximum, sum mean, any all, log log2, log log10, log log1p,
-    exp expm1,     softmax log_softmax, std var, tril triu, startswith endswith, strip lstrip, strip rstrip,
-    repeat_interleave repeat, cumsum cumprod, zeros_like ones_like, zeros ones, clamp_min clamp_max,
+    exp expm1, softmax log_softmax, std var, tril triu, startswith endswith, strip lstrip,
+    strip rstrip, repeat_interleave repeat, cumsum cumprod, zeros_like ones_like, zeros ones,
+    clamp_min clamp_max,
     argmax argmin, search match, match fullmatch, search fullmatch, append insert, index rindex,
     find rfind, prod sum, logsumexp amax, isneginf isinf, min sum, max sum
 """
