@@ -127,21 +127,36 @@ def time_limit(seconds: float) -> Iterator[None]:
     if not hasattr(signal, "setitimer") or threading.current_thread() != threading.main_thread():
         yield
         return
-    running = True
+    running, ticks, traced = True, 0, sys.gettrace()
 
     def up(number: int, frame: Any) -> None:
-        if running:
+        nonlocal ticks
+        ticks += 1
+        if ticks % 2 and running:
             raise TimeIsUp
+        # It was caught, in a loop perhaps: now a few lines later, outside of what catches it.
+        lines = ticks // 2
+
+        def trace(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal lines
+            lines -= event == "line"
+            if lines < 0 and running:
+                raise TimeIsUp
+            return trace
+
+        sys.settrace(trace)
+        frame.f_trace = trace
 
     before = signal.signal(signal.SIGALRM, up)
     try:
-        # Again: a loop may catch everything, but hardly at every moment.
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), 0.25)
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), 0.05)
         yield
     finally:
         running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if ticks > 1:
+            sys.settrace(traced)
 
 
 def describe_error(error: BaseException) -> str:

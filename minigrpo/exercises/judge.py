@@ -300,9 +300,9 @@ def _run(exercise: Exercise, function: Function, case: Case, seconds: float) -> 
     leaves, before = _arguments(case, exercise.gradient), _arguments(case)
     # Copies once more: torch forbids to change a leaf in place, in words of its own.
     arguments = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    by_name = dict.fromkeys(exercise.keywords)
-    by_name.update((n, a) for n, a in zip(exercise.parameters, arguments) if n in by_name)
-    by_place = arguments[: len(arguments) - sum(n in by_name for n in exercise.parameters)]
+    given = dict(zip(exercise.parameters, arguments))
+    by_place = [given[name] for name in given if name not in exercise.keywords]
+    by_name = {name: given.get(name) for name in exercise.keywords}
     # A function that calls itself means itself, not what an earlier check has put in its place.
     names = getattr(function, "__globals__", {}).items()
     itself = [n for n, v in names if isinstance(v, Checked) and v.key == exercise.key]
@@ -361,7 +361,7 @@ def _plain(value: Any) -> Any:
         value = value.detach().cpu().clone()
         return value if value.layout == torch.strided else value.to_dense()
     if type(value) is int and abs(value) >= 2**63:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
     if isinstance(value, list | tuple) and all(type(entry) in (int, float) for entry in value):
         return [_plain(entry) for entry in value]
     return float(value) if isinstance(value, Real) and not isinstance(value, int) else value

@@ -49,7 +49,7 @@ def notebook_data(function: Callable, unwrap: Callable[[Any], Any]) -> str | Non
                 waiting.extend(map(unwrap, vars(value).values()))
             elif is_code(value) or name in (beside or ()):
                 continue
-            elif beside and not inner or not is_constant(value):
+            elif beside is not None and not inner or not is_constant(value):
                 return name
     return None
 

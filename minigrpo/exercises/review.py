@@ -215,15 +215,15 @@ def _weakness(review: Review, trial: Trial, again: Verdict) -> str:
                 f"Your test crashed {where}: {verdict.error}. A crash is not a verdict: the test "
                 "has to reach an assert, and that one has to fail."
             )
-    if not trial.right.calls:
-        return (
-            "Your test never calls `function`, so it cannot know which version it has before it. "
-            "Call it with arguments of your choice, and assert what must come out."
-        )
     if not trial.good and not asserts(trial.test):
         return (
             "There is no assert in your test, so it can fail on nothing. What comes back or is "
             "printed is not looked at: say with assert what must hold."
+        )
+    if not trial.right.calls:
+        return (
+            "Your test never calls `function`, so it cannot know which version it has before it. "
+            "Call it with arguments of your choice, and assert what must come out."
         )
     if (again.failed, again.error) != (trial.right.failed, None):
         return (
