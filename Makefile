@@ -15,11 +15,12 @@ SCALE ?=
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab test test-browser execute bench results checkpoint clean
+.PHONY: help course lab update test test-browser execute bench results checkpoint clean
 
 help:
 	@echo 'make course        execute every notebook and write readable pages to build/course/'
 	@echo 'make lab           open the notebooks in JupyterLab'
+	@echo 'make update        fetch the newest edition, and keep your answers'
 	@echo 'make test          lint, unit tests, and every notebook compared with its stored output'
 	@echo 'make test-browser  JupyterLab and the pages in a headless Chromium'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
@@ -44,6 +45,9 @@ execute: $(VENV)/.installed$(if $(SCALE),-scale)
 
 lab: $(VENV)/.installed
 	$(ACTIVE) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_char_gpt.ipynb
+
+update:
+	$(PYTHON) tools/update.py
 
 test: $(VENV)/.installed-dev
 	@$(ACTIVE) tools/check.py
