@@ -170,11 +170,12 @@ def with_graph(function: ast.FunctionDef, names: set[str]) -> set[str]:
     """The names that hold what depends on these."""
     for node in ast.walk(function):  # twice would be safer, but no answer goes back
         if isinstance(node, ast.Assign):
-            (target,), value = node.targets, node.value
-            tuples = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
-            for one, of in zip(target.elts, value.elts) if tuples else [(target, value)]:
-                if depends(of, names):
-                    names = names | {n.id for n in ast.walk(one) if isinstance(n, ast.Name)}
+            for target in node.targets:
+                tuples = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                pairs = zip(target.elts, node.value.elts) if tuples else [(target, node.value)]
+                for one, of in pairs:
+                    if depends(of, names):
+                        names = names | {n.id for n in ast.walk(one) if isinstance(n, ast.Name)}
     return names
 
 
@@ -200,6 +201,10 @@ def depends(node: ast.AST, names: set[str]) -> bool:
     return any(depends(child, names) for child in ast.iter_child_nodes(node))
 
 
+def called(node: ast.Call) -> str:
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
 def detached(node: ast.AST) -> ast.AST:
     return ast.Call(ast.Attribute(node, "detach", ast.Load()), [], [])
 
@@ -208,6 +213,8 @@ def mutations(source: str, gradient: set[str]) -> Iterator[ast.Module]:
     """Every first-order mutant of the function that the source defines last."""
     tree, function = prepared(source)
     graph = with_graph(function, gradient)
+    cuts = (n for n in ast.walk(function) if isinstance(n, ast.Call) and called(n) == "detach")
+    constant = {id(inner) for cut in cuts for inner in ast.walk(cut)}  # once is enough
     for parent in ast.walk(function):
         if isinstance(parent, ast.UnaryOp) and isinstance(parent.operand, ast.Constant):
             continue
@@ -217,7 +224,8 @@ def mutations(source: str, gradient: set[str]) -> Iterator[ast.Module]:
                 if not isinstance(node, ast.AST) or isinstance(node, ast.arguments):
                     continue
                 others = list(replacements(node))
-                if isinstance(node, ast.Call | ast.BinOp | ast.Name) and depends(node, graph):
+                flows = isinstance(node, ast.Call | ast.BinOp | ast.Name) and depends(node, graph)
+                if flows and id(node) not in constant:
                     others.append(detached(node))
                 if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr | ast.If | ast.For):
                     others.append(ast.Pass())
