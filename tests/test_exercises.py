@@ -53,7 +53,7 @@ def once(outcomes, monkeypatch):
     monkeypatch.setattr(JUDGE, "_run", run)
 
 
-def stub(*arguments):
+def stub(*arguments, **by_name):
     raise NotImplementedError
 
 
@@ -69,8 +69,24 @@ def generic_wrongs_of(key: str) -> list:
     return list(generic_wrongs(find(key)))
 
 
+def in_order(function):
+    """Arguments passed by name are the last ones, in the order of the parameters."""
+    return lambda *a, **by_name: function(*a, *by_name.values())
+
+
 def generic_wrongs(exercise: Exercise):
-    """Functions that compute the reference and then spoil it, each with what must be said."""
+    """Functions that spoil what the reference computes, each with what must be said."""
+    for name, function, words in spoilt(exercise):
+        yield name, in_order(function) if exercise.keywords else function, words
+
+    # As in a notebook: the function and the data live in one namespace.
+    notebook = {"reference": exercise.reference, "leftover": torch.ones(1)}
+    exec("def reads_global(*a, **k):\n    leftover\n    return reference(*a, **k)", notebook)
+    yield "reads a global", notebook["reads_global"], "reads 'leftover' from the notebook"
+
+
+def spoilt(exercise: Exercise):
+    """The same, for arguments in order."""
     reference = exercise.reference
     outcome = reference(*_arguments(exercise.cases[-1]))
     right = torch.as_tensor(outcome)
@@ -112,11 +128,6 @@ def generic_wrongs(exercise: Exercise):
             return value
 
         yield "changes its argument", in_place, f"changes its argument {name!r} in place"
-
-    # As in a notebook: the function and the data live in one namespace.
-    notebook = {"reference": reference, "leftover": torch.ones(1)}
-    exec("def reads_global(*a):\n    leftover\n    return reference(*a)", notebook)
-    yield "reads a global", notebook["reads_global"], "reads 'leftover' from the notebook"
 
 
 def holes(exercise: Exercise, judge=judge) -> list[str]:
