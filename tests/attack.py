@@ -1,0 +1,121 @@
+"""Answers to the exercises that were written from the tasks alone, without a look at the records.
+
+They stand in tests/attacks/NN.py, each wrong one with a witness, which shows that it is wrong.
+`python tests/attack.py` prints how many were refused, and what slipped through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from minigrpo.exercises.judge import Case, Exercise, judge_exercise
+from minigrpo.exercises.reader import find, judge
+from minigrpo.exercises.review import _try
+
+Function = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """An answer to an exercise.
+
+    Attributes:
+        key: such as "2.3".
+        function: the answer.
+        wrong: whether it has to be refused.
+        witness: arguments within the contract on which it goes wrong.
+        refuses: of an answer that is a test: a right version of the code that it refuses.
+        accepts: of an answer that is a test: a buggy version that it accepts.
+    """
+
+    key: str
+    function: Function
+    wrong: bool
+    witness: tuple[Any, ...] = ()
+    refuses: Function | None = None
+    accepts: Function | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.key} {self.function.__name__}"
+
+    def refused(self) -> bool:
+        """Whether the judge refuses it; in a review it is given the right lines."""
+        line = getattr(find(self.key), "line", None)
+        return judge(self.key, self.function, line)[0] != "passed"
+
+    def proven(self) -> bool:
+        """Whether the witness shows that it is wrong."""
+        record = find(self.key)
+        if isinstance(record, Exercise):
+            one = dataclasses.replace(record, wrong=(), cases=(Case("witness", self.witness),))
+            if judge_exercise(one, record.reference)[0] != "passed":
+                return False
+            return judge_exercise(one, self.function)[0] != "passed"
+        verdict = _try(self.function, self.refuses or self.accepts or record.code)
+        clean = not verdict.failed and verdict.error is None
+        return not clean if self.refuses else clean
+
+
+ATTACKS: list[Attack] = []
+
+
+def wrong(
+    key: str, *witness: Any, refuses: Function | None = None, accepts: Function | None = None
+) -> Callable[[Function], Function]:
+    """Put down a wrong answer; of a test without `refuses` and `accepts`, that it accepts the
+    code shown."""
+
+    def take(function: Function) -> Function:
+        ATTACKS.append(Attack(key, function, True, witness, refuses, accepts))
+        return function
+
+    return take
+
+
+def right(key: str) -> Callable[[Function], Function]:
+    """Put down a right answer."""
+
+    def take(function: Function) -> Function:
+        ATTACKS.append(Attack(key, function, False))
+        return function
+
+    return take
+
+
+def load() -> list[Attack]:
+    """All of them, each file read once."""
+    for path in sorted((Path(__file__).parent / "attacks").glob("[0-9][0-9].py")):
+        importlib.import_module(f"attacks.{path.stem}")
+    return ATTACKS
+
+
+def report(attacks: list[Attack]) -> None:
+    total = [0, 0, 0, 0]
+    print("| exercise | wrong | refused | right | accepted |\n|---|---|---|---|---|")
+    for key in dict.fromkeys(attack.key for attack in attacks):
+        own = [attack for attack in attacks if attack.key == key]
+        bad, good = ([a for a in own if a.wrong is kind] for kind in (True, False))
+        slipped = [a.name for a in bad if not a.refused()]
+        turned_away = [a.name for a in good if a.refused()]
+        row = [len(bad), len(bad) - len(slipped), len(good), len(good) - len(turned_away)]
+        total = [a + b for a, b in zip(total, row)]
+        print(f"| {key} | {' | '.join(map(str, row))} |")
+        for text, names in (
+            ("slipped", slipped),
+            ("right and refused", turned_away),
+            ("the witness does not show it", [a.name for a in bad if not a.proven()]),
+        ):
+            if names:
+                print(f"  {text}: {', '.join(names)}")
+    print(f"| all | {' | '.join(map(str, total))} |")
+
+
+if __name__ == "__main__":
+    sys.modules["attack"] = sys.modules["__main__"]  # the files of answers import this one
+    report([attack for attack in load() if attack.key.startswith(tuple(sys.argv[1:]) or "")])
