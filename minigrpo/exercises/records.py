@@ -26,6 +26,7 @@ from minigrpo.study.mistakes import replaced
 FOLDER = Path(__file__).parent
 FIELDS = {"package", "gradient", "number", "list", "keywords", "tolerance"}
 SECTIONS = {"Helpers", "Bugs", "Test", "Right too", "Wrong", "Lapses", "Same", "Cases", "Hints"}
+SECTIONS |= {"Also right", "Also wrong"}
 SAME = re.compile(r"`(?P<line>[^`]+)` (?P<reason>.+)")
 EDIT = r"`([^`]+)`(?: -> `([^`]+)`)?"
 ITEM = re.compile(rf"(?P<edits>(?:{EDIT} ?)*)(?:when `(?P<when>[^`]+)` ?)?(?P<sentence>.*)")
@@ -265,7 +266,20 @@ class Text:
                 Weak(answer.name, answer.function, answer.sentence, self.kind(when))
                 for answer, when in self.answers("Wrong")
             ),
+            also_right=self.versions("Also right", right),
+            also_wrong=self.versions("Also wrong", right),
+            lapses=tuple(answer.function for answer, _ in self.answers("Lapses")),
         )
+
+    def versions(self, section: str, right: str) -> tuple[Answer, ...]:
+        """The right code with edits, or other code, each with what to say to a test it refutes."""
+        found = []
+        for code, item in self.entries(section):
+            parts = matched(ITEM, item)
+            name = parts["edits"].strip() or defined(code)
+            source = code or changed(right, parts["edits"])
+            found.append(Answer(name, self.function(source, name), parts["sentence"]))
+        return tuple(found)
 
     def bug(self, cure: re.Match, others: list[re.Match]) -> Bug:
         """The line that its cure changes, and the code with the others cured."""

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import ast
 import inspect
+import random
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from minigrpo.exercises.guard import TimeIsUp, contained, describe_error, is_stub
 from minigrpo.exercises.judge import SECONDS, Answer, Function, no_function, said
-from minigrpo.exercises.outside import instructions
+from minigrpo.exercises.outside import instructions, names_outside
+
+SEEDS = (0, 0, 1, 2, 3, 4)
+"""Of the rounds in which a test meets all versions, every second time in the opposite order."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,9 @@ class Review:
         others: other right tests.
         wrong: the tests that are told by name; the first that fits is told.
         hints: from a question to almost the answer.
+        also_right: the code without a bug, written in another way; a test has to pass.
+        also_wrong: the code with a bug of the planted kind in some places; a test may not pass.
+        lapses: further weak tests, without a name; they prove that each of these is needed.
     """
 
     key: str
@@ -148,6 +157,9 @@ class Review:
     others: tuple[Answer, ...]
     wrong: tuple[Weak, ...]
     hints: tuple[str, ...]
+    also_right: tuple[Answer, ...] = ()
+    also_wrong: tuple[Answer, ...] = ()
+    lapses: tuple[Function, ...] = ()
 
     @property
     def line(self) -> int | tuple[int, ...]:
@@ -172,32 +184,78 @@ def judge_review(
     title = f"{review.key} ({review.title})"
     if told := no_function(test):
         return "not passed", f"{title}: expected your test, a function; got {told}", False
-    # The right version twice: a test may have a memory, such as a policy that it trains further.
-    versions = [review.right, *(bug.version for bug in review.bugs), review.right]
-    end, verdicts = time.monotonic() + SECONDS, []
-    for version in versions:
-        stopped = verdicts and verdicts[-1].stopped
-        verdicts.append(verdicts[-1] if stopped else _try(test, version, end - time.monotonic()))
-    first, *buggy, again = verdicts
-    trial = Trial(test, first, tuple(buggy))
-    if not any(verdict.attempted for verdict in verdicts):
+    before, rounds = list(_around(test)), _rounds(review, test)
+    *buggy, right = rounds[0]
+    trial = Trial(test, right, tuple(buggy))
+    if not any(verdict.attempted for verdict in rounds[0]):
         more = f'Write the test, or ask for hint("{review.key}").'
         return "not attempted", f"{title}: not attempted yet. {more}", False
 
     status, about_line = _judge_line(review, line)
-    if trial.good and not (again.failed or again.error):
-        both = "fails on the buggy version" if len(buggy) == 1 else "fails on both buggy versions"
-        told = f"your test {both} and passes on the right one"
-        if status == "passed":
-            return status, f"{title}: passed, {told}. {about_line}", True
-        return status, f"{title}: {told}. {about_line}", True
-    fault = _weakness(review, trial, again) + said(first.printed)
+    fault = _weakness(review, trial, _unsteady(trial, rounds, before))
+    if not (fault := fault or _beyond(review, test)):
+        both = "the buggy version" if len(buggy) == 1 else "both buggy versions"
+        passed = "passed, " if status == "passed" else ""
+        told = f"your test fails on {both} and passes on the right one"
+        return status, f"{title}: {passed}{told}. {about_line}", True
     more = f'hint("{review.key}") leads on.'
-    return "not passed", f"{title}: not right yet. {fault}\n{about_line}\n{more}", False
+    message = f"{title}: not right yet. {fault}{said(right.printed)}\n{about_line}\n{more}"
+    return "not passed", message, False
 
 
-def _weakness(review: Review, trial: Trial, again: Verdict) -> str:
-    """What is wrong with a test, in words."""
+def _rounds(review: Review, test: Function) -> list[list[Verdict]]:
+    """What the test says about each buggy version and the right one, in each round."""
+    versions = [*(bug.version for bug in review.bugs), review.right]
+    begin, rounds, verdict = time.monotonic(), [], Verdict()
+    for number, seed in enumerate(SEEDS):
+        used = time.monotonic() - begin
+        if number and (verdict.stopped or used + 2 * used / number > SECONDS):
+            break  # a slow test meets each version once
+        step, found = (-1) ** number, []
+        for version in versions[::step]:
+            if not verdict.stopped:
+                verdict = _try(test, version, begin + SECONDS - time.monotonic(), seed)
+            found.append(verdict)
+        rounds.append(found[::step])
+    return rounds
+
+
+def _unsteady(trial: Trial, rounds: list[list[Verdict]], before: list[str]) -> str:
+    """What to say of a test that does not say the same in each round; empty if it does."""
+    kept = before != list(_around(trial.test))
+    said = [[(verdict.failed, verdict.error is None) for verdict in found] for found in rounds]
+    differs = [len(set(verdicts)) > 1 for verdicts in zip(*said)]
+    which = "the right version" if differs[-1] else "a buggy version"
+    if kept and (any(differs) or trial.upside_down):
+        return (
+            "Your test keeps something from one run to the next, so what it says about a version "
+            "depends on what it met before. Make everything inside the test."
+        )
+    if any(differs):
+        return (
+            f"Your test says two different things about {which} when it is run twice: chance "
+            "decides. Choose the numbers by hand, or draw enough of them after torch.manual_seed."
+        )
+    return ""
+
+
+def _beyond(review: Review, test: Function) -> str:
+    """What a test that knows the planted bug gets wrong about the other versions, in words."""
+    end = time.monotonic() + SECONDS
+    for also in review.also_right:
+        verdict = _try(test, also.function, end - time.monotonic())
+        if verdict.failed or verdict.error is not None:
+            how = f" by a crash ({verdict.error})" if verdict.error else verdict.message
+            return f"Your test refuses a version that is right too{how}. {also.sentence}"
+    for also in review.also_wrong:
+        verdict = _try(test, also.function, end - time.monotonic())
+        if not verdict.failed and verdict.error is None:  # to crash on it is to notice it
+            return f"Your test finds what is shown, but misses a bug of its kind. {also.sentence}"
+    return ""
+
+
+def _weakness(review: Review, trial: Trial, unsteady: str) -> str:
+    """What is wrong with a test, in words; empty if nothing is."""
     number = len(trial.buggy)
     buggy = "the buggy version" if number == 1 else "a buggy version"
     for which, verdict in (("the right version", trial.right), *((buggy, v) for v in trial.buggy)):
@@ -225,11 +283,8 @@ def _weakness(review: Review, trial: Trial, again: Verdict) -> str:
             "Your test never calls `function`, so it cannot know which version it has before it. "
             "Call it with arguments of your choice, and assert what must come out."
         )
-    if (again.failed, again.error) != (trial.right.failed, None):
-        return (
-            "Your test says two different things about the right version, when it is run twice. "
-            "Does it change something that stands outside of it? Make everything inside the test."
-        )
+    if trial.good or unsteady:
+        return unsteady
     if trial.upside_down:
         fault = (
             f"Your test is upside down: it passes on {buggy} and fails on the right "
@@ -252,20 +307,35 @@ def _weakness(review: Review, trial: Trial, again: Verdict) -> str:
 
 def asserts(test: Function) -> bool:
     """Whether the test, or a function of its notebook that it calls, has an assertion."""
-    waiting, seen = [test], []
-    while waiting:
-        current = inspect.unwrap(waiting.pop())
-        if current in seen or not isinstance(current, FunctionType):
-            continue
-        seen.append(current)
+    for current in _functions(test):
         names = {str(step.argval) for step in instructions(current.__code__)}
         steps = {step.opname for step in instructions(current.__code__)}
         if "LOAD_ASSERTION_ERROR" in steps or any(
             re.search("assert|fail|raises", n, re.I) for n in names
         ):
             return True
-        waiting += [current.__globals__.get(name) for name in names]
     return False
+
+
+def _functions(test: Function) -> Iterator[FunctionType]:
+    """The test, and the functions of its notebook that it calls."""
+    waiting, seen = [test], []
+    while waiting:
+        current = inspect.unwrap(waiting.pop())
+        if current in seen or not isinstance(current, FunctionType):
+            continue
+        seen.append(current)
+        yield current
+        waiting += [current.__globals__.get(str(s.argval)) for s in instructions(current.__code__)]
+
+
+def _around(test: Function) -> Iterator[str]:
+    """What the test reads around it, written down."""
+    for current in _functions(test):
+        for _, value, _ in [*names_outside(current), ("", current.__defaults__, True)]:
+            if not isinstance(value, ModuleType | type):
+                with suppress(Exception):  # its text is code of the reader's
+                    yield f"{value!r} {getattr(value, '__dict__', '')}"
 
 
 def _judge_line(review: Review, line: Any) -> tuple[str, str]:
@@ -302,9 +372,11 @@ def _judge_line(review: Review, line: Any) -> tuple[str, str]:
     return "not passed", f"Lines {lines}: {hits[len(named & wanted)]}."
 
 
-def _try(test: Function, version: Function, seconds: float = SECONDS) -> Verdict:
+def _try(test: Function, version: Function, seconds: float = SECONDS, seed: int = 0) -> Verdict:
     calls: list[Call] = []
     with contained(test, seconds) as out:
+        for begin_at in (torch.default_generator.manual_seed, random.seed, np.random.seed):
+            begin_at(seed)
         found = Verdict(calls=calls)
         try:
             test(_watched(version, calls))
