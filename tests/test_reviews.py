@@ -85,18 +85,39 @@ def generic_wrongs(review: Review):
     yield "leaves", lambda function: (calls(review, function), exit()), "crashed on .*SystemExit"
     yield "wrong arguments", lambda function: function(), "inside the right version.*TypeError: mis"
     yield "no parameter", lambda: None, "crashed on the right version: TypeError"
-    yield "calls nothing", lambda function: None, "never calls `function`"
+    yield "calls nothing", lambda function: None, "There is no assert in your test"
     yield "refuses without a call", lambda f: refuse(), "never calls `function`"
     yield "no test", 3, "expected your test, a function; got int"
 
     memory = []
 
     def remembers(function):
+        calls(review, function)
         memory.append(function)
         assert len(memory) % (len(review.bugs) + 2) == 1
-        calls(review, function)
 
-    yield "has a memory", remembers, "two different things about the right version"
+    yield "has a memory", remembers, "keeps something from one run to the next"
+
+    def same_as_the_first(function, first=[]):  # noqa: B006
+        try:
+            reference(function)
+            first.append("fine")
+        except AssertionError:
+            first.append("buggy")
+        assert first[-1] == first[0]
+
+    def tosses_a_coin(function):
+        assert torch.rand(()) < 0.5
+        reference(function)
+
+    def looks_now_and_then(function):
+        calls(review, function)
+        if torch.rand(()) < 0.6:
+            reference(function)
+
+    yield "remembers the first", same_as_the_first, "keeps something from one run to the next"
+    for test in (tosses_a_coin, looks_now_and_then):
+        yield test.__name__, test, "doesn't say the same each time"
 
 
 def refuse():
@@ -117,6 +138,11 @@ def holes(review: Review, judge=judge_review) -> list[str]:
         others = [w.name for w in review.wrong if w is not weak and w.sentence in message]
         if status != "not passed" or good or weak.sentence not in message or others:
             found.append(f"weak test: {weak.name}")
+    for i, test in enumerate(review.lapses):
+        status, message, good = judge(review, test, review.line)
+        sentences = [also.sentence for also in (*review.also_right, *review.also_wrong)]
+        if status != "not passed" or good or sum(s in message for s in sentences) != 1:
+            found.append(f"lapse: {i}: {message}")
     for name, test, words in generic_wrongs(review):
         status, message, good = judge(review, test, review.line)
         if status != "not passed" or good or not re.search(words, message):
@@ -164,6 +190,7 @@ def test_a_judge_that_always_says_yes_is_found_out(review):
     for kind, expected in [
         ("weak", len(review.wrong)),
         ("generic", len(list(generic_wrongs(review)))),
+        ("lapse", len(review.lapses)),
         ("wrong line", len(list(wrong_lines(review)))),
         ("no line", 1),
     ]:
@@ -186,6 +213,10 @@ def test_a_judge_that_always_says_no_is_found_out(review):
         ("is_stub", lambda *a: False, "the stub counts as an attempt"),
         ("_assertion", lambda *a: "", "generic wrong: asserts False"),
         ("_weakness", lambda *a: "No.", "weak test: "),
+        ("_beyond", lambda *a: "", "lapse: 0"),
+        ("_unsteady", lambda *a: "", "generic wrong: looks_now_and_then"),
+        ("_around", lambda *a: (), "generic wrong: remembers the first"),
+        ("SEEDS", (0, 0), "generic wrong: looks_now_and_then"),
     ],
 )
 def test_a_judge_with_one_part_broken_is_found_out(part, broken, unnoticed, monkeypatch):
@@ -248,10 +279,31 @@ def test_record_is_complete(review):
     assert 6 <= len(code_lines(review)) <= 15
     assert all(len(line) <= 100 for line in code_lines(review))
     assert len(inspect.getsource(review.reference).splitlines()) <= 10
+    assert review.also_wrong and review.lapses
     assert len(review.others) >= 2 and len(review.wrong) >= 3 and len(review.hints) == 3
-    sentences = [weak.sentence for weak in review.wrong]
+    told = (*review.wrong, *review.also_right, *review.also_wrong)
+    sentences = [answer.sentence for answer in told]
     assert not any(a in b for i, a in enumerate(sentences) for b in sentences[i + 1 :])
     assert not any(b in a for i, a in enumerate(sentences) for b in sentences[i + 1 :])
+
+
+@by_key
+@pytest.mark.parametrize("kind", ["also_right", "also_wrong"])
+def test_every_version_is_needed(review, kind):
+    versions = getattr(review, kind)
+    for i, version in enumerate(versions):
+        fewer = dataclasses.replace(review, **{kind: versions[:i] + versions[i + 1 :]})
+        passing = [test for test in review.lapses if judge_review(fewer, test)[2]]
+        assert passing, f"without the version {version.name!r} no weak test gets through"
+
+
+@by_key
+def test_the_reference_knows_the_other_versions(review):
+    for version in review.also_right:
+        review.reference(version.function)
+    for version in review.also_wrong:
+        with pytest.raises((AssertionError, TypeError)):  # no gradient is a None
+            review.reference(version.function)
 
 
 @by_key
@@ -271,9 +323,10 @@ def texts(review: Review):
     yield from code_lines(review)
     yield from (review.title, *review.hints)
     yield from (bug.cure for bug in review.bugs)
-    yield from (answer.sentence for answer in (*review.others, *review.wrong))
+    answers = (*review.others, *review.wrong, *review.also_right, *review.also_wrong)
+    yield from (answer.sentence for answer in answers)
     tests = [test for _, test, *_ in (*right_tests(review), *generic_wrongs(review))]
-    for test in (stub, *tests, *(weak.function for weak in review.wrong)):
+    for test in (stub, *tests, *(weak.function for weak in review.wrong), *review.lapses):
         yield judge_review(review, test, review.line)[1]
     for line in (None, *(line for line, _ in wrong_lines(review))):
         yield _judge_line(review, line)[1]  # what is said about a line stands beside any test
@@ -288,7 +341,8 @@ def test_texts_name_no_address_and_no_path(review):
 @by_key
 def test_neither_hints_nor_sentences_give_the_line_away(review):
     wanted = {str(bug.line) for bug in review.bugs}
-    for text in (*review.hints, *(weak.sentence for weak in review.wrong)):
+    told = (*review.wrong, *review.also_right, *review.also_wrong)
+    for text in (*review.hints, *(answer.sentence for answer in told)):
         assert not re.search(r"\b[Ll]ine \d", text)
     for line, _ in wrong_lines(review):
         said = _judge_line(review, line)[1]
@@ -300,7 +354,7 @@ def test_neither_hints_nor_sentences_give_the_line_away(review):
 
 @by_key
 def test_messages_are_the_same_every_time(review):
-    tests = [weak.function for weak in review.wrong]
+    tests = [*(weak.function for weak in review.wrong), *review.lapses]
     first = [judge_review(review, test, 1)[1] for test in tests]
     torch.set_num_threads(2)
     assert [judge_review(review, test, 1)[1] for test in tests] == first
@@ -500,9 +554,9 @@ def test_warnings_and_random_numbers_are_kept_from_the_reader(recwarn):
     def noisy(function):
         warnings.warn("with a path", stacklevel=1)
         losses = torch.rand(2, 3)
-        losses[1, 2] = 9
-        mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
-        expected = (losses[0].mean() + losses[1, :2].mean()) / 2
+        losses[1, 1:] = 9
+        mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+        expected = (losses[0].mean() + losses[1, 0]) / 2
         assert torch.isclose(function(losses, mask), expected)
 
     torch.manual_seed(3)

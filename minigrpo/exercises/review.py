@@ -27,7 +27,7 @@ from minigrpo.exercises.judge import SECONDS, Answer, Function, no_function, sai
 from minigrpo.exercises.outside import instructions, names_outside
 
 SEEDS = (0, 0, 1, 2, 3, 4)
-"""Of the rounds in which a test meets all versions, every second time in the opposite order."""
+"""Of the rounds in which a test meets the versions, every second time in the opposite order."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ class Review:
         others: other right tests.
         wrong: the tests that are told by name; the first that fits is told.
         hints: from a question to almost the answer.
-        also_right: the code without a bug, written in another way; a test has to pass.
-        also_wrong: the code with a bug of the planted kind in some places; a test may not pass.
-        lapses: further weak tests, without a name; they prove that each of these is needed.
+        also_right: other right versions; a test has to pass on them.
+        also_wrong: other versions with a bug of the planted kind; a test has to fail on them.
+        lapses: further weak tests, without a name; they show that these versions are needed.
     """
 
     key: str
@@ -198,9 +198,8 @@ def judge_review(
         passed = "passed, " if status == "passed" else ""
         told = f"your test fails on {both} and passes on the right one"
         return status, f"{title}: {passed}{told}. {about_line}", True
-    more = f'hint("{review.key}") leads on.'
-    message = f"{title}: not right yet. {fault}{said(right.printed)}\n{about_line}\n{more}"
-    return "not passed", message, False
+    more = f'{said(right.printed)}\n{about_line}\nhint("{review.key}") leads on.'
+    return "not passed", f"{title}: not right yet. {fault}{more}", False
 
 
 def _rounds(review: Review, test: Function) -> list[list[Verdict]]:
@@ -222,19 +221,16 @@ def _rounds(review: Review, test: Function) -> list[list[Verdict]]:
 
 def _unsteady(trial: Trial, rounds: list[list[Verdict]], before: list[str]) -> str:
     """What to say of a test that does not say the same in each round; empty if it does."""
-    kept = before != list(_around(trial.test))
-    said = [[(verdict.failed, verdict.error is None) for verdict in found] for found in rounds]
-    differs = [len(set(verdicts)) > 1 for verdicts in zip(*said)]
-    which = "the right version" if differs[-1] else "a buggy version"
-    if kept and (any(differs) or trial.upside_down):
+    told = {tuple((verdict.failed, verdict.error is None) for verdict in r) for r in rounds}
+    if (len(told) > 1 or trial.upside_down) and before != list(_around(trial.test)):
         return (
             "Your test keeps something from one run to the next, so what it says about a version "
             "depends on what it met before. Make everything inside the test."
         )
-    if any(differs):
+    if len(told) > 1:
         return (
-            f"Your test says two different things about {which} when it is run twice: chance "
-            "decides. Choose the numbers by hand, or draw enough of them after torch.manual_seed."
+            "Your test doesn't say the same each time it meets the same version: chance decides. "
+            "Choose the numbers by hand, or draw enough of them after torch.manual_seed."
         )
     return ""
 
@@ -245,12 +241,12 @@ def _beyond(review: Review, test: Function) -> str:
     for also in review.also_right:
         verdict = _try(test, also.function, end - time.monotonic())
         if verdict.failed or verdict.error is not None:
-            how = f" by a crash ({verdict.error})" if verdict.error else verdict.message
-            return f"Your test refuses a version that is right too{how}. {also.sentence}"
+            how = f"crashes ({verdict.error}) on" if verdict.error else "refuses"
+            return f"Your test {how} a version that is right too{verdict.message}. {also.sentence}"
     for also in review.also_wrong:
         verdict = _try(test, also.function, end - time.monotonic())
         if not verdict.failed and verdict.error is None:  # to crash on it is to notice it
-            return f"Your test finds what is shown, but misses a bug of its kind. {also.sentence}"
+            return f"Your test finds the bug shown, but misses one of its kind. {also.sentence}"
     return ""
 
 
