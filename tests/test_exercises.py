@@ -69,15 +69,20 @@ def generic_wrongs_of(key: str) -> list:
     return list(generic_wrongs(find(key)))
 
 
-def in_order(function):
+def in_order(exercise: Exercise, function):
     """Arguments passed by name are the last ones, in the order of the parameters."""
-    return lambda *a, **by_name: function(*a, *by_name.values())
+
+    def call(*arguments, **by_name):
+        known = [value for name, value in by_name.items() if name in exercise.parameters]
+        return function(*arguments, *known)
+
+    return call
 
 
 def generic_wrongs(exercise: Exercise):
     """Functions that spoil what the reference computes, each with what must be said."""
     for name, function, words in spoilt(exercise):
-        yield name, in_order(function) if exercise.keywords else function, words
+        yield name, in_order(exercise, function) if exercise.keywords else function, words
 
     # As in a notebook: the function and the data live in one namespace.
     notebook = {"reference": exercise.reference, "leftover": torch.ones(1)}
@@ -475,9 +480,9 @@ def test_what_an_attempt_does_to_a_list_does_not_reach_the_next_one():
     record = find("8.3")
     reference = record.reference
 
-    def careless(*arguments):
-        result = reference(*arguments)
-        arguments[1].clear()
+    def careless(completions, **others):
+        result = reference(completions=completions, **others)
+        completions.clear()
         return result
 
     judge(record, careless)

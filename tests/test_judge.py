@@ -144,6 +144,10 @@ def test_a_list_is_taken_where_the_record_says_so():
 
     assert judge_exercise(listed, answer)[0] == "passed"
     assert "expected a tensor, got list" in says(answer)
+    for entry in (True, "1", None, [1.0]):
+        assert (
+            "expected a tensor, got list" in judge_exercise(listed, lambda lp, m, e=entry: [e])[1]
+        )
 
 
 # what an answer may do ---------------------------------------------------------------------------
