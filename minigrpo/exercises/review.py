@@ -26,7 +26,7 @@ from minigrpo.exercises.guard import TimeIsUp, contained, describe_error, is_stu
 from minigrpo.exercises.judge import SECONDS, Answer, Function, no_function, said
 from minigrpo.exercises.outside import instructions, names_outside
 
-SEEDS = (0, 0, 1, 2, 3, 4)
+SEEDS = (0, 0, 1)
 """Of the rounds in which a test meets the versions, every second time in the opposite order."""
 
 
