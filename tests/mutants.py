@@ -264,13 +264,15 @@ def mutants(exercise: Exercise, answer: Answer) -> dict[str, Callable]:
 
 def survivors(exercise: Exercise) -> tuple[int, dict[str, list[str]]]:
     """How many mutants there are, and the lines of those that pass, with the right ways."""
-    quick = dataclasses.replace(exercise, wrong=())  # nobody reads the sentence
-    quick.__dict__["wanted"] = exercise.wanted
+    one_by_one = []  # most of them fail in one of the first, and nobody reads the sentence
+    for case, wanted in zip(exercise.cases, exercise.wanted, strict=True):
+        one_by_one.append(dataclasses.replace(exercise, cases=(case,), wrong=()))
+        one_by_one[-1].__dict__["wanted"] = [wanted]
     number, passed = 0, {}
     for answer in (Answer("reference", exercise.reference, ""), *exercise.others):
         for line, function in mutants(exercise, answer).items():
             number += 1
-            if judge_exercise(quick, function)[0] == "passed":
+            if all(judge_exercise(one, function)[0] == "passed" for one in one_by_one):
                 passed.setdefault(line, []).append(answer.name)
     return number, passed
 

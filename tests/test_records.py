@@ -81,6 +81,14 @@ def test_an_exercise_is_read_from_its_text():
     assert torch.equal(exercise.cases[0].arguments[0], torch.tensor([1.0, 2.0]))
 
 
+def test_lists_of_arguments_are_a_case_for_each_row():
+    line = "- one: `[1.0, 2.0]`, `2`"
+    many = read(TEXT.replace(line, "- one: `[wave(2), wave(3)]`, `(2, 4)`, one by one"), 12)
+    cases = many["12.1"].cases
+    assert [case.name for case in cases] == ["one", "one"]
+    assert [(len(case.arguments[0]), case.arguments[1]) for case in cases] == [(2, 2), (3, 4)]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -30,7 +30,7 @@ SECTIONS |= {"Also right", "Also wrong"}
 SAME = re.compile(r"`(?P<line>[^`]+)` (?P<reason>.+)")
 EDIT = r"`([^`]+)`(?: -> `([^`]+)`)?"
 ITEM = re.compile(rf"(?P<edits>(?:{EDIT} ?)*)(?:when `(?P<when>[^`]+)` ?)?(?P<sentence>.*)")
-CASE = re.compile(r"(?P<name>[^`]+): (?P<arguments>`.+`)(?P<as_given>, as given)?")
+CASE = re.compile(r"(?P<name>[^`]+): (?P<arguments>`.+`)(?P<how>, as given|, one by one)?")
 FIELD = re.compile(r"(\w+): (.+)")
 CURE = re.compile(r"(?:\(also lines? (?P<also>[\d and]+)\) )?(?P<sentence>.+)")
 
@@ -214,7 +214,8 @@ class Text:
         common = self.solve(self.code)
         signature = inspect.signature(common["reference"])
         parameters = list(signature.parameters)
-        cases = [self.case(matched(CASE, text)) for _, text in self.entries("Cases")]
+        items = (matched(CASE, text) for _, text in self.entries("Cases"))
+        cases = [case for item in items for case in self.case(item)]
         for case in cases:
             with located(f"case {case.name!r}"):
                 signature.bind(*case.arguments)
@@ -238,9 +239,11 @@ class Text:
             tolerance=float(self.fields.get("tolerance", 1e-6)),
         )
 
-    def case(self, found: re.Match) -> Case:
-        arguments = re.findall(r"`([^`]+)`", found["arguments"])
-        return Case(found["name"], tuple(map(self.argument, arguments)), bool(found["as_given"]))
+    def case(self, found: re.Match) -> Iterator[Case]:
+        """One, or as many as its lists are long."""
+        arguments = tuple(map(self.argument, re.findall(r"`([^`]+)`", found["arguments"])))
+        rows = zip(*arguments, strict=True) if found["how"] == ", one by one" else [arguments]
+        yield from (Case(found["name"], row, found["how"] == ", as given") for row in rows)
 
     def argument(self, text: str) -> Any:
         """What the Python says; a list of numbers is a tensor."""
