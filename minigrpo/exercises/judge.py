@@ -413,10 +413,8 @@ def _fault(exercise: Exercise, wanted: Outcome, got: Outcome) -> str | None:
     if value is None:
         return " your function returned None. Is the `return` missing?"
     if not isinstance(value, Tensor):
-        numbers = isinstance(value, list) and all(
-            isinstance(entry, int | float) and not isinstance(entry, bool) for entry in value
-        )
-        listed = exercise.sequence and numbers
+        listed = exercise.sequence and isinstance(value, list)
+        listed = listed and all(isinstance(x, Real) and not isinstance(x, bool) for x in value)
         if not (listed or exercise.number and type(value) in (int, float)):
             kind = "a number" if exercise.number else "a tensor"
             return f" expected {kind}, got {type(value).__name__}."
