@@ -249,9 +249,10 @@ def _inputs(exercise: Exercise, at: int) -> str:
     return "\n  with" + "".join(lines) if lines else ""
 
 
-def brief(value: Any, room: int = 90) -> str:
+def brief(value: Any, room: int = 160) -> str:
     """A value in one short line; empty for what has no short form, such as a model."""
     if type(value) is Tensor:
+        value = value.long() if value.dtype == torch.bool else value  # 1 and 0 are shorter
         text = _show(value, 4)
         if len(text) > room:
             text = f"{_show(value.flatten()[:5], 4)[:-1]}, ...] in shape {tuple(value.shape)}"
