@@ -20,7 +20,7 @@ ROOMS = {
     "text": 480,
     "scaling": 280,
     "notebook": 450,
-    "exercises": 1670,
+    "exercises": 1700,
 }
 CORE = {
     "gpt": 190,
