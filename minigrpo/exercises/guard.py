@@ -20,6 +20,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,11 +73,17 @@ def contained(function: Callable, seconds: float, **names: Any) -> Iterator[Outp
                 yield out
 
 
+@lru_cache(maxsize=1)
+def namespaces(modules: int) -> list[tuple[Any, Any]]:
+    """The places and the course's modules with their names; anew when there are more modules."""
+    course = [module for name, module in sys.modules.items() if name.split(".")[0] == "minigrpo"]
+    return [(place, vars(place)) for place in (*PLACES, *course)]
+
+
 @contextmanager
 def put_back(function: Callable) -> Iterator[None]:
     """Names, settings and random numbers that the block changes are put back after it."""
-    course = [module for name, module in sys.modules.items() if name.split(".")[0] == "minigrpo"]
-    spaces = [(place, vars(place)) for place in (*PLACES, *course)]
+    spaces = namespaces(len(sys.modules)).copy()
     if (own := getattr(function, "__globals__", None)) is not None:
         spaces.append((None, own))
     before = [dict(space) for _, space in spaces]

@@ -210,12 +210,6 @@ def only_behind_the_end(function):
     assert not mask[0, 3:].any() and not mask[1, 1:].any()
 
 
-@wrong("7.2", refuses=full_and_arange)
-def longer_than_the_width(function):
-    _, mask = function([[5, 2, 3, 2]], 3, 2)
-    assert mask.all()
-
-
 @wrong("7.2")
 def formula_of_the_shown(function):
     ids, mask = function([[5, 3, 2], [2]], 4, 2)
@@ -229,12 +223,6 @@ PAIRS = zip(([[5, 3, 2]], [[2]]), ([[True, True, True, False]], [[True, False, F
 def cases_used_up_by_the_first_call(function):
     for completions, expected in PAIRS:
         assert function(completions, 4, 2)[1].tolist() == expected
-
-
-@wrong("7.2", accepts=true_everywhere)
-def eos_is_in_and_no_more(function):
-    _, mask = function([[5, 3, 2], [2]], 4, 2)
-    assert mask[0, 2] and mask[1, 0]
 
 
 @right("7.2")
