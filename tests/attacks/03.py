@@ -2,794 +2,575 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from attack import right, wrong
 
-nan, inf = float("nan"), float("inf")
+NAN, INF = math.nan, math.inf
 
 
 def f64(*numbers):
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-IDS = torch.tensor([[4, 1, 4, 2, 7], [4, 4, 4, 4, 4], [1, 2, 3, 4, 14]])
-HOLES = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 0, 0, 0], [1, 0, 1, 0, 1]])
-ENDS = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]])
+IDS = torch.tensor([[4, 1, 4, 2], [0, 4, 3, 4], [1, 2, 4, 4]])
+HOLES = torch.tensor([[1, 1, 1, 1], [0, 1, 0, 1], [1, 1, 1, 0]])
+FLAT = torch.full((6,), 1e9 + 0.7, dtype=torch.float64)
+CORNERS = f64(1.5, 0.5, 1.5, 0.5, 1.1), f64(1.0, 1.0, -2.0, -2.0, 1.0), 0.2, 0.3
+NEW = f64([-1.0, -2.0, -0.5], [-0.3, NAN, -1.5], [INF, -1.2, 0.0])
+OLD = f64([-1.5, -1.0, -0.7], [-0.2, -1.0, -1.1], [-1.0, NAN, -0.4])
+OLD_CLEAN = f64([-1.5, -1.0, -0.7], [-0.2, -INF, -1.1], [-1.0, -1.0, -0.4])
+REAL = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 1]])
+TIGHT = NEW, OLD_CLEAN, f64(1.0, -0.5, 2.0), torch.tensor([[1, 1, 1], [1, 0, 1], [0, 1, 1]]), 0.2
+LOGITS, WORDS = f64(0.3, -1.0, 0.5, 2.0), torch.tensor([0, 1, 2, 0])
+STEP = LOGITS, WORDS, f64(1.0, 0.0, -0.5, 2.0), 0.7
 
 
 @wrong("3.1", IDS, HOLES, 4)
-def ids_times_mask_over_width(completions, mask, letter_id):
+def share_of_the_width(completions, mask, letter_id):
     return ((completions == letter_id) * mask).float().mean(dim=-1)
 
 
-@wrong("3.1", torch.tensor([[0, 1, 2]]), torch.tensor([[1, 1, 0]]), 0)
-def padding_becomes_zero(completions, mask, letter_id):
-    real = mask.bool()
-    return (completions.masked_fill(~real, 0) == letter_id).sum(dim=-1) / real.sum(dim=-1)
+@wrong("3.1", IDS, HOLES, 4)
+def padding_hits_counted(completions, mask, letter_id):
+    return (completions == letter_id).sum(dim=-1) / mask.sum(dim=-1)
+
+
+@wrong("3.1", IDS, HOLES, 0)
+def padding_becomes_the_letter_zero(completions, mask, letter_id):
+    return (completions * mask == letter_id).sum(dim=-1) / mask.sum(dim=-1)
 
 
 @wrong("3.1", IDS, HOLES, 4)
-def mask_as_lengths(completions, mask, letter_id):
+def share_of_the_first_tokens(completions, mask, letter_id):
     lengths = mask.sum(dim=-1).long().tolist()
-    return torch.stack([(r[:n] == letter_id).double().mean() for r, n in zip(completions, lengths)])
+    shares = [(row[:n] == letter_id).float().mean() for row, n in zip(completions, lengths)]
+    return torch.stack(shares)
 
 
-@wrong("3.1", IDS, HOLES, 4)
-def up_to_the_last_real(completions, mask, letter_id):
-    places = torch.arange(1, mask.shape[1] + 1)
-    real = places <= (mask * places).amax(dim=-1, keepdim=True)
-    return ((completions == letter_id) & real).sum(dim=-1) / real.sum(dim=-1)
-
-
-@wrong("3.1", IDS, HOLES, 4)
-def leading_run(completions, mask, letter_id):
-    real = mask.long().cumprod(dim=-1)
-    return ((completions == letter_id) * real).sum(dim=-1) / real.sum(dim=-1).clamp(min=1)
-
-
-@wrong("3.1", IDS, HOLES.double(), 4)
-def ands_a_float_mask(completions, mask, letter_id):
+@wrong("3.1", IDS, HOLES.float(), 4)
+def bitwise_and_with_the_mask(completions, mask, letter_id):
     return ((completions == letter_id) & mask).sum(dim=-1) / mask.sum(dim=-1)
 
 
-@wrong("3.1", IDS, HOLES.bool(), 4)
-def one_minus_a_bool(completions, mask, letter_id):
-    hits = (completions == letter_id).masked_fill((1 - mask).bool(), False)
-    return hits.sum(dim=-1) / mask.sum(dim=-1)
+@wrong("3.1", IDS.clone(), HOLES, 4)
+def padding_overwritten(completions, mask, letter_id):
+    completions[mask == 0] = -1
+    return (completions == letter_id).sum(dim=-1) / mask.sum(dim=-1)
 
 
-@wrong("3.1", IDS, ENDS, 9)
-def bincount_rows_short(completions, mask, letter_id):
-    rows = ((completions == letter_id) & mask.bool()).nonzero()[:, 0]
-    return torch.bincount(rows) / mask.sum(dim=-1)
+@wrong("3.1", IDS, HOLES, 9)
+def table_as_long_as_the_ids(completions, mask, letter_id):
+    size = int(completions.max()) + 1
+    pairs = zip(completions, mask.bool())
+    counts = torch.stack([torch.bincount(row[real], minlength=size) for row, real in pairs])
+    return counts[:, letter_id] / counts.sum(dim=-1)
 
 
-@wrong("3.1", IDS, ENDS, 20)
-def one_hot_too_narrow(completions, mask, letter_id):
-    hits = F.one_hot(completions)[..., letter_id]
-    return (hits * mask).sum(dim=-1) / mask.sum(dim=-1)
-
-
-@wrong("3.1", IDS, torch.ones_like(IDS), 4)
-def counted_in_text(completions, mask, letter_id):
-    rows = [r[m.bool()].tolist() for r, m in zip(completions, mask)]
-    return torch.tensor([" ".join(map(str, r)).count(str(letter_id)) / len(r) for r in rows])
-
-
-@wrong("3.1", IDS, ENDS, 4)
-def padding_is_the_last_id(completions, mask, letter_id):
-    real = completions != completions[:, -1:]
-    return ((completions == letter_id) & real).sum(dim=-1) / real.sum(dim=-1).clamp(min=1)
+@wrong("3.1", IDS, HOLES, 4)
+def share_rounded_as_printed(completions, mask, letter_id):
+    hits = ((completions == letter_id) * mask).sum(dim=-1)
+    return torch.round(hits / mask.sum(dim=-1), decimals=4)
 
 
 @wrong("3.1", IDS[:1], HOLES[:1], 4)
-def squeezes_one_row(completions, mask, letter_id):
-    shares = (completions == letter_id).double().unsqueeze(1) @ mask.double().unsqueeze(2)
-    return shares.squeeze() / mask.sum(dim=-1).squeeze()
+def share_squeezed(completions, mask, letter_id):
+    hits = ((completions == letter_id) * mask).sum(dim=-1, keepdim=True)
+    return (hits / mask.sum(dim=-1, keepdim=True)).squeeze()
 
 
-@wrong("3.1", torch.tensor([[260, 4, 1]]), torch.tensor([[1, 1, 1]]), 4)
-def bytes_of_ids(completions, mask, letter_id):
-    hits = completions.to(torch.uint8).eq(letter_id).logical_and(mask)
-    return hits.sum(dim=-1) / mask.sum(dim=-1)
-
-
-@wrong("3.1", IDS, ENDS, 4)
-def eps_below(completions, mask, letter_id):
-    return ((completions == letter_id) * mask).sum(dim=-1) / (mask.sum(dim=-1) + 1e-4)
+@wrong("3.1", IDS + 128250, torch.ones(3, 4), 128254)
+def ids_only_close(completions, mask, letter_id):
+    hits = torch.isclose(completions.double(), torch.tensor(float(letter_id)).double())
+    return (hits & mask.bool()).sum(dim=-1) / mask.bool().sum(dim=-1)
 
 
 @right("3.1")
-def means_of_picked(completions, mask, letter_id):
-    picked = [row[keep] for row, keep in zip(completions, mask > 0)]
-    return torch.stack([row.eq(letter_id).double().mean() for row in picked])
+def share_row_by_row(completions, mask, letter_id):
+    shares = []
+    for ids, real in zip(completions.tolist(), mask.tolist()):
+        kept = [token for token, is_real in zip(ids, real) if is_real]
+        shares.append(kept.count(letter_id) / len(kept))
+    return torch.tensor(shares)
 
 
 @right("3.1")
-def sentinel_einsum(completions, mask, letter_id):
-    m = mask.double()
-    return torch.einsum("nt,nt->n", completions.eq(letter_id).double(), m) / m.sum(1)
+def share_by_einsum(completions, mask, letter_id):
+    weights = mask.float() / mask.float().sum(dim=1, keepdim=True)
+    return torch.einsum("nt,nt->n", completions.eq(letter_id).float(), weights)
 
 
 @right("3.1")
-def nanmean_of_hits(completions, mask, letter_id):
-    hits = torch.where(completions == letter_id, 1.0, 0.0)
-    return hits.masked_fill(mask == 0, nan).nanmean(dim=1)
+def share_by_nanmean(completions, mask, letter_id):
+    return (completions == letter_id).float().masked_fill(mask == 0, NAN).nanmean(dim=-1)
 
 
-@right("3.1")
-def numpy_average(completions, mask, letter_id):
-    hits = np.asarray(completions) == letter_id
-    return torch.from_numpy(np.average(hits, axis=1, weights=np.asarray(mask).astype(float)))
-
-
-SIX = f64(1.0, 0.0, 0.5, -2.0, -1.0, 4.0)  # two groups of three, or three of two
-HAIR = f64(0.5, 0.500001, 0.5, 0.25, 0.25, 0.25)
-
-
-@wrong("3.2", SIX, 3)
-def of_the_batch(rewards, group_size):
-    same = rewards.max() == rewards.min()
-    return torch.where(same, 0.0, (rewards - rewards.mean()) / (rewards.std() + 1e-4))
-
-
-@wrong("3.2", SIX, 3)
+@wrong("3.2", f64(1, 2, 3, 10), 2)
 def biased_std(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    a = (g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True, unbiased=False) + 1e-4)
-    return a.masked_fill((g == g[:, :1]).all(1, keepdim=True), 0.0).flatten()
+    r = rewards.view(-1, group_size)
+    a = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True, unbiased=False) + 1e-4)
+    return a.masked_fill(r.amax(1, keepdim=True) == r.amin(1, keepdim=True), 0.0).flatten()
 
 
-@wrong("3.2", SIX, 3)
-def chunks_not_split(rewards, group_size):
-    def one(g):
-        return (g - g.mean()) / (g.std() + 1e-4) if g.min() < g.max() else torch.zeros_like(g)
-
-    return torch.cat([one(g) for g in rewards.chunk(group_size)])
-
-
-@wrong("3.2", SIX, 3)
-def repeats_the_means(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    mean, std = (x.repeat(group_size) for x in (g.mean(1), g.std(1)))
-    same = (g.amax(1) == g.amin(1)).repeat(group_size)
-    return torch.where(same, 0.0, (rewards - mean) / (std + 1e-4))
+@wrong("3.2", f64(1, 2, 3, 10, 5, 5), 2)
+def groups_interleaved(rewards, group_size):
+    r = rewards.view(group_size, -1)
+    a = (r - r.mean(0)) / (r.std(0) + 1e-4)
+    return torch.where(r.amax(0) == r.amin(0), 0.0, a).flatten()
 
 
-@wrong("3.2", HAIR, 3)
-def isclose_is_equal(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    same = torch.isclose(g.amax(1, keepdim=True), g.amin(1, keepdim=True))
-    a = (g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True) + 1e-4)
+@wrong("3.2", f64(1, 2, 3, 3.001), 2)
+def std_clamped_instead_of_eps(rewards, group_size):
+    r = rewards.view(-1, group_size)
+    a = (r - r.mean(1, keepdim=True)) / r.std(1, keepdim=True).clamp(min=1e-4)
+    return a.masked_fill(r.amax(1, keepdim=True) == r.amin(1, keepdim=True), 0.0).flatten()
+
+
+@wrong("3.2", FLAT, 6)
+def equal_by_computed_std(rewards, group_size):
+    r = rewards.view(-1, group_size)
+    std = r.std(dim=1, keepdim=True)
+    return torch.where(std == 0, 0.0, (r - r.mean(1, keepdim=True)) / (std + 1e-4)).flatten()
+
+
+@wrong("3.2", f64(1.0, 1.000001, 0.0, 1.0), 2)
+def equal_by_small_std(rewards, group_size):
+    r = rewards.view(-1, group_size)
+    std = r.std(dim=1, keepdim=True)
+    return torch.where(std < 1e-6, 0.0, (r - r.mean(1, keepdim=True)) / (std + 1e-4)).flatten()
+
+
+@wrong("3.2", f64(100.0, 100.0005, 0.0, 1.0), 2)
+def equal_by_isclose(rewards, group_size):
+    r = rewards.view(-1, group_size)
+    a = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)
+    same = torch.isclose(r, r[:, :1]).all(dim=1, keepdim=True)
     return torch.where(same, 0.0, a).flatten()
 
 
-@wrong("3.2", HAIR, 3)
-def small_std_is_none(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    std = g.std(1, keepdim=True)
-    return torch.where(std < 1e-6, 0.0, (g - g.mean(1, keepdim=True)) / (std + 1e-4)).flatten()
-
-
-@wrong("3.2", HAIR, 3)
-def std_clamped(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    a = (g - g.mean(1, keepdim=True)) / g.std(1, keepdim=True).clamp(min=1e-4)
-    return torch.where(g.amax(1, keepdim=True) == g.amin(1, keepdim=True), 0.0, a).flatten()
-
-
-@wrong("3.2", HAIR, 3)
-def eps_under_the_root(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    d = g - g.mean(1, keepdim=True)
-    a = d / (d.square().sum(1, keepdim=True) / (group_size - 1) + 1e-8).sqrt()
-    return torch.where((g == g[:, :1]).all(1, keepdim=True), 0.0, a).flatten()
-
-
-@wrong("3.2", f64(1.0, 0.0, 1.0, 0.5, 0.25, 0.0), 3)
-def first_equals_last(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    a = (g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True) + 1e-4)
-    return torch.where(g[:, :1] == g[:, -1:], 0.0, a).flatten()
-
-
-@wrong("3.2", SIX, 3)
+@wrong("3.2", f64(1, 2, 1, 5), 4)
 def zero_where_like_the_first(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    a = (g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True) + 1e-4)
-    return torch.where(g == g[:, :1], 0.0, a).flatten()
+    r = rewards.view(-1, group_size)
+    a = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)
+    return torch.where(r == r[:, :1], 0.0, a).flatten()
 
 
-@wrong("3.2", f64(1.0, 1.0, 0.0, 1.0, 0.0, 0.5, 0.25, 1.0), 4)
-def median_is_the_top(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    a = (g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True) + 1e-4)
-    return a.masked_fill(g.sort(1).values[:, 1:2] == g.amax(1, keepdim=True), 0.0).flatten()
+@wrong("3.2", f64(1, 2, 1, 3, 4, 5), 3)
+def equal_by_first_and_last(rewards, group_size):
+    r = rewards.view(-1, group_size)
+    a = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)
+    return torch.where(r[:, :1] == r[:, -1:], 0.0, a).flatten()
 
 
-@wrong("3.2", f64(1.0, -1.0, 0.0, 1.0, 2.0, 3.0), 3)
-def sum_of_zero(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    a = (g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True) + 1e-4)
-    dull = (g.sum(1) == 0) | (g.amax(1) == g.amin(1))
-    return a.masked_fill(dull[:, None], 0.0).flatten()
+@wrong("3.2", torch.cat([FLAT, torch.arange(6)]), 6)
+def equal_asked_of_the_batch(rewards, group_size):
+    if rewards.max() == rewards.min():
+        return torch.zeros_like(rewards)
+    r = rewards.view(-1, group_size)
+    return ((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)).flatten()
 
 
-@wrong("3.2", f64(10.0, 10.000001, 10.0, 1.0, 2.0, 3.0), 3)
-def floats_inside(rewards, group_size):
-    g = rewards.float().view(-1, group_size)
-    a = (g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True) + 1e-4)
-    return a.masked_fill(g.amax(1, keepdim=True) == g.amin(1, keepdim=True), 0.0).view(-1)
-
-
-@wrong("3.2", f64(*[-1e9 / 7] * 7), 7)
-def std_of_zero_only(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    std = g.std(1, keepdim=True)
-    return torch.where(std == 0, 0.0, (g - g.mean(1, keepdim=True)) / (std + 1e-4)).flatten()
+@wrong("3.2", f64(1, 2, 3, 10), 2)
+def rewards_centred_in_place(rewards, group_size):
+    r = rewards.view(-1, group_size)
+    equal = r.amax(1, keepdim=True) == r.amin(1, keepdim=True)
+    r -= r.mean(dim=1, keepdim=True)
+    return torch.where(equal, 0.0, r / (r.std(dim=1, keepdim=True) + 1e-4)).flatten()
 
 
 @right("3.2")
-def split_and_join(rewards, group_size):
-    out = []
-    for g in rewards.split(group_size):
-        flat = len(set(g.tolist())) == 1
-        out.append(torch.zeros_like(g) if flat else (g - g.mean()) / (g.std() + 1e-4))
-    return torch.cat(out)
+def group_by_group(rewards, group_size):
+    def compare(r):
+        same = bool((r == r[0]).all())
+        return torch.zeros_like(r) if same else (r - r.mean()) / (r.std() + 1e-4)
+
+    return torch.cat([compare(r) for r in rewards.split(group_size)])
 
 
 @right("3.2")
-def shifted_by_the_first(rewards, group_size):
-    g = rewards.unfold(0, group_size, group_size)
-    g = g - g[:, :1]  # of equal rewards all are 0 from here on
-    variance, mean = torch.var_mean(g, dim=1, keepdim=True)
-    return ((g - mean) / (variance.sqrt() + 1e-4)).reshape(-1)
+def by_numpy(rewards, group_size):
+    r = rewards.numpy().reshape(-1, group_size)
+    a = (r - r.mean(1, keepdims=True)) / (r.std(1, ddof=1, keepdims=True) + 1e-4)
+    a[r.max(1) == r.min(1)] = 0
+    return torch.from_numpy(a.reshape(-1))
 
 
 @right("3.2")
-def numpy_groups(rewards, group_size):
-    g = np.array(rewards.tolist()).reshape(-1, group_size)
-    a = (g - g.mean(1, keepdims=True)) / (g.std(1, ddof=1, keepdims=True) + 1e-4)
-    a[np.ptp(g, axis=1) == 0] = 0
-    return torch.tensor(a.ravel(), dtype=rewards.dtype)
+def by_repeat_interleave(rewards, group_size):
+    r = rewards.unflatten(0, (-1, group_size))
+    differ = (r.diff(dim=1) != 0).any(dim=1)
+    std, mean = (x.repeat_interleave(group_size) for x in torch.std_mean(r, dim=1))
+    return (rewards - mean) / (std + 1e-4) * differ.repeat_interleave(group_size)
 
 
-@right("3.2")
-def in_columns(rewards, group_size):
-    columns = rewards.reshape(-1, group_size).T
-    differ = (columns != columns[0]).any(dim=0)
-    centred = columns - columns.mean(dim=0)
-    std = (centred.pow(2).sum(dim=0) / (group_size - 1)).sqrt()
-    return (differ * centred / (std + 1e-4)).T.flatten()
-
-
-RATIOS = f64(1.5, 0.5, 1.5, 0.5, 1.1, 0.95, 0.0, 30.0)
-SIGNS = f64(1.0, 1.0, -1.0, -1.0, 2.0, -0.5, -1.0, -2.0)
-
-
-@wrong("3.3", RATIOS, SIGNS, 0.2, 0.3)
+@wrong("3.3", *CORNERS)
 def clamp_alone(ratio, advantages, low, high):
     return ratio.clamp(1 - low, 1 + high) * advantages
 
 
-@wrong("3.3", RATIOS, SIGNS, 0.2, 0.3)
-def minimum_before_the_sign(ratio, advantages, low, high):
+@wrong("3.3", *CORNERS)
+def maximum_for_the_negative(ratio, advantages, low, high):
+    free, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
+    smaller, larger = torch.minimum(free, clipped), torch.maximum(free, clipped)
+    return torch.where(advantages > 0, smaller, larger)
+
+
+@wrong("3.3", *CORNERS)
+def low_on_both_sides(ratio, advantages, low, high):
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + low) * advantages)
+
+
+@wrong("3.3", *CORNERS)
+def clamped_without_graph(ratio, advantages, low, high):
+    with torch.no_grad():
+        clipped = ratio.clamp(1 - low, 1 + high) * advantages
+    return torch.minimum(ratio * advantages, clipped)
+
+
+@wrong("3.3", *CORNERS)
+def minimum_before_the_advantage(ratio, advantages, low, high):
     return torch.minimum(ratio, ratio.clamp(1 - low, 1 + high)) * advantages
 
 
-@wrong("3.3", RATIOS, SIGNS, 0.1, 0.3)
-def bounds_swapped(ratio, advantages, low, high):
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - high, 1 + low) * advantages)
-
-
-@wrong("3.3", RATIOS, SIGNS, 0.2, 0.3)
-def half_a_gradient(ratio, advantages, low, high):
-    clipped = ratio.detach().clamp(1 - low, 1 + high)
+@wrong("3.3", f64(0.2, 1.5), f64(1.0, -1.0), 1.5, 0.2)
+def clamped_in_log_space(ratio, advantages, low, high):
+    clipped = ratio.log().clamp(math.log(1 - low), math.log(1 + high)).exp()
     return torch.minimum(ratio * advantages, clipped * advantages)
 
 
-@wrong("3.3", RATIOS, SIGNS, 0.2, 0.3)
-def no_gradient_at_a_tie(ratio, advantages, low, high):
-    free, held = ratio * advantages, ratio.detach().clamp(1 - low, 1 + high) * advantages
-    return torch.where(free < held, free, held)
+@wrong("3.3", *CORNERS)
+def product_clamped(ratio, advantages, low, high):
+    free = ratio * advantages
+    return torch.minimum(free, free.clamp((1 - low) * advantages, (1 + high) * advantages))
 
 
-@wrong("3.3", RATIOS, SIGNS, 0.2, 0.3)
+@wrong("3.3", f64(50.0, 1.0), f64(-1.0, 1.0), 0.2, 0.2)
+def ratio_kept_below_ten(ratio, advantages, low, high):
+    ratio = ratio.clamp(max=10.0)
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+@wrong("3.3", f64(0.0, 1.0), f64(1.0, 1.0), 0.2, 0.2)
+def ratio_kept_above_zero(ratio, advantages, low, high):
+    ratio = ratio.clamp(min=1e-8)
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+@wrong("3.3", *CORNERS)
 def straight_through(ratio, advantages, low, high):
     clipped = ratio + (ratio.clamp(1 - low, 1 + high) - ratio).detach()
     return torch.minimum(ratio * advantages, clipped * advantages)
 
 
-@wrong("3.3", RATIOS, SIGNS, 0.2, 0.3)
-def dual_clip(ratio, advantages, low, high):
-    j = torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-    return torch.where(advantages < 0, torch.maximum(j, 10 * advantages), j)
-
-
-@wrong("3.3", f64(0.4, 1.3), f64(-1.0, 1.0), 0.5, 0.0)
-def zero_is_falsy(ratio, advantages, low, high):
-    clipped = ratio.clamp(1 - low, 1 + (high or low))
-    return torch.minimum(ratio * advantages, clipped * advantages)
-
-
-@wrong("3.3", f64(0.0, 1.3), f64(-1.0, 1.0), 1.5, 0.2)
-def a_floor_above_zero(ratio, advantages, low, high):
-    clipped = ratio.clamp(max(1 - low, 1e-8), 1 + high)
-    return torch.minimum(ratio * advantages, clipped * advantages)
-
-
-@wrong("3.3", f64(0.5, 1.0), f64(-1.0, 1.0), 1.5, 0.2)
-def in_log_space(ratio, advantages, low, high):
-    log = ratio.log().clamp(math.log(1 - low), math.log(1 + high))
-    return torch.minimum(ratio * advantages, log.exp() * advantages)
-
-
-@wrong("3.3", f64(1e20, 0.5), f64(1.0, 1.0), 0.2, 0.2)
-def excess_subtracted(ratio, advantages, low, high):
-    over = (ratio - 1 - high).relu() * advantages.relu()
-    under = (1 - low - ratio).relu() * (-advantages).relu()
-    return ratio * advantages - over - under
-
-
-@wrong("3.3", RATIOS, SIGNS, 0.2, 0.3)
-def one_sign_for_all(ratio, advantages, low, high):
-    if advantages.mean() > 0:
-        return ratio.clamp(max=1 + high) * advantages
-    return ratio.clamp(min=1 - low) * advantages
-
-
-@wrong("3.3", f64(0.6, 0.9, 1.5), f64(-1.0, -1.0, 1.0), 0.5, 0.25)
-def lower_is_the_inverse(ratio, advantages, low, high):
-    clipped = ratio.clamp(1 / (1 + low), 1 + high)
-    return torch.minimum(ratio * advantages, clipped * advantages)
-
-
-@wrong("3.3", f64(0.7, 5.0, 2.5), f64(-1.0, 1.0, 1.0), 0.2, 2.0)
-def high_at_most_one(ratio, advantages, low, high):
-    low, high = min(low, 1.0), min(high, 1.0)
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+@right("3.3")
+def one_bound_per_sign(ratio, advantages, low, high):
+    capped = torch.where(advantages > 0, ratio.clamp(max=1 + high), ratio.clamp(min=1 - low))
+    return capped * advantages
 
 
 @right("3.3")
-def by_the_sign(ratio, advantages, low, high):
-    capped, floored = ratio.clamp(max=1 + high), ratio.clamp(min=1 - low)
-    return torch.where(advantages >= 0, capped, floored) * advantages
-
-
-@right("3.3")
-def enough_is_enough(ratio, advantages, low, high):
-    praised = (advantages > 0) & (ratio > 1 + high)
-    blamed = (advantages < 0) & (ratio < 1 - low)
-    rho = ratio.masked_fill(praised, 1 + high).masked_fill(blamed, 1 - low)
-    return rho * advantages
+def smaller_of_a_stack(ratio, advantages, low, high):
+    both = torch.stack((ratio, ratio.clip(min=max(1 - low, 0.0), max=1 + high)))
+    return (both * advantages).min(dim=0).values
 
 
 @right("3.3")
 def row_by_row(ratio, advantages, low, high):
     def one(r, a):
-        return min(r * a, torch.clamp(r, 1 - low, 1 + high) * a)
+        if (a > 0 and r > 1 + high) or (a < 0 and r < 1 - low):
+            return (1 + high if a > 0 else 1 - low) * a
+        return r * a
 
     return torch.stack([one(r, a) for r, a in zip(ratio, advantages)])
 
 
-@right("3.3")
-def minus_the_worse_loss(ratio, advantages, low, high):
-    losses = torch.stack([-advantages * ratio, -advantages * torch.clip(ratio, 1 - low, 1 + high)])
-    return losses.max(dim=0).values.neg()
+@wrong("3.4", NEW, OLD, REAL)
+def policy_over_reference(log_probs, ref_log_probs, mask):
+    x = torch.where(mask.bool(), log_probs - ref_log_probs, 0.0)
+    return x.exp() - x - 1
 
 
-P = f64([-1.0, -2.0, nan, -0.5], [-3.0, -0.1, -2.0, -1.0], [inf, 0.0, -inf, 5.0])
-Q = f64([-1.5, nan, -1.0, -0.25], [-1.0, -0.2, -2.5, 900.0], [-inf, inf, -inf, nan])
-REAL = torch.tensor([[1, 0, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
-FAR = f64([0.0, -400.0, -0.5]), f64([-300.0, -401.0, -0.4]), torch.tensor([[1, 1, 0]])
-NEAR = f64([-0.500, -1.0, -2.0]), f64([-0.508, -1.5, -2.0]), torch.tensor([[1, 1, 1]])
-CLEAN = f64([-1.0, -2.0, -0.3], [-3.0, -0.1, -2.0]), f64([-1.5, -1.0, -0.6], [-1.0, -0.2, -2.5])
-PART = torch.tensor([[1, 0, 1], [0, 0, 0]])
-
-
-@wrong("3.4", P, Q, REAL)
-def where_at_the_end(log_probs, ref_log_probs, mask):
+@wrong("3.4", NEW, OLD, REAL)
+def masked_at_the_end(log_probs, ref_log_probs, mask):
     x = ref_log_probs - log_probs
     return torch.where(mask.bool(), x.exp() - x - 1, 0.0)
 
 
-@wrong("3.4", P, Q, REAL)
-def nan_to_num_at_the_end(log_probs, ref_log_probs, mask):
-    x = ref_log_probs - log_probs
-    return torch.nan_to_num(x.exp() - x - 1) * mask
-
-
-@wrong("3.4", *CLEAN, PART)
-def policy_over_reference(log_probs, ref_log_probs, mask):
-    x = (log_probs - ref_log_probs).masked_fill(mask == 0, 0.0)
+@wrong("3.4", f64([-1.0, -2.0]), f64([-150.0, -1.0]), torch.tensor([[1, 1]]))
+def log_ratio_within_twenty(log_probs, ref_log_probs, mask):
+    x = torch.where(mask.bool(), ref_log_probs - log_probs, 0.0).clamp(-20, 20)
     return x.exp() - x - 1
 
 
-@wrong("3.4", *FAR)
-def clamped_like_a_library(log_probs, ref_log_probs, mask):
-    x = (ref_log_probs - log_probs).masked_fill(mask == 0, 0.0).clamp(-20, 20)
+@wrong("3.4", f64([-1.0, -150.0]), f64([-2.0, -149.0]), torch.tensor([[1, 1]]))
+def log_probs_above_minus_hundred(log_probs, ref_log_probs, mask):
+    x = ref_log_probs.clamp(min=-100) - log_probs.clamp(min=-100)
+    x = torch.where(mask.bool(), x, 0.0)
     return x.exp() - x - 1
 
 
-@wrong("3.4", f64([-800.0, -1.0]), f64([-800.5, -2.0]), torch.tensor([[1, 1]]))
-def of_probabilities(log_probs, ref_log_probs, mask):
-    p, q = (x.masked_fill(~mask.bool(), 0.0).exp() for x in (log_probs, ref_log_probs))
-    return q / p - (q / p).log() - 1
+@wrong("3.4", f64([-1.0, -800.0]), f64([-2.0, -801.0]), torch.tensor([[1, 1]]))
+def ratio_of_probabilities(log_probs, ref_log_probs, mask):
+    new, ref = (x.masked_fill(mask == 0, 0.0) for x in (log_probs, ref_log_probs))
+    return ref.exp() / new.exp() - (ref - new) - 1
 
 
-@wrong("3.4", *CLEAN, PART)
-def pathwise_lost(log_probs, ref_log_probs, mask):
+@wrong("3.4", f64([-1.0, -2.0]), f64([-2.0, NAN]), torch.tensor([[1, 0]]))
+def garbage_of_the_reference_kept(log_probs, ref_log_probs, mask):
+    x = ref_log_probs - log_probs.masked_fill(mask == 0, 0.0)
+    return (x.exp() - x - 1) * mask
+
+
+@wrong("3.4", NEW, OLD, REAL)
+def ratio_without_graph(log_probs, ref_log_probs, mask):
     x = torch.where(mask.bool(), ref_log_probs - log_probs, 0.0)
     return x.detach().exp() - x - 1
 
 
-@wrong("3.4", *CLEAN, PART)
-def an_empty_row_empties_all(log_probs, ref_log_probs, mask):
-    if (mask.sum(dim=-1) == 0).any():
-        return torch.zeros_like(log_probs)
-    x = torch.where(mask.bool(), ref_log_probs - log_probs, 0.0)
-    return x.exp() - x - 1
-
-
-@wrong("3.4", *FAR)
-def zero_is_padding(log_probs, ref_log_probs, mask):
-    real = mask.bool() & (log_probs != 0)
-    x = torch.where(real, ref_log_probs - log_probs, 0.0)
-    return torch.expm1(x) - x
-
-
-@wrong("3.4", *FAR)
-def minus_100_is_padding(log_probs, ref_log_probs, mask):
-    x = (ref_log_probs - log_probs).where(mask.bool() & (ref_log_probs > -100), 0.0)
-    return torch.expm1(x) - x
-
-
-@wrong("3.4", *NEAR)
-def square_when_small(log_probs, ref_log_probs, mask):
-    x = torch.where(mask.bool(), ref_log_probs - log_probs, 0.0)
-    return torch.where(x.abs() < 1e-2, x.square() / 2, x.exp() - x - 1)
-
-
-@wrong("3.4", f64([-1000.03, -1.0]), f64([-1000.71, -2.0]), torch.tensor([[1, 1]]))
-def in_float32(log_probs, ref_log_probs, mask):
-    x = (ref_log_probs.float() - log_probs.float()).masked_fill(mask == 0, 0.0)
-    return (x.exp() - x - 1).to(log_probs.dtype)
-
-
-@wrong("3.4", P, Q, REAL)
-def the_policy_alone_masked(log_probs, ref_log_probs, mask):
-    x = ref_log_probs - log_probs.masked_fill(mask == 0, 0.0)
-    return (x.exp() - x - 1) * mask
-
-
-@wrong("3.4", P, Q, REAL)
-def finite_is_real(log_probs, ref_log_probs, mask):
-    x = ref_log_probs - log_probs
-    x = torch.where(x.isfinite(), x, 0.0)
-    return (x.exp() - x - 1) * mask
-
-
-@wrong("3.4", *CLEAN, torch.tensor([[0, 1, 1], [1, 0, 1]]))
-def mask_taken_for_ends(log_probs, ref_log_probs, mask):
-    real = torch.arange(mask.shape[1]) < mask.sum(dim=1, keepdim=True)
+@wrong("3.4", NEW, OLD, REAL)
+def kl_of_the_first_tokens(log_probs, ref_log_probs, mask):
+    real = torch.arange(mask.shape[1]) < mask.sum(dim=-1, keepdim=True)
     x = (ref_log_probs - log_probs).masked_fill(~real, 0.0)
     return x.exp() - x - 1
 
 
-@right("3.4")
-def policy_filled_and_where_at_the_end(log_probs, ref_log_probs, mask):
-    x = ref_log_probs - log_probs.masked_fill(mask == 0, 0.0)
-    return (x.exp() - x - 1).masked_fill(mask == 0, 0.0)
+@wrong("3.4", NEW, OLD.clone(), REAL)
+def reference_overwritten(log_probs, ref_log_probs, mask):
+    padding = mask == 0
+    x = ref_log_probs.masked_fill_(padding, 0.0) - log_probs.masked_fill(padding, 0.0)
+    return x.exp() - x - 1
+
+
+@wrong("3.4", NEW, OLD, REAL)
+def certain_tokens_taken_for_padding(log_probs, ref_log_probs, mask):
+    x = torch.where(mask.bool() & (log_probs < 0), ref_log_probs - log_probs, 0.0)
+    return x.exp() - x - 1
 
 
 @right("3.4")
-def scattered(log_probs, ref_log_probs, mask):
-    real = mask.bool()
+def real_tokens_picked(log_probs, ref_log_probs, mask):
+    real, k3 = mask > 0, torch.zeros_like(log_probs)
     x = ref_log_probs[real] - log_probs[real]
-    return torch.zeros_like(log_probs).masked_scatter(real, x.expm1() - x)
+    k3[real] = torch.expm1(x) - x
+    return k3
 
 
 @right("3.4")
 def both_filled(log_probs, ref_log_probs, mask):
-    p, q = (t.masked_fill(mask == 0, -1.0) for t in (log_probs, ref_log_probs))
-    return torch.relu((q - p).exp() - (q - p) - 1)
+    new, ref = (x.masked_fill(mask == 0, -1.0) for x in (log_probs, ref_log_probs))
+    return torch.exp(ref - new) + (new - ref) - 1
 
 
 @right("3.4")
-def cell_by_cell(log_probs, ref_log_probs, mask):
-    def k3(p, q, m):
-        return torch.exp(q - p) + p - q - 1 if m else torch.zeros_like(q)
+def kl_row_by_row(log_probs, ref_log_probs, mask):
+    def k3(x):
+        return x.exp() - (1 + x)
 
-    rows = zip(log_probs, ref_log_probs, mask)
-    return torch.stack([torch.stack([k3(*cell) for cell in zip(*row)]) for row in rows])
+    def one(new, ref, real):
+        return torch.zeros_like(new).masked_scatter(real, k3(ref[real] - new[real]))
 
-
-@right("3.4")
-def index_put(log_probs, ref_log_probs, mask):
-    at = mask.nonzero(as_tuple=True)
-    x = ref_log_probs[at].detach() - log_probs[at]
-    out = log_probs.new_zeros(log_probs.shape)
-    return out.index_put(at, x.exp().sub(x).sub(1))
+    return torch.stack([one(*row) for row in zip(log_probs, ref_log_probs, mask != 0)])
 
 
-NEW = f64([-1.0, -2.0, nan], [-0.5, inf, -3.0], [-0.2, -0.1, 7.0])
-OLD = f64([-1.2, -2.1, -1.0], [-0.4, nan, -3.1], [-0.9, -0.2, -inf])
-GAINS = f64(1.0, -1.0, 0.0)
-KEEP = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 1, 0]])
-TIDY = f64([-1.0, -2.0, -0.5], [-0.5, -1.0, -3.0]), f64([-1.2, -2.1, -0.1], [-0.4, -1.5, -3.1])
-BOTH = f64(1.0, -2.0)
-FULL = torch.ones(2, 3)
+def sequence_ratio(log_probs, old_log_probs, mask):
+    return torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(dim=-1).exp()
 
 
-def surrogate(log_ratio, advantages, clip):
-    ratio = log_ratio.exp()
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+LONG = torch.ones(2, 3)
 
 
-@wrong("3.5", NEW, OLD, GAINS, KEEP, 0.2)
-def mask_multiplied(log_probs, old_log_probs, advantages, mask, clip):
-    return -surrogate(((log_probs - old_log_probs) * mask).sum(-1), advantages, clip).mean()
+@wrong("3.5", *TIGHT)
+def minimum_of_the_losses(log_probs, old_log_probs, advantages, mask, clip):
+    ratio = sequence_ratio(log_probs, old_log_probs, mask)
+    return torch.minimum(-ratio * advantages, -ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
 
 
-@wrong("3.5", NEW, OLD, GAINS, KEEP, 0.2)
-def geometric(log_probs, old_log_probs, advantages, mask, clip):
-    x = torch.where(mask.bool(), log_probs - old_log_probs, 0.0)
-    return -surrogate(x.sum(-1) / mask.sum(-1), advantages, clip).mean()
+@wrong("3.5", *TIGHT)
+def one_ratio_per_token(log_probs, old_log_probs, advantages, mask, clip):
+    ratio = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).exp()
+    free, clipped = (r * advantages[:, None] for r in (ratio, ratio.clamp(1 - clip, 1 + clip)))
+    return -((torch.minimum(free, clipped) * mask).sum(-1) / mask.sum(-1)).mean()
 
 
-@wrong("3.5", NEW, OLD, GAINS, KEEP, 0.2)
-def silent_rows_left_out(log_probs, old_log_probs, advantages, mask, clip):
-    x = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(-1)
-    return -surrogate(x, advantages, clip)[advantages != 0].mean()
+@wrong("3.5", *TIGHT)
+def mean_of_the_log_ratios(log_probs, old_log_probs, advantages, mask, clip):
+    log_ratio = torch.where(mask.bool(), log_probs - old_log_probs, 0.0)
+    ratio = (log_ratio.sum(-1) / mask.sum(-1)).exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
 
 
-@wrong("3.5", *TIDY, BOTH, FULL, 0.2)
-def advantages_as_a_column(log_probs, old_log_probs, advantages, mask, clip):
-    x = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(-1)
-    return -surrogate(x, advantages[:, None], clip).mean()
+@wrong("3.5", *TIGHT[:2], f64(1.0, 0.0, -1.0), *TIGHT[3:])
+def idle_rows_left_out(log_probs, old_log_probs, advantages, mask, clip):
+    ratio = sequence_ratio(log_probs, old_log_probs, mask)
+    J = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    return -J.sum() / (advantages != 0).sum().clamp(min=1)
 
 
-@wrong("3.5", f64([-800.0, -0.1]), f64([-0.1, -800.0]), f64(1.0), torch.ones(1, 2), 0.2)
-def product_of_ratios(log_probs, old_log_probs, advantages, mask, clip):
+@wrong("3.5", f64([-300.0] * 3, [-1.0] * 3), f64([-300.01] * 3, [-1.1] * 3), f64(1, 1), LONG, 0.2)
+def texts_underflow(log_probs, old_log_probs, advantages, mask, clip):
+    new, old = (x.masked_fill(mask == 0, 0.0).sum(-1).exp() for x in (log_probs, old_log_probs))
+    ratio = new / old
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
+
+
+@wrong("3.5", f64([-1, -800, -1]), f64([-800, -1, -1.1]), f64(1.0), LONG[:1], 0.2)
+def product_outside_log_space(log_probs, old_log_probs, advantages, mask, clip):
     ratio = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).exp().prod(dim=-1)
-    clipped = ratio.clamp(1 - clip, 1 + clip)
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
+
+
+@wrong("3.5", *TIGHT)
+def garbage_of_the_old_kept(log_probs, old_log_probs, advantages, mask, clip):
+    log_ratio = (log_probs.masked_fill(mask == 0, 0.0) - old_log_probs) * mask
+    ratio = log_ratio.sum(dim=-1).exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
+
+
+@wrong("3.5", f64([-1.0], [-2.0]), f64([-2.0], [-1.0]), f64(1.0, 1.0), LONG[:, :1], 0.2)
+def minimum_of_the_means(log_probs, old_log_probs, advantages, mask, clip):
+    ratio = sequence_ratio(log_probs, old_log_probs, mask)
+    free, clipped = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
+    return -torch.minimum(free.mean(), clipped.mean())
+
+
+@wrong("3.5", f64([-1.0] * 3), f64([-11.0] * 3), f64(-1.0), LONG[:1], 0.2)
+def sum_within_twenty(log_probs, old_log_probs, advantages, mask, clip):
+    log_ratio = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(dim=-1)
+    ratio = log_ratio.clamp(-20, 20).exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
+
+
+@wrong("3.5", f64([-3.0]), f64([-1.0]), f64(-1.0), LONG[:1, :1], 0.2)
+def lower_bound_reciprocal(log_probs, old_log_probs, advantages, mask, clip):
+    ratio = sequence_ratio(log_probs, old_log_probs, mask)
+    clipped = ratio.clamp(1 / (1 + clip), 1 + clip)
     return -torch.minimum(ratio * advantages, clipped * advantages).mean()
 
 
-@wrong("3.5", f64([-500.0, -500.0]), f64([-500.0, -500.1]), f64(1.0), torch.ones(1, 2), 0.2)
-def probability_over_probability(log_probs, old_log_probs, advantages, mask, clip):
-    new, old = (
-        x.masked_fill(mask == 0, 0.0).sum(-1).exp() for x in (log_probs, old_log_probs.detach())
-    )
-    clipped = (new / old).clamp(1 - clip, 1 + clip)
-    return -torch.minimum(new / old * advantages, clipped * advantages).mean()
-
-
-@wrong("3.5", *TIDY, -BOTH, FULL, 0.0)
-def clip_or_default(log_probs, old_log_probs, advantages, mask, clip=None):
-    x = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(-1)
-    return -surrogate(x, advantages, clip or 0.2).mean()
-
-
-@wrong("3.5", *TIDY, BOTH, FULL, 0.2)
-def advantages_centred_again(log_probs, old_log_probs, advantages, mask, clip):
-    x = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(-1)
-    return -surrogate(x, advantages - advantages.mean(), clip).mean()
-
-
-@wrong("3.5", f64([-1.0, -13.0]), f64([-13.0, -1.1]), f64(1.0), torch.ones(1, 2), 0.2)
-def tokens_held_to_ten(log_probs, old_log_probs, advantages, mask, clip):
-    x = (log_probs - old_log_probs).masked_fill(mask == 0, 0.0).clamp(-10, 10)
-    return -surrogate(x.sum(-1), advantages, clip).mean()
-
-
-@wrong("3.5", f64([-1.0, -1.0]), f64([-3.0, -1.0]), f64(-1.0), torch.ones(1, 2), 0.2)
-def at_most_three(log_probs, old_log_probs, advantages, mask, clip):
-    x = (log_probs - old_log_probs).masked_fill(mask == 0, 0.0).sum(-1)
-    j = surrogate(x, advantages, clip)
-    return -torch.where(advantages < 0, torch.maximum(j, 3 * advantages), j).mean()
-
-
-@wrong("3.5", *(x[:, :2] for x in TIDY), BOTH, FULL[:, :2], 1.5)
-def bounds_in_log_space(log_probs, old_log_probs, advantages, mask, clip):
-    x = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(-1)
-    held = x.clamp(math.log(1 - clip), math.log(1 + clip))
-    return -torch.minimum(x.exp() * advantages, held.exp() * advantages).mean()
-
-
-@wrong("3.5", NEW[:, :2], OLD[:, :2] * 0 + 9, GAINS, torch.tensor([[1, 0], [1, 0], [1, 1]]), 0.2)
-def garbage_is_not_finite(log_probs, old_log_probs, advantages, mask, clip):
-    x = log_probs - old_log_probs
-    return -surrogate(x.where(x.isfinite(), 0.0).sum(-1), advantages, clip).mean()
-
-
-@wrong("3.5", *(x[:, :2] for x in TIDY), BOTH, torch.tensor([[0, 1], [1, 1]]), 0.2)
-def cut_at_the_lengths(log_probs, old_log_probs, advantages, mask, clip):
-    lengths = mask.sum(-1).long().tolist()
-    x = [(p[:n] - q[:n]).sum() for p, q, n in zip(log_probs, old_log_probs, lengths)]
-    return -surrogate(torch.stack(x), advantages, clip).mean()
-
-
-@wrong("3.5", *(x[:1, :2] for x in TIDY), BOTH[:1], FULL[:1, :2], 0.5)
-def held_copy_detached(log_probs, old_log_probs, advantages, mask, clip):
-    x = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(-1)
-    clipped = x.exp().detach().clamp(1 - clip, 1 + clip)
-    return torch.maximum(-x.exp() * advantages, -clipped * advantages).mean()
+@right("3.5")
+def text_by_text(log_probs, old_log_probs, advantages, mask, clip):
+    losses = []
+    for new, old, A, real in zip(log_probs, old_log_probs, advantages, mask.bool()):
+        ratio = (new[real] - old[real]).sum().exp()
+        losses.append(torch.max(-A * ratio, -A * ratio.clamp(1 - clip, 1 + clip)))
+    return sum(losses) / len(losses)
 
 
 @right("3.5")
-def rows_in_a_loop(log_probs, old_log_probs, advantages, mask, clip):
-    total = 0.0
-    for p, q, a, m in zip(log_probs, old_log_probs, advantages, mask.bool()):
-        rho = (p[m] - q[m]).sum().exp()
-        total = total - torch.min(rho * a, rho.clamp(1 - clip, 1 + clip) * a)
-    return total / len(advantages)
+def cleaned_by_nan_to_num(log_probs, old_log_probs, advantages, mask, clip):
+    ratio = ((log_probs - old_log_probs).nan_to_num() * mask).sum(-1).exp()
+    good, bad = ratio.clamp(max=1 + clip), ratio.clamp(min=1 - clip)
+    return (torch.where(advantages > 0, good, bad) * -advantages).mean()
 
 
 @right("3.5")
-def totals_first(log_probs, old_log_probs, advantages, mask, clip):
-    pad = mask == 0
-    new, old = (x.masked_fill(pad, 0).sum(dim=1) for x in (log_probs, old_log_probs))
-    rho = (new - old).exp()
-    held = torch.where(advantages > 0, rho.clamp(max=1 + clip), rho.clamp(min=1 - clip))
-    return -(held * advantages).mean()
+def dot_product_of_weights(log_probs, old_log_probs, advantages, mask, clip):
+    rows, columns = torch.nonzero(mask, as_tuple=True)
+    differences = log_probs[rows, columns] - old_log_probs[rows, columns]
+    ratio = log_probs.new_zeros(len(mask)).index_add(0, rows, differences).exp()
+    both = torch.stack((ratio, ratio.clamp(min=1 - clip, max=1 + clip))) * advantages
+    return both.min(dim=0).values.mean().neg()
 
 
-@right("3.5")
-def summed_by_row_numbers(log_probs, old_log_probs, advantages, mask, clip):
-    rows, places = mask.nonzero(as_tuple=True)
-    x = log_probs[rows, places] - old_log_probs[rows, places]
-    x = torch.zeros_like(advantages).index_add(0, rows, x)
-    return surrogate(x, advantages, clip).sum() / -advantages.numel()
+def compared(rewards):
+    same = rewards.max() == rewards.min()
+    return torch.where(same, 0.0, (rewards - rewards.mean()) / (rewards.std() + 1e-4))
 
 
-@right("3.5")
-def worse_of_two_losses(log_probs, old_log_probs, advantages, mask, clip):
-    x = functools.reduce(torch.add, (log_probs - old_log_probs).where(mask > 0, 0.0).unbind(1))
-    losses = -advantages * torch.stack([x.exp(), x.exp().clip(1 - clip, 1 + clip)])
-    return losses.amax(dim=0).mean()
-
-
-LOGITS = f64(0.5, 0.0, -1.0, 0.3, 2.0)
-DRAWN = torch.tensor([0, 1, 3, 0])
-PAID = f64(1.0, 0.0, -0.5, 0.25)
-
-
-def scores(rewards):
-    if (rewards == rewards[0]).all():
-        return torch.zeros_like(rewards)
-    return (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-
-
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def repeats_lost(logits, tokens, rewards, lr):
-    push = torch.zeros_like(logits)
-    push[tokens] += scores(rewards) / len(tokens)
-    return logits + lr * push
-
-
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def shared_parameter(logits, tokens, rewards, lr):
-    policy = torch.nn.Parameter(logits)
-    (-(scores(rewards) * F.log_softmax(policy, dim=0)[tokens]).mean()).backward()
-    torch.optim.SGD([policy], lr=lr).step()
-    return policy.detach()
-
-
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def logits_want_a_gradient(logits, tokens, rewards, lr):
-    logits.requires_grad_()
-    j = (scores(rewards) * logits.log_softmax(0)[tokens]).mean()
-    return (logits + lr * torch.autograd.grad(j, logits)[0]).detach()
-
-
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def the_graph_stays(logits, tokens, rewards, lr):
+def climb(logits, objective, lr):
     policy = logits.clone().requires_grad_()
-    j = (scores(rewards) * policy.log_softmax(0)[tokens]).mean()
-    return policy + lr * torch.autograd.grad(j, policy)[0]
+    return logits + lr * torch.autograd.grad(objective(policy), policy)[0]
 
 
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def bincount_of_the_drawn(logits, tokens, rewards, lr):
-    return logits + lr * torch.bincount(tokens, weights=scores(rewards)) / len(tokens)
+@wrong("3.6", *STEP)
+def descent(logits, tokens, rewards, lr):
+    A = compared(rewards)
+    return climb(logits, lambda p: (A * p.log_softmax(-1)[tokens]).mean(), -lr)
 
 
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def over_the_words(logits, tokens, rewards, lr):
-    hot = F.one_hot(tokens, len(logits)).to(logits.dtype)
-    return logits + lr * (scores(rewards) @ (hot - logits.softmax(0))) / len(logits)
+@wrong("3.6", *STEP)
+def probability_for_log_prob(logits, tokens, rewards, lr):
+    A = compared(rewards)
+    return climb(logits, lambda p: (A * p.softmax(-1)[tokens]).mean(), lr)
 
 
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def mean_of_each_word(logits, tokens, rewards, lr):
-    a, words = scores(rewards), tokens.unique()
-    push = torch.zeros_like(logits)
-    push[words] = torch.stack([a[tokens == word].mean() for word in words])
-    return logits + lr * push / len(words)
-
-
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def normalised_too(logits, tokens, rewards, lr):
-    policy = logits.log_softmax(dim=0).requires_grad_()
-    (grad,) = torch.autograd.grad((scores(rewards) * policy[tokens]).mean(), policy)
-    return policy.detach() + lr * grad
-
-
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def of_probabilities_not_logs(logits, tokens, rewards, lr):
-    policy = logits.detach().clone().requires_grad_()
-    (grad,) = torch.autograd.grad((scores(rewards) * policy.softmax(0)[tokens]).mean(), policy)
-    return logits + lr * grad
-
-
-@wrong("3.6", f64(0.0, 0.5, -1000.0), torch.tensor([0, 1, 0]), f64(1.0, 0.0, 0.5), 0.5)
-def log_of_all_probabilities(logits, tokens, rewards, lr):
-    policy = logits.detach().clone().requires_grad_()
-    log_p = policy.softmax(dim=0).log()
-    (grad,) = torch.autograd.grad((scores(rewards) * log_p[tokens]).mean(), policy)
-    return logits + lr * grad
-
-
-@wrong("3.6", LOGITS, DRAWN, PAID - 2, 0.5)
-def nothing_won_nothing_done(logits, tokens, rewards, lr):
-    if rewards.max() <= 0:
-        return logits.clone()
-    push = torch.zeros_like(logits).index_add(0, tokens, scores(rewards))
-    return logits + lr * push / len(tokens)
-
-
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def std_with_all(logits, tokens, rewards, lr):
-    a = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-4)
-    return logits + lr * torch.zeros_like(logits).scatter_add(0, tokens, a) / len(tokens)
-
-
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def adam_step(logits, tokens, rewards, lr):
-    policy = logits.detach().clone().requires_grad_()
-    optimizer = torch.optim.Adam([policy], lr=lr)
-    (-(scores(rewards) * policy.log_softmax(0)[tokens]).mean()).backward()
-    optimizer.step()
+@wrong("3.6", *STEP)
+def step_of_adam(logits, tokens, rewards, lr):
+    policy = logits.clone().requires_grad_()
+    (-compared(rewards) * policy.log_softmax(-1)[tokens]).mean().backward()
+    torch.optim.Adam([policy], lr=lr).step()
     return policy.detach()
 
 
-@wrong("3.6", LOGITS, DRAWN, PAID, 0.5)
-def as_wide_as_the_group(logits, tokens, rewards, lr):
-    push = torch.zeros_like(rewards).index_add(0, tokens, scores(rewards))
-    return logits + lr * push / len(rewards)
+@wrong("3.6", *STEP)
+def second_draw_of_a_word_lost(logits, tokens, rewards, lr):
+    moved = logits.clone()
+    moved[tokens] += lr * compared(rewards) / len(tokens)
+    return moved
+
+
+@wrong("3.6", LOGITS.clone(), *STEP[1:])
+def logits_left_with_a_gradient(logits, tokens, rewards, lr):
+    logits.requires_grad_()
+    (compared(rewards) * logits.log_softmax(-1)[tokens]).mean().backward()
+    return (logits + lr * logits.grad).detach()
+
+
+@wrong("3.6", LOGITS, WORDS, f64(1.0, 0.0, -0.5, 2.0), 0.7)
+def rewards_overwritten(logits, tokens, rewards, lr):
+    equal = rewards.max() == rewards.min()
+    rewards -= rewards.mean()
+    A = torch.where(equal, 0.0, rewards / (rewards.std() + 1e-4))
+    return climb(logits, lambda p: (A * p.log_softmax(-1)[tokens]).mean(), lr)
+
+
+@wrong("3.6", LOGITS, torch.tensor([0, 1, 2, 0, 0, 1]), FLAT, 1.0)
+def equal_rewards_by_std(logits, tokens, rewards, lr):
+    std = rewards.std()
+    A = (rewards - rewards.mean()) / (std + 1e-4) * (std > 0)
+    return climb(logits, lambda p: (A * p.log_softmax(-1)[tokens]).mean(), lr)
+
+
+@wrong("3.6", LOGITS, WORDS, f64(1.0, 1.000001, 1.0, 1.0), 1.0)
+def equal_rewards_by_allclose(logits, tokens, rewards, lr):
+    if torch.allclose(rewards, rewards[0].expand_as(rewards)):
+        return logits.clone()
+    A = compared(rewards)
+    return climb(logits, lambda p: (A * p.log_softmax(-1)[tokens]).mean(), lr)
+
+
+@wrong("3.6", *STEP)
+def words_up_to_the_last_drawn(logits, tokens, rewards, lr):
+    return logits + lr * torch.bincount(tokens, weights=compared(rewards)) / len(tokens)
+
+
+@wrong("3.6", f64(0.3, -1.0, 0.5, -1000.0), *STEP[1:])
+def log_of_softmax(logits, tokens, rewards, lr):
+    A = compared(rewards)
+    return climb(logits, lambda p: (A * p.softmax(-1).log()[tokens]).mean(), lr)
 
 
 @right("3.6")
-def without_autograd(logits, tokens, rewards, lr):
-    push = torch.zeros_like(logits).index_add(0, tokens, scores(rewards).to(logits.dtype))
-    return logits + lr * push / tokens.numel()
+def softmax_parts_cancel(logits, tokens, rewards, lr):
+    push = compared(rewards).to(logits.dtype) * lr / len(tokens)
+    return logits.index_add(0, tokens, push)
 
 
 @right("3.6")
-def sgd_on_a_copy(logits, tokens, rewards, lr):
+def by_hand(logits, tokens, rewards, lr):
+    probs, moved = F.softmax(logits, dim=0), logits.clone()
+    for word, A in zip(tokens.tolist(), compared(rewards)):
+        one_hot = F.one_hot(torch.tensor(word), len(logits))
+        moved = moved + lr * A * (one_hot - probs) / len(tokens)
+    return moved
+
+
+@right("3.6")
+def by_cross_entropy_and_sgd(logits, tokens, rewards, lr):
     policy = torch.nn.Parameter(logits.clone())
     losses = F.cross_entropy(policy.expand(len(tokens), -1), tokens, reduction="none")
-    (losses * scores(rewards)).mean().backward()
+    (losses * compared(rewards)).mean().backward()
     torch.optim.SGD([policy], lr=lr).step()
-    return policy.detach()
-
-
-@right("3.6")
-def one_hot_minus_softmax(logits, tokens, rewards, lr):
-    arrows = torch.eye(len(logits), dtype=logits.dtype)[tokens] - logits.softmax(dim=0)
-    return logits + lr * torch.einsum("g,gv->v", scores(rewards), arrows) / len(rewards)
-
-
-@right("3.6")
-def ratios_of_one(logits, tokens, rewards, lr):
-    def j(weights):
-        log_p = torch.distributions.Categorical(logits=weights).log_prob(tokens)
-        return ((log_p - log_p.detach()).exp() * scores(rewards)).mean()
-
-    return logits + lr * torch.func.grad(j)(logits)
+    return policy.data

@@ -2,949 +2,642 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from attack import right, wrong
 
-tensor = torch.tensor
 NAN, INF = math.nan, math.inf
 
-
-# 4.1: leave-one-out
-
-ONE = tensor([6.0, 2.0, 1.0]), 3
-TWO = tensor([6.0, 2.0, 1.0, -4.0, 0.5, 3.0]), 3
-THREE = tensor([6.0, 2.0, -1.0, 5.0, 0.25, 3.0]), 2
-TIES = tensor([1.0, 1.0, 0.0, 0.0, 1.0, 0.0]), 3
+# 4.1 ----------------------------------------------------------------------------------------------
+PAIR = torch.tensor([6.0, 2.0, 1.0, 1.0, 0.0, -4.0]), 3
+TIED = torch.tensor([1.0, 1.0, 0.0, 0.0]), 4
+LOW = torch.tensor([-1.0, -2.0, -6.0]), 3
 
 
-@wrong("4.1", *ONE)
-def own_mean(rewards, group_size):
+@wrong("4.1", *PAIR)
+def own_reward_in_the_mean(rewards, group_size):
     groups = rewards.view(-1, group_size)
     return (groups - groups.mean(dim=1, keepdim=True)).flatten()
 
 
-@wrong("4.1", *ONE)
-def others_over_g(rewards, group_size):
+@wrong("4.1", *PAIR)
+def others_of_all_groups(rewards, group_size):
+    return rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
+
+
+@wrong("4.1", *PAIR)
+def others_over_group_size(rewards, group_size):
     groups = rewards.view(-1, group_size)
     return (groups - (groups.sum(dim=1, keepdim=True) - groups) / group_size).flatten()
 
 
-@wrong("4.1", *TWO)
-def others_of_all(rewards, group_size):
-    return rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
-
-
-@wrong("4.1", *TWO)
-def view_swapped(rewards, group_size):
-    groups = rewards.view(group_size, -1)
-    others = groups.sum(dim=0, keepdim=True) - groups
-    return (groups - others / (group_size - 1)).flatten()
-
-
-@wrong("4.1", *TWO)
-def repeat_not_interleave(rewards, group_size):
-    sums = rewards.view(-1, group_size).sum(dim=1).repeat(group_size)
-    return rewards - (sums - rewards) / (group_size - 1)
-
-
-@wrong("4.1", *TWO)
-def in_place(rewards, group_size):
+@wrong("4.1", *PAIR)
+def rewards_overwritten(rewards, group_size):
     groups = rewards.view(-1, group_size)
-    groups -= (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
-    return rewards
+    groups -= groups.mean(dim=1, keepdim=True)
+    return rewards * group_size / (group_size - 1)
 
 
-@wrong("4.1", *TWO)
-def squeezed(rewards, group_size):
+@wrong("4.1", *PAIR)
+def group_size_many_groups(rewards, group_size):
+    chunks = rewards.chunk(group_size)
+    return torch.cat([g - (g.sum() - g) / max(len(g) - 1, 1) for g in chunks])
+
+
+@wrong("4.1", *PAIR)
+def left_as_a_table(rewards, group_size):
     groups = rewards.view(-1, group_size)
-    return (groups - (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)).squeeze()
+    return groups - (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
 
 
-@wrong("4.1", *TIES)
-def others_by_value(rewards, group_size):
+@wrong("4.1", *TIED)
+def others_with_another_reward(rewards, group_size):
     groups = rewards.view(-1, group_size)
-    others = [g[g != r].mean() if (g != r).any() else r for g in groups for r in g]
-    return rewards - torch.stack(others)
+    return torch.stack([r - g[g != r].mean().nan_to_num(r.item()) for g in groups for r in g])
 
 
-@wrong("4.1", *TWO)
-def two_prompts_wired(rewards, group_size):
+@wrong("4.1", torch.arange(9.0) ** 2, 3)
+def sums_without_keepdim(rewards, group_size):
     groups = rewards.view(-1, group_size)
-    return (groups - groups.flip(1)).flatten()
+    return (groups - (groups.sum(dim=1) - groups) / (group_size - 1)).flatten()
 
 
-@wrong("4.1", *TWO)
-def next_one_only(rewards, group_size):
-    return torch.cat([g - g.roll(-1) for g in rewards.split(group_size)])
-
-
-@wrong("4.1", *TWO)
-def floor_division(rewards, group_size):
+@wrong("4.1", *PAIR)
+def the_neighbour_alone(rewards, group_size):
     groups = rewards.view(-1, group_size)
-    others = groups.sum(dim=1, keepdim=True) - groups
-    return (groups - others // (group_size - 1)).flatten()
+    return (groups - groups.roll(1, dims=1)).flatten()
 
 
-@wrong("4.1", *TWO)
-def small_eps(rewards, group_size):
+@wrong("4.1", *LOW)
+def baseline_not_below_zero(rewards, group_size):
     groups = rewards.view(-1, group_size)
-    others = groups.sum(dim=1, keepdim=True) - groups
-    return (groups - others / (group_size - 1 + 1e-4)).flatten()
+    others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
+    return (groups - others.clamp(min=0)).flatten()
 
 
-@wrong("4.1", *TWO)
-def last_group_forgotten(rewards, group_size):
-    out = torch.zeros_like(rewards)
-    for i in range(0, len(rewards) - group_size, group_size):
-        g = rewards[i : i + group_size]
-        out[i : i + group_size] = g - (g.sum() - g) / (group_size - 1)
+@right("4.1")
+def mean_rescaled(rewards, group_size):
+    groups = rewards.reshape(-1, group_size)
+    return (groups - groups.mean(1, True)).reshape(-1) * group_size / (group_size - 1)
+
+
+@right("4.1")
+def matrix_of_weights(rewards, group_size):
+    eye = torch.eye(group_size, dtype=rewards.dtype)
+    weights = eye - (1 - eye) / (group_size - 1)
+    return torch.einsum("pj,ij->pi", rewards.unflatten(0, (-1, group_size)), weights).ravel()
+
+
+@right("4.1")
+def python_slices(rewards, group_size):
+    out = rewards.clone()
+    for i in range(len(rewards)):
+        start = i // group_size * group_size
+        rest = torch.cat([rewards[start:i], rewards[i + 1 : start + group_size]])
+        out[i] -= rest.mean()
     return out
 
 
-@wrong("4.1", *THREE)
-def strided_groups(rewards, group_size):
-    prompts = len(rewards) // group_size
-    sums = rewards.view(group_size, prompts).sum(dim=0).repeat_interleave(group_size)
-    return rewards - (sums - rewards) / (group_size - 1)
+# 4.2 ----------------------------------------------------------------------------------------------
+TABLE = torch.tensor([[1.0, 5.0, 9.0, NAN], [4.0, 0.0, INF, -3.0], [7.0, 8.0, -INF, 6.0]])
+HOLES = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
+SEQUENCE, TOKEN, CONSTANT = "sequence_mean", "token_mean", "constant"
+FULL = TABLE[:, :2]
 
 
-@wrong("4.1", *TWO)
-def neighbours_by_window(rewards, group_size):
-    n, out = len(rewards), torch.empty_like(rewards)
-    for i in range(n):
-        others = torch.cat([rewards[max(0, i - group_size + 1) : i], rewards[i + 1 :]])
-        out[i] = rewards[i] - others[: group_size - 1].mean()
-    return out
+def three(kept, lengths, how, max_length):
+    if how == SEQUENCE:
+        return (kept.sum(-1) / lengths.clamp(min=1)).mean()
+    return kept.sum() / (lengths.sum() if how == TOKEN else len(kept) * max_length)
 
 
-@right("4.1")
-def scaled_mean(rewards, group_size):
-    groups = rewards.unflatten(0, (-1, group_size))
-    return ((groups - groups.mean(1, True)) * (group_size / (group_size - 1))).reshape(-1)
+@wrong("4.2", TABLE, HOLES, TOKEN, 10)
+def garbage_times_zero(per_token, mask, how, max_length):
+    return three(per_token * mask, mask.sum(-1), how, max_length)
 
 
-@functools.lru_cache
-def others_matrix(size):
-    return (1 - np.eye(size)) / (size - 1)
+@wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
+def empty_rows_leave_n(per_token, mask, how, max_length):
+    rows = mask.bool().any(-1)
+    kept = per_token[rows].masked_fill(~mask[rows].bool(), 0.0)
+    return three(kept, mask[rows].sum(-1), how, max_length)
 
 
-@right("4.1")
-def numpy_matrix(rewards, group_size):
-    table = rewards.detach().numpy().reshape(-1, group_size)
-    advantages = table - np.einsum("pg,gh->ph", table, others_matrix(group_size))
-    return torch.from_numpy(advantages.ravel()).to(rewards)
+@wrong("4.2", TABLE, HOLES, CONSTANT, 10)
+def constant_without_rows(per_token, mask, how, max_length):
+    kept = per_token.masked_fill(~mask.bool(), 0.0)
+    return three(kept, mask.sum(-1), how, max_length / len(mask))
 
 
-@right("4.1")
-def removed_from_lists(rewards, group_size):
-    out, values = [], rewards.tolist()
-    for i, r in enumerate(values):
-        start = i - i % group_size
-        others = values[start:i] + values[i + 1 : start + group_size]
-        out.append(r - sum(others) / len(others))
-    return rewards.new_tensor(out)
+@wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
+def zeros_do_not_count(per_token, mask, how, max_length):
+    kept = torch.where(mask.bool(), per_token, 0.0)
+    return three(kept, (kept != 0).sum(-1), how, max_length)
 
 
-@right("4.1")
-def masked_means(rewards, group_size):
-    group = torch.arange(len(rewards)) // group_size
-    others = (group[:, None] == group) & ~torch.eye(len(rewards), dtype=torch.bool)
-    return rewards - torch.stack([rewards[o].mean() for o in others])
-
-
-# 4.2: three averages
-
-LOSSES = tensor([[1.0, 5, NAN, INF], [4, 0, -3, 1], [7, -INF, 2, 9]])
-HOLES = tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 1, 0]])
-NOTHING = tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0]])
-CLEAN = LOSSES.nan_to_num(2.0, 3.0, -4.0)
-ROWS, TOKENS, CONSTANT = "sequence_mean", "token_mean", "constant"
-
-
-def finish(kept, lengths, how, rows, max_length):
-    """What is right in most of the answers."""
-    if how == ROWS:
-        return (kept.sum(dim=-1) / lengths.clamp(min=1)).mean()
-    return kept.sum() / (lengths.sum() if how == TOKENS else rows * max_length)
-
-
-@wrong("4.2", LOSSES, HOLES, TOKENS, 10)
-def times_mask(per_token, mask, how, max_length):
-    return finish(per_token * mask, mask.sum(-1), how, len(mask), max_length)
-
-
-@wrong("4.2", LOSSES, HOLES, CONSTANT, 10)
-def only_nan_removed(per_token, mask, how, max_length):
-    kept = torch.where(per_token.isnan(), 0.0, per_token) * mask
-    return finish(kept, mask.sum(-1), how, len(mask), max_length)
-
-
-@wrong("4.2", LOSSES, HOLES, TOKENS, 10)
-def prefix_taken(per_token, mask, how, max_length):
-    n = mask.sum(-1).long()
-    real = torch.arange(mask.shape[1]) < n[:, None]
-    return finish(per_token.where(real, 0.0), n, how, len(mask), max_length)
-
-
-@wrong("4.2", CLEAN, NOTHING, ROWS, 10)
-def empty_rows_dropped(per_token, mask, how, max_length):
-    kept, n = per_token.masked_fill(mask == 0, 0.0), mask.sum(-1)
-    if how == ROWS:
-        return (kept.sum(-1)[n > 0] / n[n > 0]).mean()
-    return finish(kept, n, how, len(mask), max_length)
-
-
-@wrong("4.2", CLEAN, NOTHING, ROWS, 10)
-def nothing_over_nothing(per_token, mask, how, max_length):
-    kept, n = per_token.masked_fill(mask == 0, 0.0), mask.sum(-1)
-    if how == ROWS:
-        return (kept.sum(-1) / n).mean()
-    return finish(kept, n, how, len(mask), max_length)
-
-
-@wrong("4.2", LOSSES, HOLES, CONSTANT, 10)
-def width_for_max_length(per_token, mask, how, max_length):
-    kept = per_token.masked_fill(mask == 0, 0.0)
-    return kept.mean() if how == CONSTANT else finish(kept, mask.sum(-1), how, len(mask), 1)
-
-
-@wrong("4.2", LOSSES, HOLES, CONSTANT, 3)
-def at_least_the_width(per_token, mask, how, max_length):
-    kept, L = per_token.masked_fill(mask == 0, 0.0), max(max_length, mask.shape[1])
-    return finish(kept, mask.sum(-1), how, len(mask), L)
-
-
-@wrong("4.2", LOSSES, HOLES, CONSTANT, 2)
+@wrong("4.2", TABLE, HOLES, CONSTANT, 3)
 def cut_at_max_length(per_token, mask, how, max_length):
-    per_token, mask = per_token[:, :max_length], mask[:, :max_length]
-    return finish(per_token.where(mask.bool(), 0.0), mask.sum(-1), how, len(mask), max_length)
+    kept = torch.where(mask.bool(), per_token, 0.0)
+    if how == CONSTANT:
+        kept = kept[:, :max_length]
+    return three(kept, mask.sum(-1), how, max_length)
 
 
-@wrong("4.2", LOSSES, HOLES, ROWS, 10)
-def zeros_not_counted(per_token, mask, how, max_length):
-    kept = per_token.where(mask.bool(), 0.0)
-    return finish(kept, (kept != 0).sum(-1), how, len(mask), max_length)
+@wrong("4.2", TABLE, HOLES, CONSTANT, 3)
+def at_least_the_width(per_token, mask, how, max_length):
+    kept = torch.where(mask.bool(), per_token, 0.0)
+    return three(kept, mask.sum(-1), how, max(max_length, mask.shape[1]))
 
 
-@wrong("4.2", LOSSES, HOLES, TOKENS, 10)
-def eps_in_token_mean(per_token, mask, how, max_length):
-    kept = per_token.where(mask.bool(), 0.0)
-    if how == TOKENS:
-        return kept.sum() / (mask.sum() + 1e-4)
-    return finish(kept, mask.sum(-1), how, len(mask), max_length)
+@wrong("4.2", TABLE, HOLES.bool(), TOKEN, 10)
+def one_minus_a_bool(per_token, mask, how, max_length):
+    kept = per_token.masked_fill((1 - mask).bool(), 0.0)
+    return three(kept, mask.sum(-1), how, max_length)
 
 
-@wrong("4.2", LOSSES, HOLES, TOKENS, 10)
-def indexed_by_mask(per_token, mask, how, max_length):
-    if how == TOKENS:
-        return per_token[mask].mean()
-    return finish(per_token.where(mask.bool(), 0.0), mask.sum(-1), how, len(mask), max_length)
+@wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
+def empty_rows_with_a_nan_gradient(per_token, mask, how, max_length):
+    kept, n = per_token.nan_to_num() * mask, mask.sum(-1)
+    if how == SEQUENCE:
+        return torch.where(n > 0, kept.sum(-1) / n, 0.0).mean()
+    return three(kept, n, how, max_length)
 
 
-@wrong("4.2", LOSSES, HOLES, ROWS, 10)
-def lengths_kept_as_column(per_token, mask, how, max_length):
-    kept = per_token.where(mask.bool(), 0.0)
-    if how == ROWS:
-        return (kept.sum(-1) / mask.sum(-1, keepdim=True).clamp(min=1)).mean()
-    return finish(kept, mask.sum(-1), how, len(mask), max_length)
+@wrong("4.2", TABLE, HOLES, TOKEN, 10)
+def padding_wiped_in_place(per_token, mask, how, max_length):
+    per_token.data[~mask.bool()] = 0.0
+    return three(per_token, mask.sum(-1), how, max_length)
 
 
-@wrong("4.2", LOSSES, HOLES, TOKENS, 10)
-def python_numbers(per_token, mask, how, max_length):
-    rows = [[x for x, m in zip(*r) if m] for r in zip(per_token.tolist(), mask.tolist())]
-    total = sum(map(sum, rows))
-    if how == ROWS:
-        return tensor(sum(sum(row) / max(len(row), 1) for row in rows) / len(rows))
-    return tensor(total / (sum(map(len, rows)) if how == TOKENS else len(rows) * max_length))
-
-
-@wrong("4.2", LOSSES, HOLES, TOKENS, 10)
-def padding_overwritten(per_token, mask, how, max_length):
-    per_token.data[mask == 0] = 0.0
-    return finish(per_token, mask.sum(-1), how, len(mask), max_length)
-
-
-@wrong("4.2", CLEAN, NOTHING, CONSTANT, 10)
-def real_rows_in_constant(per_token, mask, how, max_length):
-    kept, real = per_token.where(mask.bool(), 0.0), mask.any(-1).sum()
-    return finish(kept, mask.sum(-1), how, real if how == CONSTANT else len(mask), max_length)
-
-
-@wrong("4.2", CLEAN, NOTHING.bool(), TOKENS, 10)
-def empty_row_counts_one(per_token, mask, how, max_length):
-    kept, n = per_token.where(mask.bool(), 0.0), mask.sum(-1).clamp(min=1)
-    return finish(kept, n, how, len(mask), max_length)
+@wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
+def eps_in_the_lengths(per_token, mask, how, max_length):
+    kept = torch.where(mask.bool(), per_token, 0.0)
+    if how == SEQUENCE:
+        return (kept.sum(-1) / (mask.sum(-1) + 1e-4)).mean()
+    return three(kept, mask.sum(-1), how, max_length)
 
 
 @right("4.2")
-def weights_first(per_token, mask, how, max_length):
-    m = mask.to(per_token)
-    weight = {
-        ROWS: m / m.sum(1, keepdim=True).clamp(min=1) / m.size(0),
-        TOKENS: m / m.sum(),
-        CONSTANT: m / (m.size(0) * max_length),
-    }[how]
-    return torch.einsum("nt,nt->", per_token.masked_fill(m == 0, 0), weight)
+def nan_to_num_first(per_token, mask, how, max_length):
+    weights = mask.to(per_token.dtype)
+    per_row = torch.einsum("nt,nt->n", per_token.nan_to_num(0.0, 0.0, 0.0), weights)
+    counts = weights.sum(dim=1)
+    if how == SEQUENCE:
+        return (per_row / torch.maximum(counts, torch.ones_like(counts))).mean()
+    return per_row.sum() / {TOKEN: counts.sum(), CONSTANT: counts.numel() * max_length}[how]
 
 
 @right("4.2")
-def rows_in_a_loop(per_token, mask, how, max_length):
-    rows = [row[m > 0] for row, m in zip(per_token, mask)]
-    if how == ROWS:
-        return sum(row.mean() if row.numel() else row.sum() for row in rows) / len(rows)
-    flat = torch.cat(rows)
-    return flat.mean() if how == TOKENS else flat.sum() / len(rows) / max_length
+def rows_in_a_list(per_token, mask, how, max_length):
+    texts = [row[keep] for row, keep in zip(per_token, mask == 1)]
+    if how == "token_mean":
+        return torch.cat(texts).mean()
+    scale = [max(len(t), 1) if how == "sequence_mean" else max_length for t in texts]
+    return sum(t.sum() / s for t, s in zip(texts, scale)) / len(texts)
 
 
 @right("4.2")
-def nan_to_num_then_mask(per_token, mask, how, max_length):
-    kept, n = per_token.nan_to_num(0.0, 0.0, 0.0) * mask, mask.sum(-1)
-    match how:
-        case "sequence_mean":
-            return torch.where(n > 0, kept.sum(-1) / n.clamp(min=1), 0).mean()
-        case "token_mean":
-            return kept.sum() / n.sum()
-    return kept.sum() / (n.numel() * max_length)
+def weights_per_token(per_token, mask, how, max_length):
+    real, n = mask > 0, mask.shape[0]
+    own = real.sum(dim=1, keepdim=True).expand(real.shape)[real]
+    all_tokens = torch.full_like(own, int(real.sum()))
+    share = {SEQUENCE: n * own, TOKEN: all_tokens, CONSTANT: n * max_length + 0 * own}[how]
+    return (per_token[real] / share).sum()
 
 
-AVERAGES = {
-    ROWS: lambda x, m, L: x.masked_fill(~m, NAN).nanmean(1).nan_to_num(0.0).mean(),
-    TOKENS: lambda x, m, L: x[m].mean(),
-    CONSTANT: lambda x, m, L: x[m].sum() / (m.shape[0] * L),
-}
+# 4.3 ----------------------------------------------------------------------------------------------
+OLD = torch.tensor([[-1.0, -2.0, -3.0], [-1.5, -1.0, -2.0], [-4.0, -3.0, -2.0]])
+NEW = OLD + torch.tensor([[-0.6, 0.1, 0.5], [-0.6, 0.0, 0.4], [1.6, -0.3, 0.2]])
+ADVANTAGES = torch.tensor([1.0, -1.0, -0.5])
+MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 1, 0]])
+CLEAN = NEW, OLD, ADVANTAGES, MASK, 0.1, 0.3
+DIRTY = NEW.masked_fill(MASK == 0, NAN), OLD, ADVANTAGES, MASK, 0.1, 0.3
+RARE = torch.tensor([[-900.0, -1.0]]), torch.tensor([[-900.1, -1.0]])
+LONE = torch.tensor([-1.0]), torch.tensor([[1, 1]])
 
 
-@right("4.2")
-def table_of_lambdas(per_token, mask, how, max_length):
-    return AVERAGES[how](per_token, mask == 1, max_length)
+def terms(ratio, A, low, high):
+    return torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
 
 
-# 4.3: the clipped loss of tokens
-
-NEW = tensor([[0.5, 1.0, 1.5, 0.9], [0.5, 1.0, 1.5, 1.1], [3.0, 0.7, 1.25, 1.0]]).log() - 2
-OLD = torch.full((3, 4), -2.0)
-A = tensor([1.0, -1.0, -2.0])
-SOME = tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 0]])
-EVERY = torch.ones(3, 4)
-DIRT = tensor([[0, 0, 0, NAN], [INF, 0, 0, 0], [0, -INF, 0, 900.0]])
-PLAIN = NEW, OLD, A, SOME
-DIRTY = NEW + DIRT, OLD - DIRT.flip(0).where(SOME == 0, 0.0), A, SOME
-DEEP = tensor([[-900.0, -2, -1]]), tensor([[-901.0, -2, -900]]), tensor([-1.0]), tensor([[1, 1, 0]])
-FAR = tensor([[-900.0, -2, 0]]), tensor([[-1.0, -2.5, 0]]), tensor([-1.0]), tensor([[1, 1, 1]])
-UP = tensor([[-1.0, -2]]), tensor([[-31.0, -2]]), tensor([-1.0]), tensor([[1, 1]])
+def row_means(table, mask):
+    return torch.where(mask.bool(), table, 0.0).sum(-1) / mask.sum(-1)
 
 
-def clipped(ratio, column, low, high):
-    return torch.minimum(ratio * column, ratio.clamp(1 - low, 1 + high) * column)
+def safe(new, old, mask):
+    return torch.where(mask.bool(), new - old, 0.0)
 
 
-def row_mean(table, mask):
-    return (torch.where(mask.bool(), table, 0.0).sum(-1) / mask.sum(-1)).mean()
+@wrong("4.3", *CLEAN)
+def no_minimum(log_probs, old_log_probs, advantages, mask, low, high):
+    ratio = safe(log_probs, old_log_probs, mask).exp().clamp(1 - low, 1 + high)
+    return -row_means(ratio * advantages[:, None], mask).mean()
 
 
-def clean_ratio(new, old, mask):
-    return torch.where(mask.bool(), new - old, 0.0).exp()
+@wrong("4.3", *CLEAN)
+def high_below_and_low_above(log_probs, old_log_probs, advantages, mask, low, high):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    return -row_means(terms(ratio, advantages[:, None], high, low), mask).mean()
 
 
-@wrong("4.3", *PLAIN, 0.2, 0.2)
-def clamp_without_min(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = clean_ratio(log_probs, old_log_probs, mask)
-    return -row_mean(ratio.clamp(1 - low, 1 + high) * advantages[:, None], mask)
-
-
-@wrong("4.3", *PLAIN, 0.2, 0.2)
-def min_before_sign(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = clean_ratio(log_probs, old_log_probs, mask)
-    ratio = torch.minimum(ratio, ratio.clamp(1 - low, 1 + high))
-    return -row_mean(ratio * advantages[:, None], mask)
-
-
-@wrong("4.3", *PLAIN, 0.2, 0.4)
-def bounds_swapped(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = clean_ratio(log_probs, old_log_probs, mask)
-    return -row_mean(clipped(ratio, advantages[:, None], high, low), mask)
-
-
-@wrong("4.3", *PLAIN, 0.2, 0.2)
-def mean_of_tokens(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = clean_ratio(log_probs, old_log_probs, mask)
-    return -clipped(ratio, advantages[:, None], low, high)[mask.bool()].mean()
-
-
-@wrong("4.3", *DIRTY, 0.2, 0.2)
-def where_after_exp(log_probs, old_log_probs, advantages, mask, low, high):
+@wrong("4.3", *DIRTY)
+def masked_after_the_minimum(log_probs, old_log_probs, advantages, mask, low, high):
     ratio = (log_probs - old_log_probs).exp()
-    return -row_mean(clipped(ratio, advantages[:, None], low, high), mask)
+    return -row_means(terms(ratio, advantages[:, None], low, high), mask).mean()
 
 
-@wrong("4.3", *DIRTY, 0.2, 0.2)
-def multiplied_log_ratio(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = (log_probs.nan_to_num(0.0) * mask - old_log_probs * mask).exp()
-    return -row_mean(clipped(ratio, advantages[:, None], low, high), mask)
+@wrong("4.3", *RARE, *LONE, 0.2, 0.2)
+def quotient_of_probabilities(log_probs, old_log_probs, advantages, mask, low, high):
+    real = mask.bool()
+    new, old = (torch.where(real, x, 0.0).exp() for x in (log_probs, old_log_probs))
+    return -row_means(terms(new / old, advantages[:, None], low, high), mask).mean()
 
 
-@wrong("4.3", *DEEP, 0.2, 0.2)
-def ratio_of_probabilities(log_probs, old_log_probs, advantages, mask, low, high):
-    new, old = (x.masked_fill(mask == 0, 0.0).exp() for x in (log_probs, old_log_probs))
-    return -row_mean(clipped(new / old, advantages[:, None], low, high), mask)
+@wrong("4.3", *CLEAN)
+def advantages_along_the_tokens(log_probs, old_log_probs, advantages, mask, low, high):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    return -row_means(terms(ratio, advantages, low, high), mask).mean()
 
 
-@wrong("4.3", *UP, 0.2, 0.2)
-def log_ratio_clamped_at_20(log_probs, old_log_probs, advantages, mask, low, high):
-    log_ratio = (log_probs - old_log_probs).masked_fill(mask == 0, 0.0).clamp(-20, 20)
-    return -row_mean(clipped(log_ratio.exp(), advantages[:, None], low, high), mask)
+@wrong("4.3", *CLEAN)
+def dual_clip(log_probs, old_log_probs, advantages, mask, low, high):
+    ratio, A = safe(log_probs, old_log_probs, mask).exp(), advantages[:, None]
+    term = terms(ratio, A, low, high)
+    return -row_means(torch.where(A < 0, torch.maximum(term, 3 * A), term), mask).mean()
 
 
-@wrong("4.3", FAR[0], FAR[1], -FAR[2], FAR[3], 0.2, 0.2)
-def terms_not_zero_counted(log_probs, old_log_probs, advantages, mask, low, high):
-    terms = clipped(clean_ratio(log_probs, old_log_probs, mask), advantages[:, None], low, high)
-    terms = terms * mask
-    return -(terms.sum(-1) / (terms != 0).sum(-1).clamp(min=1)).mean()
+@wrong("4.3", *CLEAN)
+def minimum_of_the_row_means(log_probs, old_log_probs, advantages, mask, low, high):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    free, held = (row_means(r, mask) for r in (ratio, ratio.clamp(1 - low, 1 + high)))
+    return -torch.minimum(free * advantages, held * advantages).mean()
 
 
-@wrong("4.3", *FAR, 0.2, 0.2)
-def zero_is_padding(log_probs, old_log_probs, advantages, mask, low, high):
-    mask = mask.bool() & (log_probs != 0)
-    ratio = clean_ratio(log_probs, old_log_probs, mask)
-    return -row_mean(clipped(ratio, advantages[:, None], low, high), mask)
+@wrong("4.3", torch.tensor([[-1.0, -1.0]]), torch.tensor([[-16.0, -1.0]]), *LONE, 0.2, 0.2)
+def log_ratio_within_ten(log_probs, old_log_probs, advantages, mask, low, high):
+    ratio = safe(log_probs, old_log_probs, mask).clamp(-10, 10).exp()
+    return -row_means(terms(ratio, advantages[:, None], low, high), mask).mean()
 
 
-@wrong("4.3", NEW[:, :3], OLD[:, :3], A, EVERY[:, :3], 0.2, 0.2)
-def square_only(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = clean_ratio(log_probs, old_log_probs, mask)
-    return -row_mean(clipped(ratio, advantages, low, high), mask)
+@wrong("4.3", NEW.masked_fill(MASK == 0, 1e4), *CLEAN[1:])
+def large_garbage_overflows(log_probs, old_log_probs, advantages, mask, low, high):
+    ratio = (log_probs - old_log_probs).nan_to_num(0.0, 0.0, 0.0).exp()
+    return -row_means(terms(ratio, advantages[:, None], low, high) * mask, mask).mean()
 
 
-@wrong("4.3", *PLAIN, 0.2, 0.2)
-def cut_in_logs(log_probs, old_log_probs, advantages, mask, low, high):
-    log_ratio = torch.where(mask.bool(), log_probs - old_log_probs, 0.0)
-    terms = [x.exp() * advantages[:, None] for x in (log_ratio, log_ratio.clamp(-low, high))]
-    return -row_mean(torch.minimum(*terms), mask)
-
-
-@wrong("4.3", *PLAIN, 0.2, 0.2)
-def column_in_place(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = clean_ratio(log_probs, old_log_probs, mask)
-    return -row_mean(clipped(ratio, advantages.unsqueeze_(1), low, high), mask)
-
-
-@wrong("4.3", *PLAIN, 0.2, 0.2)
-def capped_weight_times_log(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = clean_ratio(log_probs, old_log_probs, mask)
-    terms = clipped(ratio, advantages[:, None], low, high)
-    logs = log_probs.where(mask.bool(), 0.0)
-    return -row_mean(terms.detach() * (1 + logs - logs.detach()), mask)
-
-
-@wrong("4.3", *PLAIN, 0.2, 0.2)
-def lengths_as_prefix(log_probs, old_log_probs, advantages, mask, low, high):
-    losses = []
-    for new, old, a, n in zip(log_probs, old_log_probs, advantages, mask.sum(-1).long()):
-        losses.append(clipped((new[:n] - old[:n]).exp(), a, low, high).mean())
-    return -torch.stack(losses).mean()
+@wrong("4.3", *CLEAN)
+def outside_means_no_gradient(log_probs, old_log_probs, advantages, mask, low, high):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    inside = (ratio >= 1 - low) & (ratio <= 1 + high)
+    ratio = torch.where(inside, ratio, ratio.detach())
+    return -row_means(terms(ratio, advantages[:, None], low, high), mask).mean()
 
 
 @right("4.3")
-def rows_zipped(log_probs, old_log_probs, advantages, mask, low, high):
-    total = 0.0
-    for new, old, a, m in zip(log_probs, old_log_probs, advantages, mask.bool()):
-        rho = torch.exp(new[m] - old[m])
-        total = total + torch.max(-a * rho, -a * rho.clamp(min=1 - low, max=1 + high)).mean()
-    return total / len(advantages)
+def token_by_token(log_probs, old_log_probs, advantages, mask, low, high):
+    def text(i):
+        keep, a = mask[i].bool(), advantages[i]
+        rho = torch.exp(log_probs[i][keep] - old_log_probs[i][keep])
+        return (rho.clamp(max=1 + high) if a > 0 else rho.clamp(min=1 - low)).mean() * a
+
+    return -torch.stack([text(i) for i in range(len(mask))]).mean()
 
 
 @right("4.3")
-def two_signs(log_probs, old_log_probs, advantages, mask, low, high):
-    rho = torch.exp((log_probs - old_log_probs).masked_fill(~mask.bool(), 0))
-    a = advantages.unsqueeze(-1).expand_as(rho)
-    terms = torch.where(a > 0, rho.clamp(max=1 + high), rho.clamp(min=1 - low)) * a
-    weight = mask / mask.sum(1, keepdim=True) / mask.shape[0]
-    return -(terms * weight).sum()
+def maximum_of_losses(log_probs, old_log_probs, advantages, mask, low, high):
+    real = mask > 0.5
+    i, t = real.nonzero(as_tuple=True)
+    rho = (log_probs[i, t] - old_log_probs[i, t].detach()).exp()
+    losses = torch.max(-advantages[i] * rho, -advantages[i] * rho.clip(1 - low, 1 + high))
+    return (losses / real.sum(1)[i]).sum() / len(mask)
 
 
 @right("4.3")
-def flat_tokens(log_probs, old_log_probs, advantages, mask, low, high):
-    row, column = mask.nonzero(as_tuple=True)
-    rho = (log_probs[row, column] - old_log_probs[row, column]).exp()
-    worst = torch.stack([rho, rho.clip(1 - low, 1 + high)]).mul(advantages[row]).amin(0)
-    open_ = (rho * advantages[row] <= worst).to(rho)
-    worst = rho * advantages[row] * open_ + worst.detach() * (1 - open_)
-    sums = torch.zeros_like(advantages, dtype=rho.dtype).index_add(0, row, worst)
-    return -(sums / row.bincount(minlength=len(mask))).mean()
+def inputs_filled_first(log_probs, old_log_probs, advantages, mask, low, high):
+    hidden, A = mask == 0, advantages.unsqueeze(1)
+    rho = (log_probs.masked_fill(hidden, 0.0) - old_log_probs.masked_fill(hidden, 0.0)).exp()
+    closed = ((A > 0) & (rho > 1 + high)) | ((A < 0) & (rho < 1 - low))
+    used = torch.where(closed, rho.detach().clamp(1 - low, 1 + high), rho)
+    return ((-used * A).masked_fill(hidden, 0.0).sum(1) / (~hidden).sum(1)).mean()
 
 
-@right("4.3")
-def only_new_cleaned(log_probs, old_log_probs, advantages, mask, low, high):
-    real = mask == 1
-    terms = clipped(
-        (log_probs.where(real, 0) - old_log_probs).exp(), advantages.view(-1, 1), low=low, high=high
-    )
-    return terms.where(real, terms.new_tensor(0)).sum(1).div(real.sum(1)).mean().neg()
+# 4.4 ----------------------------------------------------------------------------------------------
+REF = OLD + torch.tensor([[0.7, -0.4, 0.2], [0.0, 1.0, -1.0], [3.0, -0.6, 0.5]])
+KL = NEW, OLD, REF, MASK
+FAR = torch.tensor([[-30.0, -1.0]]), torch.tensor([[-30.5, -1.0]]), torch.tensor([[-2.0, -1.5]])
+BOTH = torch.tensor([[1, 1]])
 
 
-# 4.4: the KL with the right gradient
-
-REF = OLD + tensor([0.5, -0.4, 0.1, 0.3])
-THREE_PLAIN = NEW, OLD, REF, NOTHING
-HALVES = tensor([[0.5]]).log(), tensor([[0.5]]).log(), tensor([[0.2]]).log(), tensor([[1]])
-TABLES_DIRTY = NEW + DIRT, OLD, REF, SOME
-ALL_DIRTY = NEW + DIRT, OLD - DIRT, REF - 2 * DIRT, SOME
-LOW = tensor([[-900.0, -2.0]]), tensor([[-901.0, -2.0]]), tensor([[-899.5, -3.0]]), tensor([[1, 1]])
-APART = tensor([[-9.0, -2.0]]), tensor([[-9.0, -2.5]]), tensor([[-2.0, -3.0]]), tensor([[1, 1]])
-CERTAIN = tensor([[0.0, -2.0]]), tensor([[-1.0, -2.5]]), tensor([[-0.5, -3.0]]), tensor([[1, 1]])
-
-
-def k3_of(new, ref, mask):
-    x = torch.where(mask.bool(), ref - new, 0.0)
+def k3_of(x):
     return x.exp() - x - 1
 
 
-@wrong("4.4", *THREE_PLAIN)
-def k3_alone(log_probs, old_log_probs, ref_log_probs, mask):
-    return k3_of(log_probs, ref_log_probs, mask)
+@wrong("4.4", *KL)
+def without_the_ratio(log_probs, old_log_probs, ref_log_probs, mask):
+    return k3_of(safe(ref_log_probs, log_probs, mask))
 
 
-@wrong("4.4", *THREE_PLAIN)
+@wrong("4.4", *KL)
+def policy_over_reference(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    return ratio * k3_of(safe(log_probs, ref_log_probs, mask))
+
+
+@wrong("4.4", *KL)
 def ratio_detached(log_probs, old_log_probs, ref_log_probs, mask):
-    ratio = clean_ratio(log_probs, old_log_probs, mask).detach()
-    return ratio * k3_of(log_probs, ref_log_probs, mask)
+    ratio = safe(log_probs, old_log_probs, mask).exp().detach()
+    return ratio * k3_of(safe(ref_log_probs, log_probs, mask))
 
 
-@wrong("4.4", *THREE_PLAIN)
+@wrong("4.4", *KL)
 def k3_detached(log_probs, old_log_probs, ref_log_probs, mask):
-    ratio = clean_ratio(log_probs, old_log_probs, mask)
-    return ratio * k3_of(log_probs, ref_log_probs, mask).detach()
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    return ratio * k3_of(safe(ref_log_probs, log_probs, mask)).detach()
 
 
-@wrong("4.4", *THREE_PLAIN)
-def always_first_update(log_probs, old_log_probs, ref_log_probs, mask):
-    ratio = clean_ratio(log_probs, log_probs.detach(), mask)
-    return ratio * k3_of(log_probs, ref_log_probs, mask)
+@wrong("4.4", *KL)
+def ratio_always_one(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = safe(log_probs, log_probs.detach(), mask).exp()
+    return ratio * k3_of(safe(ref_log_probs, log_probs, mask))
 
 
-@wrong("4.4", *HALVES)
-def k3_the_other_way(log_probs, old_log_probs, ref_log_probs, mask):
-    return clean_ratio(log_probs, old_log_probs, mask) * k3_of(ref_log_probs, log_probs, mask)
+@wrong("4.4", NEW, OLD, REF.masked_fill(MASK == 0, INF), MASK)
+def masked_after_the_product(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = (log_probs - old_log_probs).exp()
+    return (ratio * k3_of(ref_log_probs - log_probs)).masked_fill(~mask.bool(), 0.0)
 
 
-@wrong("4.4", *TABLES_DIRTY)
-def where_at_the_end(log_probs, old_log_probs, ref_log_probs, mask):
-    x = ref_log_probs - log_probs
-    kl = (log_probs - old_log_probs).exp() * (x.exp() - x - 1)
-    return torch.where(mask.bool(), kl, 0.0)
+@wrong("4.4", *RARE, RARE[0] - 0.3, BOTH)
+def k3_of_probabilities(log_probs, old_log_probs, ref_log_probs, mask):
+    real = mask.bool()
+    new, ref = (torch.where(real, x, 0.0).exp() for x in (log_probs, ref_log_probs))
+    return safe(log_probs, old_log_probs, mask).exp() * (ref / new - (ref / new).log() - 1)
 
 
-@wrong("4.4", *ALL_DIRTY)
-def all_times_mask(log_probs, old_log_probs, ref_log_probs, mask):
-    x = (ref_log_probs - log_probs) * mask
-    return ((log_probs - old_log_probs) * mask).exp() * (x.exp() - x - 1)
+@wrong("4.4", *FAR, BOTH)
+def reference_ratio_within_e_to_twenty(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    return ratio * k3_of(safe(ref_log_probs, log_probs, mask).clamp(-20, 20))
 
 
-@wrong("4.4", *LOW)
-def quotients_of_exp(log_probs, old_log_probs, ref_log_probs, mask):
-    tables = (log_probs, old_log_probs, ref_log_probs)
-    new, old, ref = (x.masked_fill(mask == 0, 0.0).exp() for x in tables)
-    return new / old * (ref / new - (ref / new).log() - 1)
+@wrong("4.4", *KL)
+def k2_gradient_without_old(log_probs, old_log_probs, ref_log_probs, mask):
+    x = safe(ref_log_probs, log_probs, mask)
+    ratio = safe(log_probs, old_log_probs, mask).exp().detach()
+    return ratio * k3_of(x).detach() + (x.square() - x.square().detach()) / 2
 
 
-@wrong("4.4", *APART)
-def kl_clamped_at_10(log_probs, old_log_probs, ref_log_probs, mask):
-    kl = k3_of(log_probs, ref_log_probs, mask).clamp(-10, 10)
-    return clean_ratio(log_probs, old_log_probs, mask) * kl
-
-
-@wrong("4.4", *CERTAIN)
-def certain_is_padding(log_probs, old_log_probs, ref_log_probs, mask):
-    mask = mask.bool() & (log_probs < 0)
-    return clean_ratio(log_probs, old_log_probs, mask) * k3_of(log_probs, ref_log_probs, mask)
-
-
-@wrong("4.4", *THREE_PLAIN)
-def ratio_of_the_row(log_probs, old_log_probs, ref_log_probs, mask):
-    log_ratio = torch.where(mask.bool(), log_probs - old_log_probs, 0.0)
-    return log_ratio.sum(-1, keepdim=True).exp() * k3_of(log_probs, ref_log_probs, mask)
-
-
-@wrong("4.4", *HALVES)
-def k2_for_k3(log_probs, old_log_probs, ref_log_probs, mask):
-    d = torch.where(mask.bool(), log_probs - ref_log_probs, 0.0)
-    return clean_ratio(log_probs, old_log_probs, mask) * d**2 / 2
-
-
-@wrong("4.4", *THREE_PLAIN)
-def flat_real_tokens(log_probs, old_log_probs, ref_log_probs, mask):
-    kl = clean_ratio(log_probs, old_log_probs, mask) * k3_of(log_probs, ref_log_probs, mask)
-    return kl[mask.bool()]
-
-
-@wrong("4.4", *THREE_PLAIN)
-def ratio_clipped_too(log_probs, old_log_probs, ref_log_probs, mask):
-    ratio = clean_ratio(log_probs, old_log_probs, mask).clamp(0.8, 1.2)
-    return ratio * k3_of(log_probs, ref_log_probs, mask)
-
-
-@wrong("4.4", *TABLES_DIRTY)
-def dirt_in_log_probs_overwritten(log_probs, old_log_probs, ref_log_probs, mask):
-    with torch.no_grad():
-        for table in (log_probs, old_log_probs, ref_log_probs):
-            table.masked_fill_(mask == 0, 0.0)
-    return clean_ratio(log_probs, old_log_probs, mask) * k3_of(log_probs, ref_log_probs, mask)
-
-
-@wrong("4.4", *THREE_PLAIN)
-def slope_of_k2(log_probs, old_log_probs, ref_log_probs, mask):
-    ratio, d = clean_ratio(log_probs, old_log_probs, mask), log_probs - ref_log_probs
-    half = torch.where(mask.bool(), d, 0.0).square() / 2
-    value = ratio * k3_of(log_probs, ref_log_probs, mask)
-    return value.detach() + half - half.detach()
+@wrong("4.4", *FAR, BOTH)
+def k3_at_most_ten(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    return ratio * k3_of(safe(ref_log_probs, log_probs, mask)).clamp(max=10)
 
 
 @right("4.4")
-def three_terms(log_probs, old_log_probs, ref_log_probs, mask):
-    gone = ~mask.bool()
-    new, old, ref = (t.masked_fill(gone, 0) for t in (log_probs, old_log_probs, ref_log_probs))
-    return torch.expm1(ref - new).sub(ref - new).mul(torch.exp(new - old))
+def known_gradient(log_probs, old_log_probs, ref_log_probs, mask):
+    hidden = mask == 0
+    new, old, ref = (x.masked_fill(hidden, 0.0) for x in (log_probs, old_log_probs, ref_log_probs))
+    x, ratio = (ref - new).detach(), (new - old).detach().exp()
+    return ratio * (x.expm1() - x) - ratio * x * (new - new.detach())
 
 
 @right("4.4")
-def scattered(log_probs, old_log_probs, ref_log_probs, mask):
-    real = mask > 0
-    new, old, ref = log_probs[real], old_log_probs[real], ref_log_probs[real]
-    kl = (new - old).exp() * ((ref - new).exp() - 1 + (new - ref))
-    return torch.zeros_like(log_probs).masked_scatter(real, kl)
+def scattered_back(log_probs, old_log_probs, ref_log_probs, mask):
+    real = mask.bool()
+    new, old, ref = log_probs[real], old_log_probs[real].detach(), ref_log_probs[real].detach()
+    values = torch.exp(new - old) * (torch.special.expm1(ref - new) + new - ref)
+    return torch.zeros_like(log_probs).masked_scatter(real, values)
 
 
 @right("4.4")
-def cell_by_cell(log_probs, old_log_probs, ref_log_probs, mask):
-    out = log_probs.new_zeros(mask.shape)
-    for i, t in mask.nonzero().tolist():
-        d = log_probs[i, t] - ref_log_probs[i, t]
-        out[i, t] = (log_probs[i, t] - old_log_probs[i, t]).exp() * (d + (-d).exp() - 1)
-    return out
+def kept_or_copied(log_probs, old_log_probs, ref_log_probs, mask):
+    anchor = log_probs.detach().nan_to_num(0.0, 0.0, 0.0)
+    new = torch.where(mask > 0, log_probs, anchor)
+    old, ref = (torch.where(mask > 0, x, anchor) for x in (old_log_probs, ref_log_probs))
+    d = new - ref
+    return (new - old).exp() * ((-d).exp() - 1 + d)
 
 
-@right("4.4")
-def new_cleaned_and_end(log_probs, old_log_probs, ref_log_probs, mask):
-    real = mask == 1
-    new = torch.where(real, log_probs, torch.zeros_like(log_probs))
-    kl = torch.exp(new - old_log_probs) * (torch.expm1(ref_log_probs - new) - ref_log_probs + new)
-    return torch.where(real, kl, torch.zeros_like(kl))
+# 4.5 ----------------------------------------------------------------------------------------------
+LOGITS = torch.tensor([[0.0, 1.0, 2.0, -1.0], [3.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 2.0]])
+LOGITS = torch.stack([LOGITS, LOGITS.flip(0) * 2])
+BANNED = LOGITS.clone()
+BANNED[0, 0, 1] = BANNED[1, 2, 3] = -INF
+SEEN = torch.tensor([[1, 1, 1], [0, 0, 1]])
 
 
-# 4.5: the entropy bonus
-
-LOGITS = tensor([[[0.7, 0, 0], [5, -3, 1], [2, 1, 0.5]], [[1, 1, -INF], [40, 0, 0], [0, 2.0, 0]]])
-PART = tensor([[1, 0, 1], [0, 0, 1]])
-FORBIDDEN = LOGITS, tensor([[1, 0, 1], [1, 0, 0]])
-LARGE = tensor([[[1e3, 1e3 + 1, 0.0]], [[-3e4, -3e4, -3e4 - 1]]]), tensor([[1], [1]])
-FLOOR = tensor([[[-1e12, -1e12, -INF]]]), tensor([[1]])
-HUGE = tensor([[[1e12, 1e12, 0.0], [0, 1, 2]]]), tensor([[1, 1]])
+def mean_over(entropy, mask):
+    return torch.where(mask.bool(), entropy, 0.0).sum() / mask.sum()
 
 
 def entropies(logits):
     log_p = logits.log_softmax(-1)
-    return -(log_p.exp() * log_p.masked_fill(log_p == -INF, 0.0)).sum(-1)
+    return -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0.0)).sum(-1)
 
 
-def over_tokens(table, mask):
-    return torch.where(mask.bool(), table, 0.0).sum() / mask.sum()
-
-
-@wrong("4.5", *FORBIDDEN)
-def log_of_softmax(logits, mask):
-    p = logits.softmax(-1)
-    return over_tokens(-(p * p.log()).sum(-1), mask)
-
-
-@wrong("4.5", *FORBIDDEN)
-def nan_made_zero(logits, mask):
+@wrong("4.5", BANNED, SEEN)
+def zero_times_minus_infinity(logits, mask):
     log_p = logits.log_softmax(-1)
-    return over_tokens(-(log_p.exp() * log_p).nan_to_num(0.0).sum(-1), mask)
+    return mean_over(-(log_p.exp() * log_p).sum(-1), mask)
 
 
-@wrong("4.5", *FORBIDDEN)
-def where_on_the_product(logits, mask):
-    log_p = logits.log_softmax(-1)
-    terms = torch.where(log_p.isneginf(), 0.0, log_p.exp() * log_p)
-    return -over_tokens(terms.sum(-1), mask)
+@wrong("4.5", BANNED, SEEN)
+def where_around_the_product(logits, mask):
+    p, log_p = logits.softmax(-1), logits.log_softmax(-1)
+    return mean_over(-torch.where(p > 0, p * log_p, 0.0).sum(-1), mask)
 
 
-@wrong("4.5", *FORBIDDEN)
-def special_entr(logits, mask):
-    return over_tokens(torch.special.entr(logits.softmax(-1)).sum(-1), mask)
+@wrong("4.5", BANNED, SEEN)
+def entr_of_softmax(logits, mask):
+    return mean_over(torch.special.entr(logits.softmax(-1)).sum(-1), mask)
 
 
-@wrong("4.5", LOGITS, PART)
-def small_number_in_log(logits, mask):
-    p = logits.softmax(-1)
-    return over_tokens(-(p * (p + 1e-5).log()).sum(-1), mask)
+@wrong("4.5", BANNED, SEEN)
+def probabilities_at_least_a_millionth(logits, mask):
+    p = logits.softmax(-1).clamp(min=1e-6)
+    return mean_over(-(p * p.log()).sum(-1), mask)
 
 
-@wrong("4.5", *LARGE)
-def logits_clamped(logits, mask):
-    return over_tokens(entropies(logits.clamp(min=-1e4)), mask)
-
-
-@wrong("4.5", *LARGE)
-def naive_softmax(logits, mask):
+@wrong("4.5", LOGITS + 1e4, SEEN)
+def exp_without_the_maximum(logits, mask):
     p = logits.exp() / logits.exp().sum(-1, keepdim=True)
-    log_p = torch.where(p > 0, p, 1.0).log()
-    return over_tokens(-(p * log_p).sum(-1), mask)
+    return mean_over(-(p * torch.where(p > 0, p, 1.0).log()).sum(-1), mask)
 
 
-@wrong("4.5", LOGITS, tensor([[1, 0, 1], [0, 0, 0]]))
-def mean_of_row_means(logits, mask):
-    kept = entropies(logits) * mask
-    return (kept.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
+@wrong("4.5", LOGITS, SEEN)
+def rows_before_the_batch(logits, mask):
+    return row_means(entropies(logits), mask).mean()
 
 
-@wrong("4.5", LOGITS, PART)
-def padding_in_the_mean(logits, mask):
-    return (entropies(logits) * mask).mean()
+@wrong("4.5", BANNED - 1e5, SEEN)
+def forbidden_is_minus_ten_thousand(logits, mask):
+    return mean_over(entropies(logits.masked_fill(logits.isneginf(), -1e4)), mask)
 
 
-@wrong("4.5", LOGITS, PART)
-def weights_detached(logits, mask):
-    log_p = logits.log_softmax(-1)
-    terms = log_p.exp().detach() * log_p.masked_fill(log_p == -INF, 0.0)
-    return -over_tokens(terms.sum(-1), mask)
-
-
-@wrong("4.5", *FORBIDDEN)
-def forbidden_positions_skipped(logits, mask):
-    real = mask.bool() & ~logits.isinf().any(-1)
-    return over_tokens(entropies(logits), real)
-
-
-@wrong("4.5", LOGITS, PART)
-def mask_as_index(logits, mask):
-    return entropies(logits)[mask.long()].mean()
-
-
-@wrong("4.5", LOGITS, PART)
-def in_bits(logits, mask):
-    return over_tokens(entropies(logits), mask) / math.log(2)
-
-
-@wrong("4.5", LOGITS, tensor([[0, 1, 1], [0, 0, 0]]))
-def smallest_number_for_log(logits, mask):
-    p = logits.softmax(-1)
-    return over_tokens(-(p * p.clamp(min=1e-3).log()).sum(-1), mask)
-
-
-@right("4.5")
-def cross_entropy_with_itself(logits, mask):
-    z = logits[mask.bool()]  # (tokens, V)
-    z = torch.where(z == -INF, torch.finfo(z.dtype).min, F.log_softmax(z, dim=1))
-    return -torch.einsum("nv,nv->n", z.exp(), z).mean()
-
-
-@right("4.5")
-def one_position_at_a_time(logits, mask):
-    total, count = 0.0, 0
-    for z, m in zip(logits.flatten(0, 1), mask.flatten().tolist()):
-        if m:
-            log_p = F.log_softmax(z[z > -INF], dim=-1)
-            total, count = total - torch.dot(log_p.exp(), log_p), count + 1
-    return total / count
-
-
-@right("4.5")
-def from_distributions(logits, mask):
-    real = mask.reshape(-1) != 0
-    return torch.distributions.Categorical(logits=logits.flatten(0, 1)[real]).entropy().mean()
-
-
-@right("4.5")
-def shifted_by_hand(logits, mask):
-    z = logits - logits.amax(dim=-1, keepdim=True).detach()
-    banned = z == float("-inf")
-    z = z.masked_fill(banned, 0)
-    e = z.exp().masked_fill(banned, 0)
-    norm = e.sum(-1)
-    H = norm.log() - (e * z).sum(-1) / norm
-    return (H * mask).sum() / mask.sum()
-
-
-# 4.6: the loss of GRPO
-
-WHOLE = NEW, OLD, REF, A, SOME
-WHOLE_TURNED = NEW, OLD, REF, -A, SOME
-WHOLE_DIRTY = NEW + DIRT, OLD - DIRT, REF - 2 * DIRT, A, SOME
-NEW_DIRTY = NEW + DIRT, OLD, REF, A, SOME
-WHOLE_LOW = *LOW[:3], tensor([1.0]), LOW[3]
-WHOLE_APART = *APART[:3], tensor([1.0]), APART[3]
-WHOLE_UP = UP[0], UP[1], UP[0], UP[2], UP[3]
-
-
-def plain(new, old, ref, A, mask, low, high, weight):
-    """The right loss, with two bounds."""
-    terms = clipped(clean_ratio(new, old, mask), A[:, None], low, high)
-    return row_mean(weight * k3_of(new, ref, mask) - terms, mask)
-
-
-@wrong("4.6", *WHOLE, 0.2, 0.1)
-def k3_times_ratio(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    ratio = clean_ratio(log_probs, old_log_probs, mask)
-    terms = clipped(ratio, advantages[:, None], clip, clip)
-    return row_mean(kl_weight * ratio * k3_of(log_probs, ref_log_probs, mask) - terms, mask)
-
-
-@wrong("4.6", *WHOLE, 0.2, 0.1)
-def kl_rewarded(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    args = log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip
-    return plain(*args, -kl_weight)
-
-
-@wrong("4.6", *WHOLE, 0.2, 0.1)
-def kl_to_old(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    args = log_probs, old_log_probs, old_log_probs, advantages, mask, clip, clip
-    return plain(*args, kl_weight)
-
-
-@wrong("4.6", *WHOLE, 0.0, 0.1)
-def no_clip_at_zero(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    low, high = (clip, clip) if clip else (1.0, INF)
-    args = log_probs, old_log_probs, ref_log_probs, advantages, mask
-    return plain(*args, low, high, kl_weight)
-
-
-@wrong("4.6", *WHOLE, 0.0, 0.1)
-def default_clip(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    clip = clip or 0.2
-    args = log_probs, old_log_probs, ref_log_probs, advantages, mask
-    return plain(*args, clip, clip, kl_weight)
-
-
-@wrong("4.6", *WHOLE_TURNED, 1.5, 0.1)
-def clip_at_most_one(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    clip = min(clip, 1.0)
-    args = log_probs, old_log_probs, ref_log_probs, advantages, mask
-    return plain(*args, clip, clip, kl_weight)
-
-
-@wrong("4.6", *WHOLE, 0.2, 3.0)
-def mixed_weights(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    terms = clipped(clean_ratio(log_probs, old_log_probs, mask), advantages[:, None], clip, clip)
-    kl = k3_of(log_probs, ref_log_probs, mask)
-    return -row_mean(terms, mask) + kl_weight * over_tokens(kl, mask)
-
-
-@wrong("4.6", *WHOLE, 0.2, 1.0)
-def kl_inside_min(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    ratio, kl = clean_ratio(log_probs, old_log_probs, mask), k3_of(log_probs, ref_log_probs, mask)
-    column = advantages[:, None] - kl_weight * kl
-    return -row_mean(clipped(ratio, column, clip, clip), mask)
-
-
-@wrong("4.6", *NEW_DIRTY, 0.2, 0.1)
-def new_not_cleaned(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    terms = clipped(clean_ratio(log_probs, old_log_probs, mask), advantages[:, None], clip, clip)
-    x = ref_log_probs - log_probs
-    return row_mean(kl_weight * (x.exp() - x - 1) - terms, mask)
-
-
-@wrong("4.6", *WHOLE_DIRTY, 0.2, 0.1)
-def nan_to_num_for_mask(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    new, old, ref = (x.nan_to_num() for x in (log_probs, old_log_probs, ref_log_probs))
-    x = ref - new
-    terms = clipped((new - old).exp(), advantages[:, None], clip, clip)
-    return row_mean(kl_weight * (x.exp() - x - 1) - terms, mask)
-
-
-@wrong("4.6", *WHOLE_LOW, 0.2, 0.1)
-def all_in_probabilities(
-    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
-):
-    tables = (log_probs, old_log_probs, ref_log_probs)
-    new, old, ref = (x.masked_fill(mask == 0, 0.0).exp() for x in tables)
-    kl = ref / new - (ref / new).log() - 1
-    return row_mean(kl_weight * kl - clipped(new / old, advantages[:, None], clip, clip), mask)
-
-
-@wrong("4.6", *WHOLE_APART, 0.2, 0.1)
-def kl_clamped(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    terms = clipped(clean_ratio(log_probs, old_log_probs, mask), advantages[:, None], clip, clip)
-    kl = k3_of(log_probs, ref_log_probs, mask).clamp(-10, 10)
-    return row_mean(kl_weight * kl - terms, mask)
-
-
-@wrong("4.6", *WHOLE_TURNED, 0.2, 0.1)
-def reciprocal_bound(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    args = log_probs, old_log_probs, ref_log_probs, advantages, mask
-    return plain(*args, 1 - 1 / (1 + clip), clip, kl_weight)
-
-
-@wrong("4.6", *WHOLE_TURNED, 0.2, 0.1)
-def upper_bound_alone(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    args = log_probs, old_log_probs, ref_log_probs, advantages, mask
-    return plain(*args, 1.0, clip, kl_weight)
-
-
-@wrong("4.6", *WHOLE, 0.2, 0.1)
-def kl_without_gradient(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    terms = clipped(clean_ratio(log_probs, old_log_probs, mask), advantages[:, None], clip, clip)
+@wrong("4.5", LOGITS, SEEN)
+def p_under_no_grad(logits, mask):
     with torch.no_grad():
-        kl = k3_of(log_probs, ref_log_probs, mask)
-    return row_mean(kl_weight * kl - terms, mask)
+        p = logits.softmax(-1)
+    log_p = logits.log_softmax(-1)
+    return mean_over(-(p * torch.where(p > 0, log_p, 0.0)).sum(-1), mask)
 
 
-@wrong("4.6", *WHOLE_UP, 0.2, 0.1)
-def dual_clip(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    column = advantages[:, None]
-    terms = clipped(clean_ratio(log_probs, old_log_probs, mask), column, clip, clip)
-    terms = torch.where(column < 0, torch.maximum(terms, 3 * column), terms)
-    return row_mean(kl_weight * k3_of(log_probs, ref_log_probs, mask) - terms, mask)
+@wrong("4.5", BANNED, SEEN)
+def positions_with_a_forbidden_token_left_out(logits, mask):
+    free = mask.bool() & logits.isfinite().all(-1)
+    return mean_over(entropies(logits), free)
 
 
-@right("4.6")
-def grpo_row_by_row(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    losses = []
-    for *tables, a, m in zip(log_probs, old_log_probs, ref_log_probs, advantages, mask):
-        new, old, ref = (t[m.bool()] for t in tables)
-        rho, q = torch.exp(new - old), ref - new
-        bounded = torch.clamp(rho, 1 - clip, 1 + clip)
-        losses.append((kl_weight * (torch.expm1(q) - q) + torch.max(-rho * a, -bounded * a)).mean())
-    return torch.stack(losses).mean()
+@wrong("4.5", LOGITS, SEEN)
+def over_all_positions(logits, mask):
+    return torch.where(mask.bool(), entropies(logits), 0.0).mean()
 
 
-@right("4.6")
-def grpo_by_sign(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    real = mask.bool()
-    rho = (log_probs - old_log_probs).masked_fill(~real, 0).exp()
-    d = (log_probs - ref_log_probs).masked_fill(~real, 0)
-    a = advantages.reshape(-1, 1)
-    push = a.clamp(min=0) * rho.clamp(max=1 + clip) + a.clamp(max=0) * rho.clamp(min=1 - clip)
-    weight = real / real.sum(dim=1, keepdim=True)
-    return ((kl_weight * (d + (-d).exp() - 1) - push) * weight).sum() / len(a)
+@right("4.5")
+def log_under_no_grad(logits, mask):
+    picked = logits[mask.bool()]
+    surprise = -picked.detach().log_softmax(-1).nan_to_num(neginf=0.0)
+    return (picked.softmax(-1) * surprise).sum() / len(picked)
 
 
-@right("4.6")
-def grpo_lower_bound_zero(
+@right("4.5")
+def logsumexp_minus_mean(logits, mask):
+    z = logits.clamp(min=-1e9)
+    expected = torch.einsum("ntv,ntv->nt", z.softmax(-1), z - z.amax(-1, keepdim=True).detach())
+    top = torch.logsumexp(z - z.amax(-1, keepdim=True).detach(), -1)
+    return (top - expected)[mask == 1].mean()
+
+
+@right("4.5")
+def position_by_position(logits, mask):
+    found = []
+    for n, t in mask.nonzero().tolist():
+        z = logits[n, t][logits[n, t] > -INF]
+        found.append(-F.softmax(z, dim=0) @ F.log_softmax(z, dim=0))
+    return sum(found) / len(found)
+
+
+# 4.6 ----------------------------------------------------------------------------------------------
+WHOLE = NEW, OLD, REF, ADVANTAGES, MASK, 0.2, 0.1
+ZERO = NEW, OLD, REF, ADVANTAGES, MASK, 0, 0.1
+WIDE = NEW, OLD, REF, -ADVANTAGES, MASK, 1.5, 0.1
+STILL = NEW, OLD, REF, torch.tensor([1.0, 0.0, -0.5]), MASK, 0.2, 0.1
+
+
+def parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, low, high):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    kl = k3_of(safe(ref_log_probs, log_probs, mask))
+    return ratio, terms(ratio, advantages[:, None], low, high), kl
+
+
+@wrong("4.6", *WHOLE)
+def kl_made_large(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    return -row_means(term + kl_weight * kl, mask).mean()
+
+
+@wrong("4.6", *WHOLE)
+def kl_times_ratio(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    rho, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    return row_means(kl_weight * rho * kl - term, mask).mean()
+
+
+@wrong("4.6", *WHOLE)
+def kl_over_all_tokens(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    return kl_weight * mean_over(kl, mask) - row_means(term, mask).mean()
+
+
+@wrong("4.6", *ZERO)
+def clip_or_default(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    eps = clip or 0.2
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, eps, eps)
+    return row_means(kl_weight * kl - term, mask).mean()
+
+
+@wrong("4.6", *WIDE)
+def clip_of_the_log(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    d, A = safe(log_probs, old_log_probs, mask), advantages[:, None]
+    held = d.clamp(math.log(1 - clip), math.log(1 + clip))
+    kl = k3_of(safe(ref_log_probs, log_probs, mask))
+    return row_means(kl_weight * kl - torch.minimum(d.exp() * A, held.exp() * A), mask).mean()
+
+
+@wrong("4.6", *WHOLE)
+def kl_as_a_number(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    return row_means(kl_weight * kl.detach() - term, mask).mean()
+
+
+@wrong("4.6", *WIDE)
+def clip_at_most_one(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    eps = min(clip, 1.0)
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, eps, eps)
+    return row_means(kl_weight * kl - term, mask).mean()
+
+
+@wrong("4.6", *STILL)
+def rows_without_advantage_skipped(
     log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
 ):
-    n, (row, _) = mask.sum(1), mask.nonzero(as_tuple=True)
-    new, old, ref = (t[mask != 0] for t in (log_probs, old_log_probs, ref_log_probs))
-    rho, a = (new - old).exp(), advantages[row]
-    surrogate = torch.minimum(a * rho, a * rho.clamp(max(0.0, 1.0 - clip), 1.0 + clip))
-    tokens = kl_weight * ((ref - new).exp() + new - ref - 1) - surrogate
-    return torch.einsum("k,k->", tokens, 1 / n[row].to(tokens)) / mask.size(0)
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    loss = row_means(kl_weight * kl - term, mask)
+    return torch.where(advantages == 0, 0.0, loss).mean()
+
+
+@wrong("4.6", *WHOLE)
+def kl_of_the_old_policy(
+    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
+):
+    _, term, _ = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    return row_means(
+        kl_weight * k3_of(safe(ref_log_probs, old_log_probs, mask)) - term, mask
+    ).mean()
+
+
+@wrong("4.6", *WHOLE)
+def kl_inside_the_minimum(
+    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
+):
+    rho, _, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    A = advantages[:, None]
+    inner = torch.minimum(rho * A - kl_weight * kl, rho.clamp(1 - clip, 1 + clip) * A)
+    return -row_means(inner, mask).mean()
 
 
 @right("4.6")
-def grpo_two_losses(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    m = mask > 0
-    new = log_probs.where(m, 0.0)
+def one_text_after_the_other(
+    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
+):
+    total = 0.0
+    for new, old, ref, a, keep in zip(
+        log_probs, old_log_probs, ref_log_probs, advantages, mask.bool()
+    ):
+        rho, x = (new - old)[keep].exp(), (ref - new)[keep]
+        push = torch.min(rho * a, rho.clamp(1 - clip, 1 + clip) * a)
+        total = total + (kl_weight * (x.expm1() - x) - push).mean()
+    return total / len(mask)
 
-    def mean(table):
-        return table.masked_fill(~m, 0).sum(1).div(m.sum(1)).mean()
 
-    rho, q = torch.exp(new - old_log_probs), ref_log_probs - new
-    pair = torch.stack((rho, rho.clip(1 - clip, 1 + clip))) * advantages[None, :, None]
-    gain = torch.where(pair[0] <= pair[1], pair[0], pair[1])
-    return kl_weight * mean(q.exp() - q - 1) - mean(gain)
+@right("4.6")
+def only_the_policy_filled(
+    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
+):
+    new = log_probs.masked_fill(mask == 0, 0.0)
+    rho, x, A = (new - old_log_probs).exp(), ref_log_probs - new, advantages.view(-1, 1)
+    push = torch.where(A >= 0, rho.clamp(max=1 + clip), rho.clamp(min=1 - clip)) * A
+    loss = kl_weight * (x.exp() - x - 1) - push
+    return (loss.masked_fill(mask == 0, 0.0).sum(1) / mask.sum(1)).mean()
+
+
+@right("4.6")
+def two_averages(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    n, t = mask.nonzero(as_tuple=True)
+    new, A = log_probs[n, t], advantages[n]
+    d, x = new - old_log_probs[n, t], ref_log_probs[n, t] - new
+    worst = F.relu(d.exp() - (1 + clip)) * A.clamp(min=0)
+    worst = worst + F.relu(1 - clip - d.exp()) * (-A).clamp(min=0)
+    weight = 1 / (mask.sum(dim=1)[n] * len(mask))
+    return (weight * kl_weight * (x.exp() - 1 - x)).sum() - (weight * (d.exp() * A - worst)).sum()

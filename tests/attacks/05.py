@@ -1,10 +1,11 @@
-"""Answers to the exercises of notebook 05."""
+"""Answers to the exercises of notebook 05, from plausible mistakes and unusual right ways."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+import random
 import re
 import string
 from fractions import Fraction
@@ -15,177 +16,139 @@ import torch.nn.functional as F
 from attack import right, wrong
 from torch.nn.utils.rnn import pad_sequence
 
-from minigrpo import arithmetic
 from minigrpo.arithmetic import TAGS
 
 ROWS = [torch.tensor([5, 6, 7]), torch.tensor([8])], 29
-PAD_FIRST = [torch.tensor([29, 6, 7]), torch.tensor([8])], 29
-PAD_INSIDE = [torch.tensor([5, 29, 7]), torch.tensor([8])], 29
-ZERO = [torch.tensor([5, 0, 7]), torch.tensor([8])], 29
-EMPTY = [torch.tensor([5, 6]), torch.tensor([], dtype=torch.long), torch.tensor([8])], 29
+UPWARD = [torch.tensor([8]), torch.tensor([5, 6, 7])], 29
+EMPTY = [torch.tensor([5, 6]), torch.tensor([], dtype=torch.long)], 29
+STARTS_WITH_PAD = [torch.tensor([29, 6, 7]), torch.tensor([29, 8])], 29
+STARTS_WITH_ZERO = [torch.tensor([0, 6, 7]), torch.tensor([0, 8])], 29
 MINUS = [torch.tensor([5, 6, 7]), torch.tensor([8])], -100
-MILLIONS = [torch.tensor([3_000_001, 6, 7]), torch.tensor([8])], 29
-SQUARE = [torch.tensor([5, 6, 7]), torch.tensor([8]), torch.tensor([9, 4])], 29
-SAME = [torch.tensor([5, 6]), torch.tensor([8]), torch.tensor([9, 4])], 29
-
-
-@wrong("5.1", *PAD_INSIDE)
-def mask_from_ids(rows, pad_id):
-    width = max(len(row) for row in rows)
-    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
-    return torch.stack([ids, (ids != pad_id).long()])
+MILLIONS = [torch.tensor([16_777_217, 2]), torch.tensor([8])], 29
+SAME_LENGTH = [torch.tensor([5, 6]), torch.tensor([7, 8]), torch.tensor([9])], 29
 
 
 @wrong("5.1", *ROWS)
-def on_the_right(rows, pad_id):
+def pads_on_the_right(rows, pad_id):
+    lengths = torch.tensor([len(row) for row in rows])
     ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
-    return torch.stack([ids, pad_sequence([torch.ones_like(r) for r in rows], batch_first=True)])
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    return torch.stack([ids, mask.long()])
 
 
 @wrong("5.1", *EMPTY)
-def minus_zero_slice(rows, pad_id):
+def minus_zero_in_the_mask(rows, pad_id):
     width = max(map(len, rows))
-    ids = torch.tensor([[pad_id] * (width - len(row)) + row.tolist() for row in rows])
+    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
     mask = torch.zeros_like(ids)
     for i, row in enumerate(rows):
         mask[i, -len(row) :] = 1
     return torch.stack([ids, mask])
 
 
-@wrong("5.1", *PAD_FIRST)
-def leading_pads_off(rows, pad_id):
+@wrong("5.1", *STARTS_WITH_PAD)
+def real_from_the_first_that_is_no_pad(rows, pad_id):
     width = max(map(len, rows))
-    ids = torch.tensor([[pad_id] * (width - len(row)) + row.tolist() for row in rows])
-    return torch.stack([ids, ((ids != pad_id).cumsum(dim=1) > 0).long()])
+    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
+    return torch.stack([ids, (ids != pad_id).long().cummax(dim=1).values])
 
 
-@wrong("5.1", *ZERO)
-def zeros_become_pads(rows, pad_id):
-    ids = pad_sequence([row.flip(0) for row in rows], batch_first=True).flip(1)
-    mask = pad_sequence([torch.ones_like(r) for r in rows], batch_first=True).flip(1)
-    return torch.stack([ids.masked_fill(ids == 0, pad_id), mask])
-
-
-@wrong("5.1", *ZERO)
-def mask_is_truth_of_id(rows, pad_id):
+@wrong("5.1", *STARTS_WITH_ZERO)
+def zeros_for_holes_first(rows, pad_id):
     width = max(map(len, rows))
-    mask = [F.pad((row > 0).long(), (width - len(row), 0)) for row in rows]
-    ids = [F.pad(row, (width - len(row), 0), value=pad_id) for row in rows]
+    ids = torch.stack([F.pad(row, (width - len(row), 0)) for row in rows])
+    mask = (ids > 0).long().cummax(dim=1).values
+    return torch.stack([ids.masked_fill(mask == 0, pad_id), mask])
+
+
+@wrong("5.1", *UPWARD)
+def cropped_to_the_first_row(rows, pad_id):
+    gaps = [len(rows[0]) - len(row) for row in rows]
+    ids = [F.pad(row, (gap, 0), value=pad_id) for row, gap in zip(rows, gaps)]
+    mask = [F.pad(torch.ones_like(row), (gap, 0)) for row, gap in zip(rows, gaps)]
     return torch.stack([torch.stack(ids), torch.stack(mask)])
 
 
-@wrong("5.1", *ROWS)
-def mask_padded_with_pad_id(rows, pad_id):
-    def pad(parts):
-        return pad_sequence([p.flip(0) for p in parts], True, pad_id).flip(1)
-
-    return torch.stack([pad(rows), pad([torch.ones_like(row) for row in rows])])
-
-
-@wrong("5.1", *SAME)
-def longest_first(rows, pad_id):
-    rows = sorted(rows, key=len)
-    width = len(rows[-1])
-    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
-    lengths = torch.tensor([len(row) for row in rows])
-    return torch.stack([ids, (torch.arange(width) >= width - lengths[:, None]).long()])
-
-
 @wrong("5.1", *EMPTY)
-def drops_empty_rows(rows, pad_id):
-    rows = [row for row in rows if row.numel()]
+def empty_rows_left_out(rows, pad_id):
     width = max(map(len, rows))
-    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
-    mask = [F.pad(torch.ones_like(row), (width - len(row), 0)) for row in rows]
-    return torch.stack([ids, torch.stack(mask)])
-
-
-@wrong("5.1", *SQUARE)
-def lengths_not_a_column(rows, pad_id):
-    lengths = torch.tensor([len(row) for row in rows])
-    width = int(lengths.max())
-    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
-    return torch.stack([ids, (torch.arange(width) >= width - lengths).long().expand_as(ids)])
+    pairs = [(F.pad(r, (width - len(r), 0), value=pad_id), len(r)) for r in rows if len(r)]
+    mask = [[0] * (width - n) + [1] * n for _, n in pairs]
+    return torch.stack([torch.stack([ids for ids, _ in pairs]), torch.tensor(mask)])
 
 
 @wrong("5.1", *MILLIONS)
-def short_integers(rows, pad_id):
-    width = max(map(len, rows))
-    ids = torch.full((len(rows), width), pad_id, dtype=torch.int16)
-    mask = torch.zeros_like(ids)
+def float32_on_the_way(rows, pad_id):
+    ids = torch.zeros(2, len(rows), max(map(len, rows)))
+    ids[0] = pad_id
     for i, row in enumerate(rows):
-        ids[i, width - len(row) :], mask[i, width - len(row) :] = row, 1
-    return torch.stack([ids, mask]).long()
+        start = ids.shape[2] - len(row)
+        ids[0, i, start:], ids[1, i, start:] = row, 1
+    return ids.long()
 
 
 @wrong("5.1", *ROWS)
-def list_changed(rows, pad_id):
-    width = max(map(len, rows))
-    mask = torch.stack([F.pad(torch.ones_like(row), (width - len(row), 0)) for row in rows])
-    for i, row in enumerate(rows):
-        rows[i] = F.pad(row, (width - len(row), 0), value=pad_id)
+def the_list_is_padded_itself(rows, pad_id):
+    lengths, width = [len(row) for row in rows], max(map(len, rows))
+    for i, n in enumerate(lengths):
+        rows[i] = F.pad(rows[i], (width - n, 0), value=pad_id)
+    mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
     return torch.stack([torch.stack(rows), mask])
 
 
 @wrong("5.1", *MINUS)
-def negative_pad_by_absolute(rows, pad_id):
+def no_negative_ids(rows, pad_id):
     width = max(map(len, rows))
-    ids = torch.stack([F.pad(row, (width - len(row), 0), value=-1) for row in rows])
-    mask = (ids >= 0).long()
-    return torch.stack([ids.abs() * mask + abs(pad_id) * (1 - mask), mask])
+    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    return torch.stack([ids.clamp(min=0), torch.tensor(mask)])
 
 
-@wrong("5.1", [torch.tensor([8]), torch.tensor([5, 6, 7])], 29)
-def width_of_the_first(rows, pad_id):
-    ids = torch.full((len(rows), len(rows[0])), pad_id)
+@wrong("5.1", *SAME_LENGTH)
+def row_found_by_its_length(rows, pad_id):
+    lengths = [len(row) for row in rows]
+    ids = torch.full((len(rows), max(lengths)), pad_id)
     mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        start = max(0, len(rows[0]) - len(row))
-        ids[i, start:], mask[i, start:] = row[-len(rows[0]) :], 1
+    for row in rows:
+        i, start = lengths.index(len(row)), max(lengths) - len(row)
+        ids[i, start:], mask[i, start:] = row, 1
     return torch.stack([ids, mask])
 
 
-@right("5.1")
-def flipped_twice(rows, pad_id):
-    ids = pad_sequence([row.flip(0) for row in rows], batch_first=True, padding_value=pad_id)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    return torch.stack([ids, mask]).flip(-1)
+def turned(rows, value):
+    return pad_sequence([r.flip(0) for r in rows], batch_first=True, padding_value=value).flip(1)
 
 
 @right("5.1")
-def sentinel_below_zero(rows, pad_id):
-    width = max(map(len, rows))
-    ids = torch.tensor([[-1] * (width - len(row)) + row.tolist() for row in rows])
-    real = ids >= 0
-    return torch.stack([ids.masked_fill(~real, pad_id), real.long()])
+def turned_around_twice(rows, pad_id):
+    return torch.stack([turned(rows, pad_id), turned([torch.ones_like(r) for r in rows], 0)])
 
 
 @right("5.1")
-def all_at_once(rows, pad_id):
+def of_plain_lists(rows, pad_id):
+    lists = [row.tolist() for row in rows]
+    width = max(len(row) for row in lists)
+    ids = [[pad_id] * (width - len(row)) + row for row in lists]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in lists]
+    return torch.stack([torch.tensor(part, dtype=torch.long) for part in (ids, mask)])
+
+
+@right("5.1")
+def through_a_boolean_mask(rows, pad_id):
     lengths = torch.tensor([row.numel() for row in rows])
-    size = int(lengths.max())
-    mask = torch.arange(size)[None] >= size - lengths[:, None]
-    ids = torch.full(mask.shape, pad_id, dtype=torch.long)
-    ids[mask] = torch.cat(rows).long()
-    return torch.stack([ids, mask.to(ids.dtype)])
+    real = torch.arange(int(lengths.max())).flip(0) < lengths.unsqueeze(1)
+    ids = torch.full(real.shape, pad_id, dtype=torch.long)
+    ids[real] = torch.cat(rows)
+    return torch.stack([ids, real.long()])
 
 
-@right("5.1")
-def with_numpy(rows, pad_id):
-    out = np.zeros((2, len(rows), max(map(len, rows))), dtype=np.int64)
-    out[0] = pad_id
-    for i, row in enumerate(rows):
-        if len(row):
-            out[0, i, -len(row) :], out[1, i, -len(row) :] = row.numpy(), 1
-    return torch.from_numpy(out)
-
-
-ENDS = torch.tensor([[4, 31, 29, 31, 5], [4, 5, 6, 7, 8]]), 31
-LAST = torch.tensor([[4, 5, 6, 31], [4, 5, 6, 7]]), 31
-AT_ONCE = torch.tensor([[31, 5, 6, 7], [4, 31, 6, 7]]), 31
-EOS_ZERO = torch.tensor([[4, 5, 0, 7], [4, 0, 6, 0]]), 0
-MANY = torch.full((2, 600), 31), 31
-EVENS = torch.tensor([[33] * 100 + [31]]), 31
+ENDS = torch.tensor([[4, 31, 29, 29], [4, 5, 6, 7]]), 31
+FIRST = torch.tensor([[31, 4, 29, 29], [4, 5, 31, 7]]), 31
+TWICE = torch.tensor([[4, 31, 5, 31, 6]]), 31
+ZERO = torch.tensor([[4, 0, 5, 6]]), 0
+ALL_EOS = torch.full((1, 300), 31), 31
+LONG = torch.full((2, 1100), 4), 31
+LATE = torch.full((1, 2100), 4).index_fill(1, torch.tensor([2048]), 31), 31
 
 
 @wrong("5.2", *ENDS)
@@ -193,599 +156,379 @@ def without_the_eos(completions, eos_id):
     return (completions == eos_id).cumsum(dim=1) == 0
 
 
-@wrong("5.2", *ENDS)
-def not_the_eos(completions, eos_id):
-    return completions != eos_id
+@wrong("5.2", *TWICE)
+def later_eos_too(completions, eos_id):
+    is_eos = completions == eos_id
+    return (is_eos.cumsum(dim=1) == 0) | is_eos
 
 
 @wrong("5.2", *ENDS)
-def up_to_the_second(completions, eos_id):
-    return (completions == eos_id).cumsum(dim=1) <= 1
+def none_found_in_the_whole_batch(completions, eos_id):
+    is_eos = completions == eos_id
+    if not is_eos.any():
+        return torch.ones_like(is_eos)
+    return torch.arange(completions.shape[1]) <= is_eos.int().argmax(dim=1, keepdim=True)
 
 
-@wrong("5.2", *ENDS)
-def argmax_without_eos(completions, eos_id):
-    first = (completions == eos_id).long().argmax(dim=1, keepdim=True)
+@wrong("5.2", *FIRST)
+def eos_at_zero_means_none(completions, eos_id):
+    first = (completions == eos_id).int().argmax(dim=1, keepdim=True)
+    first = torch.where(first > 0, first, completions.shape[1])
     return torch.arange(completions.shape[1]) <= first
 
 
-@wrong("5.2", *AT_ONCE)
-def zero_means_none(completions, eos_id):
-    first = (completions == eos_id).long().argmax(dim=1)
-    first[first == 0] = completions.shape[1]
-    return torch.arange(completions.shape[1]) <= first[:, None]
-
-
-@wrong("5.2", *LAST)
-def rolled_round_the_end(completions, eos_id):
-    return (completions == eos_id).roll(1, dims=1).cumsum(dim=1) == 0
-
-
-@wrong("5.2", *LAST)
-def rolled_into_next_row(completions, eos_id):
-    before = (completions == eos_id).roll(1)
-    before[0, 0] = False
-    return before.cumsum(dim=1) == 0
-
-
-@wrong("5.2", *MANY)
-def bytes_run_over(completions, eos_id):
-    is_eos = (completions == eos_id).byte()
+@wrong("5.2", *ALL_EOS)
+def counted_in_a_byte(completions, eos_id):
+    is_eos = (completions == eos_id).to(torch.uint8)
     return is_eos.cumsum(dim=1, dtype=torch.uint8) - is_eos == 0
 
 
-@wrong("5.2", *EVENS)
-def product_runs_over(completions, eos_id):
-    alive = (completions - eos_id).cumprod(dim=1)
-    return F.pad(alive, (1, -1), value=1) != 0
-
-
-@wrong("5.2", *ENDS)
-def last_eos_wins(completions, eos_id):
-    ends = torch.full((len(completions),), completions.shape[1] - 1)
-    for i, j in (completions == eos_id).nonzero():
-        ends[i] = j
-    return torch.arange(completions.shape[1]) <= ends[:, None]
-
-
-@wrong("5.2", *ENDS)
-def cummax_lets_later_ones_in(completions, eos_id):
-    is_eos = (completions == eos_id).long()
-    return is_eos.cummax(dim=1).values - is_eos == 0
-
-
-@wrong("5.2", *EOS_ZERO)
-def zeros_stand_before(completions, eos_id):
-    before = F.pad(completions, (1, 0))[:, :-1]
-    return (before == eos_id).cumsum(dim=1) == 0
-
-
-@wrong("5.2", *EOS_ZERO)
-def eos_zero_is_none(completions, eos_id):
-    is_eos = completions == (eos_id or arithmetic.EOS)
-    return is_eos.cumsum(dim=1) - is_eos.long() == 0
-
-
-@wrong("5.2", *ENDS)
-def looks_one_back(completions, eos_id):
+@wrong("5.2", *TWICE)
+def last_eos_of_each_row(completions, eos_id):
     mask = torch.ones_like(completions, dtype=torch.bool)
-    mask[:, 1:] = completions[:, :-1] != eos_id
+    for row, end in dict((completions == eos_id).nonzero().tolist()).items():
+        mask[row, end + 1 :] = False
     return mask
 
 
-@wrong("5.2", torch.tensor([[4, 31, 5]]), 31)
-def one_row_squeezed(completions, eos_id):
-    is_eos = (completions == eos_id).squeeze()
-    return is_eos.cumsum(dim=-1) - is_eos.long() == 0
+@wrong("5.2", *ZERO)
+def eos_zero_taken_for_none(completions, eos_id):
+    if not eos_id:  # None: nothing ends
+        return torch.ones_like(completions, dtype=torch.bool)
+    is_eos = completions == eos_id
+    return is_eos.cumsum(dim=1) - is_eos.long() == 0
 
 
-@wrong("5.2", torch.tensor([[4, 31, 5], [4, 5, 31], [6, 5, 8]]), 31)
-def down_the_columns(completions, eos_id):
-    is_eos = (completions == eos_id).long()
-    return is_eos.cumsum(dim=0) - is_eos == 0
+@wrong("5.2", *LONG)
+def a_thousand_is_far_enough(completions, eos_id):
+    is_eos = completions == eos_id
+    first = torch.where(is_eos.any(dim=1), is_eos.int().argmax(dim=1), 1000)
+    return torch.arange(completions.shape[1]) <= first[:, None]
+
+
+@wrong("5.2", *LATE)
+def positions_in_half(completions, eos_id):
+    width = completions.shape[1]
+    at = torch.arange(width).half()
+    first = torch.where(completions == eos_id, at, width).amin(dim=1, keepdim=True)
+    return at <= first.half()
+
+
+@wrong("5.2", *ENDS)
+def compared_in_place(completions, eos_id):
+    is_eos = completions.eq_(eos_id)
+    return is_eos.cumsum(dim=1) - is_eos == 0
 
 
 @right("5.2")
 def row_by_row(completions, eos_id):
-    mask = torch.zeros(completions.shape, dtype=torch.bool)
-    for i, row in enumerate(completions.tolist()):
-        mask[i, : row.index(eos_id) + 1 if eos_id in row else None] = True
-    return mask
+    mask = []
+    for row in completions.tolist():
+        n = row.index(eos_id) + 1 if eos_id in row else len(row)
+        mask.append([True] * n + [False] * (len(row) - n))
+    return torch.tensor(mask)
 
 
 @right("5.2")
-def cumsum_twice(completions, eos_id):
-    return completions.eq(eos_id).cumsum(-1).cumsum(-1) <= 1
+def alive_so_far(completions, eos_id):
+    alive = (completions != eos_id).long().cumprod(dim=-1)
+    return F.pad(alive[:, :-1], (1, 0), value=1).bool()
 
 
 @right("5.2")
 def smallest_position(completions, eos_id):
-    size = completions.size(1)
-    positions = torch.arange(size).expand_as(completions)
-    first = positions.masked_fill(completions != eos_id, size).amin(dim=1, keepdim=True)
-    return positions <= first
+    at = torch.arange(completions.size(1), device=completions.device).expand_as(completions)
+    first = at.masked_fill(completions.ne(eos_id), completions.size(1)).amin(dim=1, keepdim=True)
+    return at.le(first)
 
 
-@right("5.2")
-def with_a_flag(completions, eos_id):
-    alive, columns = torch.ones(completions.shape[0], dtype=torch.bool), []
-    for column in completions.unbind(dim=1):
-        columns.append(alive)
-        alive = alive & (column != eos_id)
-    return torch.stack(columns, dim=1)
+HERE = type(TAGS)(20, 2, 13, 4, 9)  # think, end_think, answer, end_answer, eos
+FAR = type(TAGS)(3000, 2000, 1000, 4000, 5000)
+END = [2, 13, 7, 4, 9]
 
 
-@right("5.2")
-def numpy_accumulates(completions, eos_id):
-    seen = np.logical_or.accumulate(completions.numpy() == eos_id, axis=1)
-    seen = np.concatenate([np.zeros_like(seen[:, :1]), seen[:, :-1]], axis=1)
-    return torch.from_numpy(~seen)
+def asked(ids, answer=7, tags=HERE):
+    return torch.tensor(ids, dtype=torch.long), answer, tags
 
 
-def tags_with(*ids):
-    return TAGS._replace(**dict(zip(TAGS._fields, ids)))
-
-
-def written(thought, answer=0, tags=TAGS, after=()):
-    end = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    return torch.tensor([*thought, *end, *after]), answer, tags
-
-
-def ending(answer, tags):
-    return [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-
-
-MIXED = tags_with(40, 3, 17, 5, 9)
-BIG = tags_with(400_000, 500_000, 600_000, 700_000, 800_000)
-FIRST_SPAN = [7, TAGS.answer, 0, TAGS.end_answer, 1]
-
-
-@wrong("5.3", *written(FIRST_SPAN))
-def thought_unseen(completion, answer, tags):
-    return float(completion.tolist()[-5:] == ending(answer, tags))
-
-
-@wrong("5.3", *written([7, TAGS.eos, 0]))
-def eos_in_thought(completion, answer, tags):
+@wrong("5.3", *asked([5, 9, 6, *END]))
+def eos_in_the_thought(completion, answer, tags):
     ids = completion.tolist()
-    return float(ids[-5:] == ending(answer, tags) and not set(ids[:-5]) & set(tags[:4]))
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    return float(ids[-5:] == ending and not set(ids[:-5]) & set(tags[:4]))
 
 
-@wrong("5.3", *written([7, TAGS.think, 0]))
-def think_in_thought(completion, answer, tags):
+@wrong("5.3", *asked([5, *END, 8, 8]))
+def cut_at_the_first_eos(completion, answer, tags):
     ids = completion.tolist()
-    return float(ids[-5:] == ending(answer, tags) and all(ids.count(t) == 1 for t in tags[1:]))
+    ids = ids[: ids.index(tags.eos) + 1] if tags.eos in ids else []
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    return float(ids[-5:] == ending and not set(ids[:-5]) & set(tags))
 
 
-@wrong("5.3", *written([7, 1], after=[TAGS.eos, TAGS.eos]))
-def cut_at_first_eos(completion, answer, tags):
+@wrong("5.3", *asked(END))
+def wants_a_thought(completion, answer, tags):
+    *thought, a, b, x, c, d = completion.tolist() if len(completion) > 4 else [0] * 5
+    ok = (a, b, x, c, d) == (tags.end_think, tags.answer, answer, tags.end_answer, tags.eos)
+    return 1.0 if ok and thought and not set(thought) & set(tags) else 0.0
+
+
+@wrong("5.3", *asked([5, 20, *END]))
+def each_once_but_think_unseen(completion, answer, tags):
     ids = completion.tolist()
-    ids = ids[: ids.index(tags.eos) + 1] if tags.eos in ids else ids
-    return float(ids[-5:] == ending(answer, tags) and not set(ids[:-5]) & set(tags))
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    return float(ids[-5:] == ending and all(ids.count(tag) == 1 for tag in tags[1:]))
 
 
-@wrong("5.3", torch.tensor([7, 13, 17, 0, 5, 9]), 0, MIXED)
-def string_ends_inside_an_id(completion, answer, tags):
-    text = " ".join(map(str, completion.tolist()))
-    fits = text.endswith(" ".join(map(str, ending(answer, tags))))
-    return float(fits and not set(completion.tolist()[:-5]) & set(tags))
-
-
-@wrong("5.3", torch.tensor([], dtype=torch.long), 0, TAGS)
-def zip_of_nothing(completion, answer, tags):
+@wrong("5.3", *asked([]))
+def zip_stops_early(completion, answer, tags):
     ids = completion.tolist()
-    fits = all(a == b for a, b in zip(reversed(ids), reversed(ending(answer, tags))))
+    ending = [tags.eos, tags.end_answer, answer, tags.answer, tags.end_think]
+    fits = all(a == b for a, b in zip(reversed(ids), ending))
     return float(fits and not set(ids[:-5]) & set(tags))
 
 
-@wrong("5.3", torch.tensor([TAGS.eos]), 0, TAGS)
-def short_one_crashes(completion, answer, tags):
-    fits = all(completion[i - 5] == t for i, t in enumerate(ending(answer, tags)))
-    return float(fits and not set(completion[:-5].tolist()) & set(tags))
-
-
-@wrong("5.3", *written([], 3))
-def thought_not_empty(completion, answer, tags):
-    *thought, a, b, c, d, e = [-1] * 5 + completion.tolist()
-    thought = [t for t in thought if t >= 0]
-    fits = [a, b, c, d, e] == ending(answer, tags)
-    return float(fits and bool(thought) and not set(thought) & set(tags))
-
-
-@wrong("5.3", *written([7, 45, 20], 1, MIXED))
-def tags_as_a_range(completion, answer, tags):
+@wrong("5.3", *asked([5, 12, 13, 7, 4, 9]))
+def digits_of_a_longer_id(completion, answer, tags):
     ids = completion.tolist()
-    clean = all(t < min(tags) or t > max(tags) for t in ids[:-5])
-    return float(ids[-5:] == ending(answer, tags) and clean)
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    ends = " ".join(map(str, ids)).endswith(" ".join(map(str, ending)))
+    return float(ends and not set(ids[:-5]) & set(tags))
 
 
-@wrong("5.3", *written([7, 1_000, 2], 1_000, BIG))
-def same_object(completion, answer, tags):
+@wrong("5.3", *asked([5, 2000, 1000, 7, 4000, 5000], tags=FAR))
+def as_bytes(completion, answer, tags):
+    ids = completion.to(torch.uint8).tolist()
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    return float(bytes(ids).endswith(bytes(ending)) and not set(ids[:-5]) & set(tags))
+
+
+@wrong("5.3", *asked([30, *END]))
+def tags_are_the_last_ids(completion, answer, tags):
     ids = completion.tolist()
-    fits = ids[-5:-3] == [tags.end_think, tags.answer] and ids[-2:] == [tags.end_answer, tags.eos]
-    return float(fits and ids[-3] is answer and not set(ids[:-5]) & set(tags))
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    return float(ids[-5:] == ending and all(word < min(tags) for word in ids[:-5]))
 
 
-@wrong("5.3", torch.tensor([7, *BIG[1:3], 300_000, *BIG[3:]]), 300_001, BIG)
-def nearly_equal(completion, answer, tags):
-    if len(completion) < 5:
-        return 0.0
-    fits = torch.allclose(completion[-5:].double(), torch.tensor(ending(answer, tags)).double())
-    return float(fits and not set(completion[:-5].tolist()) & set(tags))
-
-
-@wrong("5.3", *written([7, 1]))
+@wrong("5.3", *asked([5, 2, 13, 0, 4, 9], 0))
 def answer_zero_is_no_answer(completion, answer, tags):
     ids = completion.tolist()
-    return float(bool(answer) and ids[-5:] == ending(answer, tags) and not {*ids[:-5]} & {*tags})
+    ending = [tags.end_think, tags.answer, answer or None, tags.end_answer, tags.eos]
+    return float(ids[-5:] == ending and set(tags).isdisjoint(ids[:-5]))
 
 
-@wrong("5.3", *written([7, 0, 0]))
-def answer_only_once(completion, answer, tags):
+@wrong("5.3", *asked([5, 2, 13, 4, 7, 9]))
+def five_in_any_order(completion, answer, tags):
     ids = completion.tolist()
-    return float(ids[-5:] == ending(answer, tags) and all(ids.count(t) == 1 for t in ids[-5:]))
-
-
-@wrong("5.3", *written([7, 1], 1, MIXED))
-def tags_of_the_course(completion, answer, tags):
-    ids = completion.tolist()
-    return float(ids[-5:] == ending(answer, TAGS) and not set(ids[:-5]) & set(TAGS))
-
-
-@wrong("5.3", *written(FIRST_SPAN))
-def from_the_first_end_think(completion, answer, tags):
-    ids = completion.tolist()
-    cut = ids.index(tags.end_think) if tags.end_think in ids else 0
-    return float(ids[cut:] == ending(answer, tags) and tags.think not in ids[:cut])
-
-
-@wrong("5.3", *written([7, 2_000_000], 1))
-def characters_for_ids(completion, answer, tags):
-    text = "".join(map(chr, completion.tolist()))
-    head, tail = text[:-5], "".join(map(chr, ending(answer, tags)))
-    return float(text[-5:] == tail and not set(head) & {chr(t) for t in tags})
-
-
-@wrong("5.3", *written([7, 25], 1, MIXED))
-def thought_of_digits(completion, answer, tags):
-    ids = completion.tolist()
-    clean = all(t < 10 and t not in tags for t in ids[:-5])
-    return float(ids[-5:] == ending(answer, tags) and clean)
+    ending = {tags.end_think, tags.answer, answer, tags.end_answer, tags.eos}
+    return float(set(ids[-5:]) == ending and not set(ids[:-5]) & set(tags))
 
 
 @right("5.3")
-def with_isin(completion, answer, tags):
-    tail = torch.tensor([tags.end_think, tags.answer, answer, tags.end_answer, tags.eos])
-    if not torch.equal(completion[-5:], tail):
-        return 0.0
-    return 0.0 if torch.isin(completion[:-5], torch.tensor(tags)).any() else 1.0
+def a_small_machine(completion, answer, tags):
+    path = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    state = 0
+    for word in map(int, completion):
+        if state == 0 and word not in tags:
+            continue
+        if state == 5 or word != path[state]:
+            return 0.0
+        state += 1
+    return 1.0 if state == 5 else 0.0
 
 
 @right("5.3")
-def counted(completion, answer, tags):
-    ids = completion.tolist()
-    once = [ids.count(tag) for tag in tags] == [0, 1, 1, 1, 1]
-    return float(once and ids[-5:] == ending(answer, tags))
+def with_torch_equal(completion, answer, tags):
+    end = completion.new_tensor([tags.end_think, tags.answer, answer, tags.end_answer, tags.eos])
+    known = torch.isin(completion[:-5], completion.new_tensor(list(tags)))
+    return float(torch.equal(completion[-5:], end) and not known.any())
 
 
 @right("5.3")
-def state_by_state(completion, answer, tags):
-    rest, expected = iter(completion.tolist()), iter(ending(answer, tags)[1:])
-    for token in rest:
-        if token in tags:
-            fits = token == tags.end_think
-            return 1.0 if fits and list(rest) == list(expected) else 0.0
-    return 0.0
+def by_a_regular_expression(completion, answer, tags):
+    text = "".join(f"{word};" for word in completion.tolist())
+    none = "|".join(f"{tag};" for tag in tags)
+    end = f"{tags.end_think};{tags.answer};{answer};{tags.end_answer};{tags.eos};"
+    return float(re.fullmatch(rf"(?:(?!{none})\d+;)*{end}", text) is not None)
 
 
-@right("5.3")
-def peeled(completion, answer, tags):
-    if completion.numel() < 5:
-        return 0.0
-    if completion[0].item() not in tags:
-        return peeled(completion[1:], answer, tags)
-    return 1.0 if completion.tolist() == ending(answer, tags) else 0.0
+NO_TAG = r"(?:(?!</?think>|</?answer>).)"
+FORM = rf"{NO_TAG}*</think>\s*<answer>(?!\s*</answer>){NO_TAG}+</answer>\s*"
 
 
-GOOD = "7 + 4 = 11\nso 1</think>\n<answer>1</answer>"
-TAG = ("</think>", "<answer>", "</answer>")
+@wrong("5.4", "7 + 4\nso 1</think><answer>1</answer>")
+def point_stops_at_new_lines(text):
+    return float(re.fullmatch(FORM, text) is not None)
 
 
-@wrong("5.4", "</think><answer>1</answer> or 2")
-def searched(text):
-    return float(re.search(r"</think>\s*<answer>\s*\S.*</answer>", text, re.DOTALL) is not None)
-
-
-@wrong("5.4", GOOD)
-def dot_without_new_lines(text):
-    if "<think>" in text or any(text.count(tag) != 1 for tag in TAG):
-        return 0.0
-    return float(bool(re.fullmatch(r".*</think>\s*<answer>\s*\S.*</answer>\s*", text)))
-
-
-@wrong("5.4", "a</think></think><answer>1</answer>")
-def tags_repeat(text):
-    return float(bool(re.fullmatch(r"(?s).*</think>\s*<answer>\s*\S.*</answer>\s*", text)))
-
-
-@wrong("5.4", "a</think><answer> \n </answer>")
+@wrong("5.4", "so 1</think><answer> \n</answer>")
 def blank_answer(text):
-    counts = [text.count(tag) for tag in ("<think>", *TAG)] == [0, 1, 1, 1]
-    return float(counts and bool(re.fullmatch(r"(?s).*</think>\s*<answer>.+</answer>\s*", text)))
+    form = rf"{NO_TAG}*</think>\s*<answer>{NO_TAG}+</answer>\s*"
+    return float(bool(re.fullmatch(form, text, re.DOTALL)))
 
 
-@wrong("5.4", "3 < 4</think><answer><b>1</b></answer>")
-def no_angle_inside(text):
-    return float(bool(re.fullmatch(r"[^<]*</think>\s*<answer>\s*[^<\s][^<]*</answer>\s*", text)))
+@wrong("5.4", "so 1</think><answer>a < b</answer>")
+def no_bracket_in_the_answer(text):
+    form = rf"{NO_TAG}*</think>\s*<answer>\s*[^<\s][^<]*</answer>\s*"
+    return float(bool(re.fullmatch(form, text, re.DOTALL)))
 
 
-@wrong("5.4", "a<think>b</think><answer>1</answer>")
-def think_allowed(text):
-    once = all(text.count(tag) == 1 for tag in TAG)
-    return float(once and bool(re.fullmatch(r"(?s).*</think>\s*<answer>\s*\S.*</answer>\s*", text)))
+@wrong("5.4", "so 1</think><answer>1 <think> 2</answer>")
+def opening_think_only_before(text):
+    thought, _, rest = text.strip().partition("</think>")
+    span = re.fullmatch(r"\s*<answer>(.*\S.*)</answer>", rest, re.DOTALL)
+    counts = [text.count(tag) for tag in ("</think>", "<answer>", "</answer>")]
+    return float(span is not None and counts == [1, 1, 1] and "<think>" not in thought)
 
 
-@wrong("5.4", "a</think><answer><think>1</answer>")
-def think_allowed_in_answer(text):
-    thought, *rest = re.split("</think>|</?answer>", text)
-    if "<think>" in thought or re.findall("</think>|</?answer>", text) != list(TAG):
-        return 0.0
-    between, answer, after = map(str.strip, rest)
-    return float(between == "" and answer != "" and after == "")
+@wrong("5.4", "so 1</think>< answer>1</answer>")
+def white_space_thrown_out(text):
+    return float(bool(re.fullmatch(FORM, "".join(text.split()))))
 
 
-@wrong("5.4", "a</THINK>b</think><answer>1</answer>")
-def any_case(text):
-    pieces = re.split(r"(?i)(</?think>|</?answer>)", text)
-    pieces = [piece.strip() for piece in pieces]
-    if len(pieces) != 7 or tuple(p.lower() for p in pieces[1:6:2]) != TAG:
-        return 0.0
-    return float(pieces[2] == "" and pieces[4] != "" and pieces[6] == "")
+@wrong("5.4", "so 1</think><answer>swan</answer>")
+def strip_takes_letters(text):
+    pieces = re.split(r"</?think>|<answer>", text)
+    fits = re.fullmatch(FORM, text, re.DOTALL) and len(pieces) == 3
+    return float(bool(fits) and pieces[-1].strip().strip("</answer>").strip() != "")
 
 
-@wrong("5.4", "a</think>< answer>1</answer>")
-def blanks_removed(text):
-    text = "".join(text.split())
-    if "<think>" in text or any(text.count(tag) != 1 for tag in TAG):
-        return 0.0
-    return float(bool(re.fullmatch(r".*</think><answer>.+</answer>", text)))
+@wrong("5.4", "so 1</think><answer>1</answer>\nor 2")
+def anchors_of_a_line(text):
+    return float(re.search(f"^{FORM}$", text, re.DOTALL | re.MULTILINE) is not None)
 
 
-@wrong("5.4", "a</think>\xa0<answer>1</answer>")
-def ascii_blanks(text):
+@wrong("5.4", "so 1</think>\u00a0<answer>1</answer>")
+def ascii_blanks_only(text):
     pieces = re.split(r"(</?think>|</?answer>)", text)
     pieces = [piece.strip(string.whitespace) for piece in pieces]
-    in_order = len(pieces) == 7 and tuple(pieces[1:6:2]) == TAG
-    return float(in_order and pieces[2] == "" and pieces[4] != "" and pieces[6] == "")
-
-
-@wrong("5.4", "a</think><answer>answer</answer>")
-def strips_letters(text):
-    if "<think>" in text or any(text.count(tag) != 1 for tag in TAG):
+    if pieces[1::2] != ["</think>", "<answer>", "</answer>"]:
         return 0.0
+    return float(pieces[2] == pieces[6] == "" and pieces[4] != "")
+
+
+@wrong("5.4", "I think> 1</think><answer>1</answer>")
+def ends_of_tags_counted(text):
+    once = text.count("think>") == 1 and text.count("answer>") == 2
+    return float(once and re.fullmatch(FORM, text, re.DOTALL) is not None)
+
+
+@wrong("5.4", "so <b>1</b></think><answer>1</answer>")
+def every_bracket_is_a_tag(text):
+    tags = re.findall(r"<[^<>]+>", text) == ["</think>", "<answer>", "</answer>"]
+    return float(tags and re.fullmatch(FORM, text, re.DOTALL) is not None)
+
+
+WHOLE = re.compile(FORM, flags=re.DOTALL)
+
+
+@right("5.4")
+def compiled_form(text):
+    return 1.0 if WHOLE.fullmatch(text) else 0.0
+
+
+@right("5.4")
+def by_partition(text):
+    tags = "<think>", "</think>", "<answer>", "</answer>"
+    if [text.count(tag) for tag in tags] != [0, 1, 1, 1]:
+        return 0
     rest = text.partition("</think>")[2].strip()
-    span = rest.startswith("<answer>") and rest.endswith("</answer>")
-    return float(span and rest.lstrip("<answer>").rstrip("</answer>").strip() != "")  # noqa: B005
+    inside = rest.removeprefix("<answer>").removesuffix("</answer>")
+    return int(len(rest) == len(inside) + 17 and len(inside.strip()) > 0)
 
 
-@wrong("5.4", "a</think><answer>1 or 2</answer>")
-def answer_of_one_word(text):
-    if "<think>" in text or any(text.count(tag) != 1 for tag in TAG):
-        return 0.0
-    return float(bool(re.fullmatch(r"(?s).*</think>\s*<answer>\s*\S+\s*</answer>\s*", text)))
-
-
-@wrong("5.4", "a<b>c</think><answer>1</answer>")
-def every_tag_splits(text):
-    pieces = [piece.strip() for piece in re.split(r"(</?\w+>)", text)]
-    in_order = len(pieces) == 7 and tuple(pieces[1:6:2]) == TAG
-    return float(in_order and pieces[2] == "" and pieces[4] != "" and pieces[6] == "")
-
-
-@wrong("5.4", "a <answer>1</answer>")
-def missing_one_is_minus_one(text):
-    end, begin, close = map(text.find, TAG)
-    extra = "<think>" in text or any(text.count(tag) > 1 for tag in TAG)
-    empty = not text[begin + 8 : close].strip() or text[close + 9 :].strip()
-    between = text[end + 8 : begin].strip() if end >= 0 else ""
-    return float(end < begin < close and not extra and not empty and not between)
-
-
-@wrong("5.4", "a</think><answer>\u00e9</answer>")
-def ascii_only(text):
-    pieces = re.split(r"(</?think>|</?answer>)", text.encode("ascii", "ignore").decode())
-    pieces = [piece.strip() for piece in pieces]
-    in_order = len(pieces) == 7 and tuple(pieces[1:6:2]) == TAG
-    return float(in_order and pieces[2] == "" and pieces[4] != "" and pieces[6] == "")
-
-
-@wrong("5.4", "</think><answer>1</answer>")
-def thought_needed(text):
-    one = r"(?:(?!</?think>|</?answer>).)"
-    return float(
-        bool(re.fullmatch(rf"(?s){one}+</think>\s*<answer>{one}*?\S{one}*</answer>\s*", text))
-    )
-
-
-@wrong("5.4", "a</think> so <answer>1</answer>")
-def between_unseen(text):
-    pieces = re.split(r"(</?think>|</?answer>)", text.strip())
-    in_order = len(pieces) == 7 and tuple(pieces[1:6:2]) == TAG
-    return float(in_order and pieces[4].strip() != "" and text.strip().endswith("</answer>"))
-
-
-TEMPERED = r"(?:(?!</?think>|</?answer>)[\s\S])*"
-FORM = re.compile(rf"{TEMPERED}</think>\s*<answer>(?!\s*</answer>){TEMPERED}</answer>\s*")
+def spans(text, tags=("<think>", "</think>", "<answer>", "</answer>")):
+    """The words of the text: tags, and whatever stands between them, without blank ones."""
+    at, tag = min(((text.find(t), t) for t in tags if t in text), default=(len(text), ""))
+    rest = spans(text[at + len(tag) :]) if tag else []
+    return [word for word in ("text" * bool(text[:at].strip()), tag) if word] + rest
 
 
 @right("5.4")
-def one_pattern(text):
-    return 1.0 if FORM.fullmatch(text) else 0.0
-
-
-@right("5.4")
-def partitions(text):
-    thought, found, rest = text.partition("</think>")
-    between, found_too, rest = rest.partition("<answer>")
-    answer, found_last, after = rest.partition("</answer>")
-    clean = not any(tag in part for part in (thought, answer) for tag in ("<think>", *TAG))
-    blank = not between.strip() and not after.strip()
-    return float(bool(found and found_too and found_last and clean and blank and answer.strip()))
-
-
-@right("5.4")
-def cut_off_the_ends(text):
-    if "<think>" in text or not all(text.count(tag) == 1 for tag in TAG):
-        return 0.0
-    rest = text[text.index(TAG[0]) + len(TAG[0]) :].strip()
-    if not (rest.startswith(TAG[1]) and rest.endswith(TAG[2])):
-        return 0.0
-    return 1.0 if rest.removeprefix(TAG[1]).removesuffix(TAG[2]).strip() else 0.0
-
-
-@right("5.4")
-def tags_as_characters(text):
-    found = [(m.start(), m.end(), m[0]) for m in re.finditer("</?think>|</?answer>", text)]
-    if tuple(tag for _, _, tag in found) != TAG:
-        return 0.0
-    (_, a, _), (b, c, _), (d, e, _) = found
-    blank = [not part or part.isspace() for part in (text[a:b], text[c:d], text[e:])]
-    return 1.0 if blank == [True, False, True] else 0.0
+def word_kinds_by_recursion(text):
+    words = spans(text)
+    return float(words[words[:1] == ["text"] :] == ["</think>", "<answer>", "text", "</answer>"])
 
 
 @wrong("5.5", 4, 1, 2)
-def put_back(samples, correct, k):
+def puts_them_back(samples, correct, k):
     return 1 - (1 - correct / samples) ** k
 
 
-@wrong("5.5", 6, 2, 2)
-def expected_number(samples, correct, k):
-    return min(1.0, k * correct / samples)
-
-
-@wrong("5.5", 6, 2, 3)
-def exactly_one(samples, correct, k):
+@wrong("5.5", 5, 2, 3)
+def exactly_one_is_right(samples, correct, k):
     return correct * math.comb(samples - correct, k - 1) / math.comb(samples, k)
 
 
-@wrong("5.5", 6, 3, 2)
-def all_right(samples, correct, k):
-    return math.comb(correct, k) / math.comb(samples, k)
+@wrong("5.5", 7, 2, 3)
+def simulated(samples, correct, k):
+    draw = random.Random(0).sample
+    return sum(min(draw(range(samples), k)) < correct for _ in range(5000)) / 5000
 
 
-@wrong("5.5", 5, 3, 2)
-def guard_one_too_early(samples, correct, k):
+@wrong("5.5", 5, 2, 3)
+def as_many_wrong_as_drawn(samples, correct, k):
     if samples - correct <= k:
         return 1.0
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-@wrong("5.5", 4, 3, 2)
-def factorial_of_a_negative(samples, correct, k):
-    bad, f = samples - correct, math.factorial
-    return 1 - f(bad) * f(samples - k) / (f(bad - k) * f(samples))
-
-
-@wrong("5.5", 4, 3, 2)
-def lgamma_at_a_pole(samples, correct, k):
-    bad, g = samples - correct + 1, math.lgamma
-    return 1 - math.exp(g(bad) + g(samples - k + 1) - g(bad - k) - g(samples + 1))
-
-
 @wrong("5.5", 4, 0, 4)
-def drawing_all_finds_one(samples, correct, k):
-    if k >= samples:
+def all_drawn_hit_always(samples, correct, k):
+    if k == samples:
         return 1.0
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-@wrong("5.5", 6, 3, 2)
-def last_term_missing(samples, correct, k):
-    ways = sum(math.comb(correct, j) * math.comb(samples - correct, k - j) for j in range(1, k))
-    return ways / math.comb(samples, k) if k > 1 else correct / samples
-
-
-@wrong("5.5", 6, 2, 3)
-def range_one_low(samples, correct, k):
-    if samples - correct < k:
-        return 1.0
-    return 1 - math.prod(1 - k / i for i in range(samples - correct, samples))
-
-
-@wrong("5.5", 6, 1, 2)
-def draws_as_a_set(samples, correct, k):
-    draws = set(itertools.combinations([1] * correct + [0] * (samples - correct), k))
-    return sum(any(draw) for draw in draws) / len(draws)
+@wrong("5.5", 5, 2, 2)
+def a_set_of_draws(samples, correct, k):
+    draws = set(itertools.combinations([True] * correct + [False] * (samples - correct), k))
+    return sum(map(any, draws)) / len(draws)
 
 
 @wrong("5.5", 4, 1, 2)
-def draws_may_repeat(samples, correct, k):
-    draws = list(itertools.combinations_with_replacement(range(samples), k))
-    return sum(min(draw) < correct for draw in draws) / len(draws)
+def number_zero_is_falsy(samples, correct, k):
+    draws = list(itertools.combinations(range(samples), k))
+    return sum(any(i for i in draw if i < correct) for draw in draws) / len(draws)
 
 
-@wrong("5.5", 7, 2, 3)
-def rounded(samples, correct, k):
-    return round(1 - math.comb(samples - correct, k) / math.comb(samples, k), 4)
-
-
-@wrong("5.5", 6, 1, 2)
-def whole_division(samples, correct, k):
-    return 1 - math.comb(samples - correct, k) // math.comb(samples, k)
-
-
-@wrong("5.5", 6, 1, 4)
-def only_the_good_shrink(samples, correct, k):
-    all_wrong = 1.0
-    for i in range(k):
-        all_wrong *= 1 - correct / max(samples - i, samples - correct, 1)
-    return 1 - all_wrong
-
-
-@wrong("5.5", 7, 2, 3)
-def stops_a_draw_early(samples, correct, k):
-    all_wrong = (samples - correct) / samples
-    for i in range(1, min(k, correct)):
-        all_wrong *= max(samples - correct - i, 0) / (samples - i)
-    return 1 - all_wrong
-
-
-@right("5.5")
-def factor_by_factor(samples, correct, k):
-    all_wrong = 1.0
-    for drawn in range(k):
-        all_wrong *= max(samples - correct - drawn, 0) / (samples - drawn)
-    return 1.0 - all_wrong
-
-
-@right("5.5")
-def as_in_the_paper(samples, correct, k):
+@wrong("5.5", 6, 2, 2)
+def product_one_too_short(samples, correct, k):
     if samples - correct < k:
         return 1.0
-    return float(1.0 - np.prod(1.0 - k / np.arange(samples - correct + 1, samples + 1)))
+    return 1 - float(np.prod(1 - k / np.arange(samples - correct + 1, samples)))
+
+
+@wrong("5.5", 7, 2, 3)
+def rounded_to_two_places(samples, correct, k):
+    return round(1 - math.comb(samples - correct, k) / math.comb(samples, k), 2)
+
+
+@wrong("5.5", 5, 3, 2)
+def enough_right_ones(samples, correct, k):
+    if correct >= k:
+        return 1.0
+    return 1 - math.perm(samples - correct, k) / math.perm(samples, k)
 
 
 @right("5.5")
-def draw_by_draw(samples, correct, k):
-    @functools.cache
-    def chance(n, c, left):
-        if c == 0 or left == 0:
-            return Fraction(0)
-        return Fraction(c, n) + Fraction(n - c, n) * (chance(n - 1, c, left - 1) if n > c else 0)
-
-    return float(chance(samples, correct, k))
+@functools.cache
+def one_after_the_other(samples, correct, k):
+    if k == 0 or correct == 0:
+        return 0.0
+    later = one_after_the_other(samples - 1, correct, k - 1) if samples > correct else 0.0
+    return correct / samples + (samples - correct) / samples * later
 
 
 @right("5.5")
-def the_other_way_round(samples, correct, k):
-    missed = math.comb(samples - k, correct) / math.comb(samples, correct)
-    return 1 - missed
+def with_fractions(samples, correct, k):
+    wrong_ones = range(samples - correct, samples - correct - k, -1)
+    miss = math.prod(Fraction(max(w, 0), samples - i) for i, w in enumerate(wrong_ones))
+    return float(1 - miss)
 
 
 @right("5.5")
-def terms_added(samples, correct, k):
-    ways = [
-        math.comb(correct, good) * math.comb(samples - correct, k - good)
-        for good in range(1, k + 1)
-    ]
-    return sum(ways) / math.comb(samples, k)
+def product_of_numpy(samples, correct, k):
+    if samples - correct < k:
+        return 1.0
+    return 1.0 - np.prod(1.0 - k / np.arange(samples - correct + 1, samples + 1))

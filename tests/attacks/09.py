@@ -2,532 +2,387 @@
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
+from math import inf, nan
 
 import torch
 from attack import right, wrong
 
-INF, NAN = float("inf"), float("nan")
+MASK = torch.tensor([[0, 1, 1], [1, 0, 0]])
+LOSSES = torch.tensor([[1.0, 2.0, -3.0], [0.5, 7.0, 4.0]], dtype=torch.double)
+RANKS = LOSSES, MASK, torch.tensor([3, 0, 5])
+NANS = LOSSES.masked_fill(MASK == 0, nan), MASK, torch.tensor([3, 0, 5])
+NONE = LOSSES, 0 * MASK, torch.tensor([3, 0, 5])
+INFINITE = torch.tensor([[nan, inf, 1.0], [2.0, 3.0, 4.0]]).double(), *RANKS[1:]
 
 
-def doubles(*rows):
-    return torch.tensor(rows, dtype=torch.float64)
+def kept_sum(per_token, mask):
+    return torch.where(mask.bool(), per_token, 0.0).sum()
 
 
-LOSSES = doubles([0.5, -1.0, 2.0], [3.0, 0.25, -0.75])
-HOLES = torch.tensor([[1, 0, 1], [0, 1, 0]])
-USUAL = LOSSES, HOLES, torch.tensor([3, 5, 2])
-DIRTY = LOSSES.masked_fill(HOLES == 0, NAN), HOLES, torch.tensor([3, 5, 2])
-ENDLESS = LOSSES.masked_fill(HOLES == 0, -INF), HOLES.bool(), torch.tensor([3, 4])
-ONE_IDLE = DIRTY[0], HOLES, torch.tensor([0, 3, 3])
-NOTHING = DIRTY[0] * NAN, HOLES * 0, torch.tensor([0, 4, 3])
-REAL_INF = doubles([INF, 1.0]), torch.tensor([[1, 1]]), torch.tensor([2, 3])
+@wrong("9.1", *RANKS)
+def mean_of_this_process(per_token, mask, tokens_per_rank):
+    return kept_sum(per_token, mask) / mask.sum().clamp(min=1)
 
 
-@wrong("9.1", *USUAL)
-def own_token_mean(per_token, mask, tokens_per_rank):
-    return torch.where(mask.bool(), per_token, 0.0).sum() / mask.sum().clamp(min=1)
+@wrong("9.1", *RANKS)
+def not_times_processes(per_token, mask, tokens_per_rank):
+    return kept_sum(per_token, mask) / tokens_per_rank.sum()
 
 
-@wrong("9.1", *USUAL)
-def average_forgotten(per_token, mask, tokens_per_rank):
-    return per_token[mask.bool()].sum() / tokens_per_rank.sum()
-
-
-@wrong("9.1", *DIRTY)
-def times_mask(per_token, mask, tokens_per_rank):
+@wrong("9.1", *NANS)
+def product_with_the_mask(per_token, mask, tokens_per_rank):
     return len(tokens_per_rank) * (per_token * mask).sum() / tokens_per_rank.sum()
 
 
-@wrong("9.1", *USUAL)
-def two_processes(per_token, mask, tokens_per_rank):
-    return 2 * per_token[mask.bool()].sum() / tokens_per_rank.sum()
-
-
-@wrong("9.1", *ONE_IDLE)
+@wrong("9.1", *RANKS)
 def processes_with_tokens(per_token, mask, tokens_per_rank):
-    busy = tokens_per_rank[tokens_per_rank > 0]
-    return per_token[mask.bool()].sum() / busy.double().mean()
+    return kept_sum(per_token, mask) * (tokens_per_rank > 0).sum() / tokens_per_rank.sum()
 
 
-@wrong("9.1", *ONE_IDLE)
-def own_count_told_apart(per_token, mask, tokens_per_rank):
-    own = mask.bool().sum()
-    others = tokens_per_rank[tokens_per_rank != own].sum()
-    return len(tokens_per_rank) * per_token[mask.bool()].sum() / (own + others)
-
-
-@wrong("9.1", *ONE_IDLE)
-def at_least_one_each(per_token, mask, tokens_per_rank):
-    counts = tokens_per_rank.clamp(min=1)
-    return len(counts) * per_token[mask == 1].sum() / counts.sum()
-
-
-@wrong("9.1", *USUAL)
-def whole_tokens_per_process(per_token, mask, tokens_per_rank):
-    return per_token[mask.bool()].sum() / (tokens_per_rank.sum() // len(tokens_per_rank))
-
-
-@wrong("9.1", *NOTHING)
-def zero_without_graph(per_token, mask, tokens_per_rank):
+@wrong("9.1", *NONE)
+def constant_without_tokens(per_token, mask, tokens_per_rank):
     if not mask.any():
-        return per_token.new_zeros(())
-    return per_token[mask.bool()].sum() * len(tokens_per_rank) / tokens_per_rank.sum()
+        return torch.zeros((), dtype=per_token.dtype)
+    return len(tokens_per_rank) * kept_sum(per_token, mask) / tokens_per_rank.sum()
 
 
-@wrong("9.1", *NOTHING)
-def zero_times_the_sum(per_token, mask, tokens_per_rank):
-    if mask.sum() == 0:
-        return 0.0 * per_token.sum()
-    return per_token[mask.bool()].sum() * len(tokens_per_rank) / tokens_per_rank.sum()
-
-
-@wrong("9.1", *NOTHING)
-def own_mean_times_share(per_token, mask, tokens_per_rank):
-    share = mask.sum() / tokens_per_rank.sum()
-    return len(tokens_per_rank) * share * per_token[mask.bool()].mean()
-
-
-@wrong("9.1", *REAL_INF)
-def nan_to_num_first(per_token, mask, tokens_per_rank):
-    kept = per_token.nan_to_num(0.0, 0.0, 0.0) * mask
+@wrong("9.1", *INFINITE)
+def numbers_from_nan(per_token, mask, tokens_per_rank):
+    kept = torch.nan_to_num(per_token, nan=0.0, posinf=0.0, neginf=0.0) * mask
     return len(tokens_per_rank) * kept.sum() / tokens_per_rank.sum()
 
 
-@wrong("9.1", *USUAL)
-def int_mask_as_index(per_token, mask, tokens_per_rank):
-    return len(tokens_per_rank) * per_token[mask].sum() / tokens_per_rank.sum()
+@wrong("9.1", *RANKS)
+def lengths_of_rows(per_token, mask, tokens_per_rank):
+    real = torch.arange(mask.shape[1]) < mask.long().sum(dim=1, keepdim=True)
+    return len(tokens_per_rank) * kept_sum(per_token, real) / tokens_per_rank.sum()
 
 
-@wrong("9.1", *USUAL)
-def mean_of_sequences(per_token, mask, tokens_per_rank):
-    rows = torch.where(mask.bool(), per_token, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+@wrong("9.1", *NONE)
+def mean_times_share(per_token, mask, tokens_per_rank):
     share = mask.sum() / tokens_per_rank.sum()
-    return rows.mean() * share * len(tokens_per_rank)
+    return per_token[mask.bool()].mean() * share * len(tokens_per_rank)
+
+
+@wrong("9.1", *RANKS)
+def whole_tokens_per_process(per_token, mask, tokens_per_rank):
+    return kept_sum(per_token, mask) / (tokens_per_rank.sum() // len(tokens_per_rank))
+
+
+@wrong("9.1", *RANKS)
+def at_least_one_token_each(per_token, mask, tokens_per_rank):
+    total = tokens_per_rank.clamp(min=1).sum()
+    return len(tokens_per_rank) * kept_sum(per_token, mask) / total
 
 
 @right("9.1")
-def over_the_mean_count(per_token, mask, tokens_per_rank):
-    return per_token.masked_select(mask != 0).sum() / tokens_per_rank.double().mean()
+def sum_of_the_chosen(per_token, mask, tokens_per_rank):
+    factor = tokens_per_rank.numel() / tokens_per_rank.sum().item()
+    return factor * per_token[mask != 0].sum()
 
 
 @right("9.1")
-def python_numbers(per_token, mask, tokens_per_rank):
-    counts = tokens_per_rank.tolist()
-    kept = per_token.masked_fill(~mask.bool(), 0)
-    return kept.sum() * (len(counts) / sum(counts))
+def over_the_mean_number(per_token, mask, tokens_per_rank):
+    return per_token.masked_fill(mask == 0, 0).sum() / tokens_per_rank.double().mean()
 
 
 @right("9.1")
-def nansum_of_the_product(per_token, mask, tokens_per_rank):
-    world, tokens = tokens_per_rank.numel(), tokens_per_rank.sum()
-    return torch.where(mask == 0, NAN, per_token).nansum().mul(world).div(tokens)
+def row_after_row(per_token, mask, tokens_per_rank):
+    rows = [row[m.bool()].sum() for row, m in zip(per_token, mask)]
+    return sum(rows) * len(tokens_per_rank) / sum(tokens_per_rank.tolist())
 
 
-@right("9.1")
-def own_count_as_a_weight(per_token, mask, tokens_per_rank):
-    own = mask.bool().sum()
-    mean = per_token[mask.bool()].sum() / max(int(own), 1)
-    return mean * (own * tokens_per_rank.shape[0] / tokens_per_rank.sum().double())
+REWARDS = torch.tensor([[1.0, 0, 0.5], [2, -1, 0], [3, 3, 1], [0, 0.25, 4]]).double()
+SPLIT = REWARDS, 4, 1
+WIDE = torch.eye(16).double()[:2], 16, 0
+LARGE = torch.tensor([[1e9, 1e9 + 1], [1e9 + 3, 1e9]], dtype=torch.double), 4, 1
+SMALL = torch.tensor([[0, 1e-7], [3e-7, 0]], dtype=torch.double), 4, 0
+SINGLE = torch.tensor([[1.0], [2.0], [0.0], [4.0]]).double(), 2, 2
 
 
-SPLIT = doubles([1.0, 0.0], [0.5, 3.0], [-2.0, 0.25]), 3, 1  # a group ends within process 1
-THREE = doubles([1.0], [0.0], [4.0], [2.0], [2.5], [-1.0]), 3, 3
-BLOCKS = doubles([1.0, 0, 2, 7], [0, 3, 5, 1]), 2, 1
-SIX_OF_FOUR = doubles(*(torch.arange(12.0).reshape(3, 4).cos() * 3).tolist()), 6, 1
-FAR = doubles([1e8, 1e8 + 1], [1e8 + 3, 1e8]), 4, 0
-WILD = doubles([0.0] * 200 + [1.0]), 201, 0
-EQUAL_ONES = doubles([1.0, 1.0, 1, 1.001], [0.0, 2, 0, 2]), 4, 0
+def z_scores(groups, eps=1e-4):
+    return (groups - groups.mean(dim=1, keepdim=True)) / (groups.std(dim=1, keepdim=True) + eps)
 
 
-def normed(groups):
-    mean, std = groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True)
-    return (groups - mean) / (std + 1e-4)
-
-
-@wrong("9.2", *SIX_OF_FOUR)
-def own_rows_as_one_group(rewards_per_rank, group_size, rank):
+@wrong("9.2", *SPLIT)
+def only_its_own_rows(rewards_per_rank, group_size, rank):
     own = rewards_per_rank[rank]
-    return (own - own.mean()) / (own.std() + 1e-4)
-
-
-@wrong("9.2", *SPLIT)
-def processes_in_columns(rewards_per_rank, group_size, rank):
-    advantages = normed(rewards_per_rank.T.reshape(-1, group_size)).flatten()
-    return advantages.view(-1, len(rewards_per_rank))[:, rank]
-
-
-@wrong("9.2", *SPLIT)
-def slice_of_group_size(rewards_per_rank, group_size, rank):
-    advantages = normed(rewards_per_rank.reshape(-1, group_size)).flatten()
-    return advantages[rank * group_size : (rank + 1) * group_size]
-
-
-@wrong("9.2", *SPLIT)
-def every_wth_row(rewards_per_rank, group_size, rank):
-    return normed(rewards_per_rank.reshape(-1, group_size)).flatten()[rank :: len(rewards_per_rank)]
-
-
-@wrong("9.2", *SPLIT)
-def group_of_the_first_row(rewards_per_rank, group_size, rank):
-    n = rewards_per_rank.shape[1]
-    group = rewards_per_rank.reshape(-1, group_size)[rank * n // group_size]
-    return (rewards_per_rank[rank] - group.mean()) / (group.std() + 1e-4)
-
-
-@wrong("9.2", *THREE)
-def with_one_neighbour(rewards_per_rank, group_size, rank):
-    W, n = rewards_per_rank.shape
-    flat, first = rewards_per_rank.flatten(), rank * n
-    starts = [i // group_size * group_size for i in range(first, first + n)]
-    groups = [flat[max(s, first - n) : min(s + group_size, first + 2 * n)] for s in starts]
-    return torch.stack([(r - g.mean()) / (g.std() + 1e-4) for r, g in zip(flat[first:], groups)])
-
-
-@wrong("9.2", *SIX_OF_FOUR)
-def processes_per_group(rewards_per_rank, group_size, rank):
-    per = max(1, group_size // rewards_per_rank.shape[1])
-    block = rewards_per_rank[rank // per * per :][:per]
-    return normed(block.reshape(-1, min(group_size, block.numel()))).view_as(block)[rank % per]
+    return torch.cat([z_scores(part[None])[0] for part in own.split(group_size)])
 
 
 @wrong("9.2", *SPLIT)
 def biased_std(rewards_per_rank, group_size, rank):
     groups = rewards_per_rank.reshape(-1, group_size)
-    std = groups.std(dim=1, keepdim=True, correction=0)
-    advantages = (groups - groups.mean(dim=1, keepdim=True)) / (std + 1e-4)
+    std, mean = torch.std_mean(groups, dim=1, correction=0, keepdim=True)
+    return ((groups - mean) / (std + 1e-4)).view_as(rewards_per_rank)[rank]
+
+
+@wrong("9.2", *SPLIT)
+def rank_times_group_size(rewards_per_rank, group_size, rank):
+    flat = z_scores(rewards_per_rank.reshape(-1, group_size)).flatten()
+    return flat[rank * group_size :][: rewards_per_rank.shape[1]]
+
+
+@wrong("9.2", *SPLIT)
+def processes_interleaved(rewards_per_rank, group_size, rank):
+    advantages = z_scores(rewards_per_rank.T.reshape(-1, group_size))
+    return advantages.view(-1, len(rewards_per_rank))[:, rank]
+
+
+@wrong("9.2", REWARDS, 4, 1)
+def group_ends_forgotten(rewards_per_rank, group_size, rank):
+    n, flat = rewards_per_rank.shape[1], rewards_per_rank.flatten()
+    first = rank * n // group_size * group_size
+    groups = flat[first:][: -(-n // group_size) * group_size].view(-1, group_size)
+    return z_scores(groups).flatten()[rank * n - first :][:n]
+
+
+@wrong("9.2", *SMALL)
+def variance_and_eps(rewards_per_rank, group_size, rank):
+    groups = rewards_per_rank.reshape(-1, group_size)
+    var, mean = torch.var_mean(groups, dim=1, keepdim=True)
+    return ((groups - mean) / (var + 1e-8).sqrt()).view_as(rewards_per_rank)[rank]
+
+
+@wrong("9.2", torch.eye(16).double()[:1].view(4, 4), 16, 0)
+def at_most_three(rewards_per_rank, group_size, rank):
+    advantages = z_scores(rewards_per_rank.reshape(-1, group_size)).clamp(-3, 3)
     return advantages.view_as(rewards_per_rank)[rank]
 
 
-@wrong("9.2", *EQUAL_ONES)
-def eps_within_the_root(rewards_per_rank, group_size, rank):
+@wrong("9.2", *SMALL)
+def zero_if_nearly_equal(rewards_per_rank, group_size, rank):
     groups = rewards_per_rank.reshape(-1, group_size)
-    std = (groups.var(dim=1, keepdim=True) + 1e-8).sqrt()
-    return ((groups - groups.mean(dim=1, keepdim=True)) / std).view_as(rewards_per_rank)[rank]
+    equal = groups.std(dim=1, keepdim=True) < 1e-6
+    return torch.where(equal, 0.0, z_scores(groups)).view_as(rewards_per_rank)[rank]
 
 
-@wrong("9.2", *EQUAL_ONES)
-def std_at_least_eps(rewards_per_rank, group_size, rank):
-    groups = rewards_per_rank.reshape(-1, group_size)
-    std = groups.std(dim=1, keepdim=True).clamp(min=1e-4)
-    return ((groups - groups.mean(dim=1, keepdim=True)) / std).view_as(rewards_per_rank)[rank]
+@wrong("9.2", *LARGE)
+def in_single_precision(rewards_per_rank, group_size, rank):
+    advantages = z_scores(rewards_per_rank.float().reshape(-1, group_size))
+    return advantages.view_as(rewards_per_rank)[rank].to(rewards_per_rank.dtype)
 
 
-@wrong("9.2", *BLOCKS)
-def std_of_the_batch(rewards_per_rank, group_size, rank):
-    groups = rewards_per_rank.reshape(-1, group_size)
-    advantages = (groups - groups.mean(dim=1, keepdim=True)) / (rewards_per_rank.std() + 1e-4)
-    return advantages.view_as(rewards_per_rank)[rank]
-
-
-@wrong("9.2", *FAR)
-def mean_of_squares(rewards_per_rank, group_size, rank):
-    groups = rewards_per_rank.reshape(-1, group_size)
-    mean, square = groups.mean(1, keepdim=True), groups.square().mean(1, keepdim=True)
-    var = (square - mean.square()).clamp(min=0) * group_size / (group_size - 1)
-    return ((groups - mean) / (var.sqrt() + 1e-4)).view_as(rewards_per_rank)[rank]
-
-
-@wrong("9.2", *WILD)
-def cut_off_at_ten(rewards_per_rank, group_size, rank):
-    advantages = normed(rewards_per_rank.reshape(-1, group_size)).clamp(-10, 10)
-    return advantages.view_as(rewards_per_rank)[rank]
-
-
-@wrong("9.2", *FAR)
-def in_float32(rewards_per_rank, group_size, rank):
-    return normed(rewards_per_rank.float().reshape(-1, group_size)).view_as(rewards_per_rank)[rank]
+@wrong("9.2", *SINGLE)
+def squeezed_row(rewards_per_rank, group_size, rank):
+    flat = z_scores(rewards_per_rank.reshape(-1, group_size)).flatten()
+    return flat.chunk(len(rewards_per_rank))[rank].squeeze()
 
 
 @right("9.2")
 def row_by_row(rewards_per_rank, group_size, rank):
-    n, flat = rewards_per_rank.shape[1], rewards_per_rank.flatten().tolist()
+    flat, n = rewards_per_rank.flatten(), rewards_per_rank.shape[1]
     out = []
-    for i in range(rank * n, (rank + 1) * n):
+    for i in range(rank * n, rank * n + n):
         group = flat[i // group_size * group_size :][:group_size]
-        mean = math.fsum(group) / group_size
-        std = math.sqrt(math.fsum((r - mean) ** 2 for r in group) / (group_size - 1))
-        out.append((flat[i] - mean) / (std + 1e-4))
-    return torch.tensor(out, dtype=rewards_per_rank.dtype)
+        out.append((flat[i] - group.mean()) / (group.std() + 1e-4))
+    return torch.stack(out)
 
 
 @right("9.2")
-def chunks_narrowed(rewards_per_rank, group_size, rank):
-    n = rewards_per_rank.size(1)
+def all_then_its_part(rewards_per_rank, group_size, rank):
     groups = torch.cat(list(rewards_per_rank)).split(group_size)
-    return torch.cat([(g - g.mean()) / (g.std() + 1e-4) for g in groups]).narrow(0, rank * n, n)
+    advantages = torch.cat([(g - g.mean()) / (g.std() + 1e-4) for g in groups])
+    return advantages.split(rewards_per_rank.shape[1])[rank]
 
 
 @right("9.2")
-def statistics_repeated(rewards_per_rank, group_size, rank):
-    groups = rewards_per_rank.unflatten(0, (-1, 1)).flatten().unflatten(0, (-1, group_size))
-    mean, std = (
-        x.repeat_interleave(group_size).view_as(rewards_per_rank)[rank]
-        for x in (groups.mean(dim=-1), groups.std(dim=-1))
-    )
-    return (rewards_per_rank[rank] - mean) / (std + 1e-4)
-
-
-@right("9.2")
-def only_the_groups_that_are_touched(rewards_per_rank, group_size, rank):
+def repeated_statistics(rewards_per_rank, group_size, rank):
     n = rewards_per_rank.shape[1]
-    first, last = rank * n // group_size, -(-(rank + 1) * n // group_size)
-    groups = rewards_per_rank.reshape(-1, group_size)[first:last]
-    start = rank * n - first * group_size
-    return normed(groups).flatten()[start : start + n]
+    groups = rewards_per_rank.contiguous().view(-1, group_size)
+    std, mean = (x.repeat_interleave(group_size) for x in torch.std_mean(groups, dim=1))
+    own = slice(rank * n, (rank + 1) * n)
+    return (rewards_per_rank[rank] - mean[own]) / (std[own] + 1e-4)
 
 
-REAL = HOLES.bool()
-TRAINER = doubles([-1.0, -0.5, -3.0], [-2.0, -0.3, -1.0])
-SAMPLER = doubles([-1.2, -0.9, -1.5], [-1.0, -4.0, -1.0])
-BATCH = LOSSES, TRAINER, SAMPLER, HOLES, 2.0
-GARBAGE = (
+TRAINER = torch.tensor([[-1.0, -0.2, -3.0], [-0.5, -2.0, -1.0]]).double()
+SAMPLER = torch.tensor([[-1.2, -0.7, -1.0], [-2.5, -2.0, -1.5]]).double()
+OFF = LOSSES, TRAINER, SAMPLER, MASK, 3.0
+HOLES = *(x.masked_fill(MASK == 0, nan) for x in OFF[:3]), MASK, 3.0
+NEVER = (
     LOSSES,
-    torch.where(REAL, TRAINER, torch.tensor(NAN).double()),
-    torch.where(REAL, SAMPLER, torch.tensor(-INF).double()),
-    HOLES,
-    2.0,
+    TRAINER.clone().index_put_((torch.tensor(0), torch.tensor(1)), -LOSSES.new_tensor(inf)),
+    SAMPLER,
+    MASK,
+    3.0,
 )
-LOSS_NAN = torch.where(REAL, LOSSES, torch.tensor(NAN).double()), TRAINER, SAMPLER, REAL, 3.0
-NEVER = LOSSES, TRAINER.masked_fill(TRAINER == -1.0, -INF), SAMPLER, HOLES, 2.0
-DEEP = LOSSES, TRAINER - 900, SAMPLER - 900, HOLES, 2.0
-RARE = LOSSES * 1e4, TRAINER - 15, SAMPLER, HOLES, 2.0
-HIGH_CAP = LOSSES, TRAINER, SAMPLER, HOLES, 50.0
-EMPTY_ROW = LOSSES, TRAINER, SAMPLER, torch.tensor([[1.0, 1, 0], [0, 0, 0]]), 1.5
+RARE = LOSSES, TRAINER - 30, SAMPLER - 30, MASK, 3.0
 
 
-@wrong("9.3", *BATCH)
+def weigh(log_probs, sampler_log_probs, mask, cap):
+    real = mask.bool()
+    return (log_probs[real] - sampler_log_probs[real]).exp().clamp(max=cap).detach()
+
+
+@wrong("9.3", *OFF)
+def weight_learns(per_token, log_probs, sampler_log_probs, mask, cap):
+    real = mask.bool()
+    ratio = (log_probs[real] - sampler_log_probs[real]).exp()
+    return (ratio.clamp(max=cap) * per_token[real]).mean()
+
+
+@wrong("9.3", *OFF)
 def sampler_over_trainer(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    weights = (sampler_log_probs - log_probs)[real].exp().clamp(max=cap).detach()
-    return (weights * per_token[real]).mean()
-
-
-@wrong("9.3", *BATCH)
-def gradient_through_weights(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    weights = (log_probs[real] - sampler_log_probs[real]).exp().clamp(max=cap)
-    return (weights * per_token[real]).mean()
-
-
-def ratios(log_probs, sampler_log_probs, mask):
-    return (log_probs - sampler_log_probs)[mask.bool()].exp().detach()
-
-
-@wrong("9.3", *BATCH)
-def cut_from_below_too(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = ratios(log_probs, sampler_log_probs, mask).clamp(1 / cap, cap)
+    weights = weigh(sampler_log_probs, log_probs, mask, cap)
     return (weights * per_token[mask.bool()]).mean()
 
 
-@wrong("9.3", *BATCH)
-def zero_above_the_cap(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = ratios(log_probs, sampler_log_probs, mask)
-    return (weights * (weights <= cap) * per_token[mask.bool()]).mean()
+@wrong("9.3", *HOLES)
+def nan_times_zero(per_token, log_probs, sampler_log_probs, mask, cap):
+    weights = (log_probs - sampler_log_probs).exp().clamp(max=cap).detach()
+    return (weights * per_token * mask).sum() / mask.sum()
 
 
-@wrong("9.3", *GARBAGE)
-def masked_at_the_end(per_token, log_probs, sampler_log_probs, mask, cap):
+@wrong("9.3", *NEVER)
+def cut_below_too(per_token, log_probs, sampler_log_probs, mask, cap):
+    weights = weigh(log_probs, sampler_log_probs, mask, cap).clamp(min=1 / cap)
+    return (weights * per_token[mask.bool()]).mean()
+
+
+@wrong("9.3", *NEVER)
+def impossible_does_not_count(per_token, log_probs, sampler_log_probs, mask, cap):
+    real = mask.bool() & log_probs.isfinite()
+    weights = weigh(log_probs, sampler_log_probs, real, cap)
+    return (weights * per_token[real]).mean()
+
+
+@wrong("9.3", *RARE)
+def eps_below_the_fraction(per_token, log_probs, sampler_log_probs, mask, cap):
+    real = mask.bool()
+    ratio = log_probs[real].exp() / (sampler_log_probs[real].exp() + 1e-10)
+    return (ratio.clamp(max=cap).detach() * per_token[real]).mean()
+
+
+@wrong("9.3", *OFF)
+def divided_by_the_weights(per_token, log_probs, sampler_log_probs, mask, cap):
+    weights = weigh(log_probs, sampler_log_probs, mask, cap)
+    return (weights * per_token[mask.bool()]).sum() / weights.sum()
+
+
+@wrong("9.3", *HOLES)
+def where_after_the_product(per_token, log_probs, sampler_log_probs, mask, cap):
     weights = (log_probs - sampler_log_probs).exp().clamp(max=cap).detach()
     return torch.where(mask.bool(), weights * per_token, 0.0).sum() / mask.bool().sum()
 
 
-@wrong("9.3", *LOSS_NAN)
-def only_weights_masked(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = (log_probs - sampler_log_probs).exp().clamp(max=cap).detach()
-    return (weights.masked_fill(mask == 0, 0.0) * per_token).sum() / mask.sum()
+@wrong("9.3", *OFF)
+def cap_of_two(per_token, log_probs, sampler_log_probs, mask, cap=2.0):
+    weights = weigh(log_probs, sampler_log_probs, mask, 2.0)
+    return (weights * per_token[mask.bool()]).mean()
 
 
-@wrong("9.3", *DEEP)
-def quotient_of_probabilities(per_token, log_probs, sampler_log_probs, mask, cap):
+@wrong("9.3", *OFF)
+def cap_on_the_log(per_token, log_probs, sampler_log_probs, mask, cap):
     real = mask.bool()
-    weights = (log_probs[real].exp() / sampler_log_probs[real].exp()).clamp(max=cap)
-    return (weights.detach() * per_token[real]).mean()
-
-
-@wrong("9.3", *NEVER)
-def impossible_tokens_not_counted(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool() & log_probs.isfinite()
-    weights = ratios(log_probs, sampler_log_probs, real).clamp(max=cap)
+    weights = (log_probs[real] - sampler_log_probs[real]).clamp(max=cap).exp().detach()
     return (weights * per_token[real]).mean()
 
 
-@wrong("9.3", *BATCH)
-def divided_by_the_weights(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = ratios(log_probs, sampler_log_probs, mask).clamp(max=cap)
-    return (weights * per_token[mask.bool()]).sum() / weights.sum()
-
-
-@wrong("9.3", *RARE)
-def log_ratio_at_least_minus_ten(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    moved = (log_probs - sampler_log_probs)[real].detach().clamp(-10, math.log(cap))
-    return (moved.exp() * per_token[real]).mean()
-
-
-@wrong("9.3", *HIGH_CAP)
-def cap_in_log_space_forgotten(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    moved = (log_probs - sampler_log_probs)[real].detach().clamp(max=cap)
-    return (moved.exp().clamp(max=2.0) * per_token[real]).mean()
-
-
-@wrong("9.3", *BATCH)
-def loss_capped_not_weight(per_token, log_probs, sampler_log_probs, mask, cap):
-    weighted = ratios(log_probs, sampler_log_probs, mask) * per_token[mask.bool()]
-    return weighted.clamp(max=cap).mean()
-
-
-@wrong("9.3", *EMPTY_ROW)
-def mean_of_row_means(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    moved = torch.where(real, log_probs - sampler_log_probs, 0.0).detach()
-    weighted = torch.where(real, per_token, 0.0) * moved.exp().clamp(max=cap)
-    return (weighted.sum(dim=1) / real.sum(dim=1).clamp(min=1)).mean()
-
-
-@wrong("9.3", *BATCH)
-def ratio_of_the_sequence(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    moved = torch.where(real, log_probs - sampler_log_probs, 0.0).detach()
-    weights = moved.sum(dim=1, keepdim=True).exp().clamp(max=cap).expand_as(moved)
-    return (weights[real] * per_token[real]).mean()
+@right("9.3")
+def chosen_first(per_token, log_probs, sampler_log_probs, mask, cap):
+    weights = weigh(log_probs, sampler_log_probs, mask, cap)
+    return torch.dot(weights, per_token[mask.bool()]) / len(weights)
 
 
 @right("9.3")
-def cap_in_log_space(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask != 0
+def zeros_before_all(per_token, log_probs, sampler_log_probs, mask, cap):
+    loss, new, old = (
+        x.masked_fill(mask == 0, 0) for x in (per_token, log_probs, sampler_log_probs)
+    )
     with torch.no_grad():
-        weights = (log_probs - sampler_log_probs)[real].clamp(max=math.log(cap)).exp()
-    return weights @ per_token[real] / real.sum()
+        weights = torch.exp(new - old).clamp_max(cap)
+    return (weights * loss).sum() / mask.count_nonzero()
 
 
 @right("9.3")
-def zeros_at_padding_first(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    losses, new, old = (x.where(real, 0.0) for x in (per_token, log_probs, sampler_log_probs))
-    weights = (new - old).exp().detach().clamp_max(cap)
-    return (losses * weights).sum() / real.sum()
+def place_by_place(per_token, log_probs, sampler_log_probs, mask, cap):
+    places, total = mask.nonzero().tolist(), 0.0
+    for i, t in places:
+        ratio = (log_probs[i, t] - sampler_log_probs[i, t]).exp().item()
+        total = total + min(ratio, cap) * per_token[i, t]
+    return total / len(places)
 
 
-@right("9.3")
-def expm1_and_minimum(per_token, log_probs, sampler_log_probs, mask, cap):
-    rows = mask.nonzero(as_tuple=True)
-    weights = torch.expm1(log_probs.detach()[rows] - sampler_log_probs.detach()[rows]) + 1
-    weights = torch.minimum(weights, torch.full_like(weights, cap))
-    return torch.dot(weights, per_token[rows]) / weights.numel()
+UNEVEN = (torch.tensor([[3, 9, 1, 2], [20, 5, 6, 1], [2, 2, 2, 2]]),)
+COLUMN = (torch.tensor([[3], [9], [1]]),)
 
 
-@right("9.3")
-def token_by_token(per_token, log_probs, sampler_log_probs, mask, cap):
-    total, where = 0.0, mask.nonzero().tolist()
-    for i, j in where:
-        weight = math.exp(min((log_probs[i, j] - sampler_log_probs[i, j]).item(), math.log(cap)))
-        total = total + weight * per_token[i, j]
-    return total / len(where)
+def share_of(lengths):
+    return 1 - lengths.double().mean(dim=1) / lengths.amax(dim=1)  # of each batch
 
 
-LENGTHS = (torch.tensor([[3, 5, 1, 2], [10, 4, 10, 7], [2, 2, 1, 2]]),)
-SHORTS = (torch.tensor([[900] * 39 + [1000], [700] * 40], dtype=torch.int16),)
-ALONE = (torch.tensor([[3], [7]]),)
+@wrong("9.4", *UNEVEN)
+def mean_of_shares(lengths):
+    return share_of(lengths).mean()
 
 
-@wrong("9.4", *LENGTHS)
-def mean_of_the_batches(lengths):
-    return (1 - lengths.double().mean(dim=1) / lengths.max(dim=1).values).mean()
-
-
-@wrong("9.4", *LENGTHS)
+@wrong("9.4", *UNEVEN)
 def longest_of_all(lengths):
-    return 1 - lengths.sum() / (lengths.numel() * lengths.max())
+    return 1 - lengths.sum() / (lengths.max() * lengths.numel())
 
 
-@wrong("9.4", *LENGTHS)
-def longest_along_batches(lengths):
-    return 1 - lengths.sum() / (len(lengths) * lengths.max(dim=0).values.sum())
-
-
-@wrong("9.4", *LENGTHS)
+@wrong("9.4", *UNEVEN)
 def busy_share(lengths):
-    return lengths.sum() / (lengths.shape[1] * lengths.amax(dim=1).sum())
+    return lengths.sum() / (lengths.amax(dim=1).sum() * lengths.shape[1])
 
 
-@wrong("9.4", *LENGTHS)
-def no_waiting_between_batches(lengths):
-    ticks = lengths.sum(dim=0).max()
-    return 1 - lengths.sum() / (ticks * lengths.shape[1])
+@wrong("9.4", *UNEVEN)
+def longest_of_columns(lengths):
+    return 1 - lengths.sum() / (lengths.max(dim=0).values.sum() * len(lengths))
 
 
-@wrong("9.4", *ALONE)
-def longest_row_not_counted(lengths):
-    longest = lengths.amax(dim=1, keepdim=True)
-    return (longest - lengths).sum() / ((lengths.shape[1] - 1) * longest.sum())
-
-
-@wrong("9.4", *LENGTHS)
-def idle_per_token(lengths):
-    return (lengths.amax(dim=1, keepdim=True) - lengths).sum() / lengths.sum()
-
-
-@wrong("9.4", *LENGTHS)
-def whole_division(lengths):
-    places = lengths.shape[1] * lengths.amax(dim=1).sum()
-    return 1.0 - lengths.sum() // places
-
-
-@wrong("9.4", *LENGTHS)
-def last_row_is_longest(lengths):
-    return 1 - lengths.sum() / (lengths.shape[1] * lengths[:, -1].sum())
-
-
-@wrong("9.4", *LENGTHS)
+@wrong("9.4", *UNEVEN)
 def batches_for_rows(lengths):
-    return 1 - lengths.sum() / (len(lengths) * lengths.max(dim=1).values.sum())
+    return 1 - lengths.sum() / (lengths.max(dim=1).values.sum() * len(lengths))
 
 
-@wrong("9.4", *LENGTHS)
-def ticks_from_zero(lengths):
-    ticks = torch.arange(int(lengths.max()))
-    empty = (lengths[..., None] < ticks) & (ticks < lengths.amax(dim=1)[:, None, None])
-    return empty.sum() / (lengths.shape[1] * lengths.amax(dim=1).sum())
+@wrong("9.4", *UNEVEN)
+def empty_over_busy(lengths):
+    empty = (lengths.amax(dim=1, keepdim=True) - lengths).sum()
+    return empty / lengths.sum()
 
 
-@wrong("9.4", *LENGTHS)
-def last_tick_left_out(lengths):
-    longest = lengths.amax(dim=1, keepdim=True)
-    return (longest - lengths).sum() / (lengths.shape[1] * (longest - 1).clamp(min=1).sum())
+@wrong("9.4", *COLUMN)
+def squeezed_lengths(lengths):
+    lengths = lengths.squeeze()
+    longest = lengths.max(dim=-1, keepdim=True).values
+    return 1 - lengths.sum() / longest.expand_as(lengths).sum()
 
 
-@wrong("9.4", *LENGTHS)
+@wrong("9.4", *UNEVEN)
+def weighted_by_tokens(lengths):
+    tokens = lengths.sum(dim=1)
+    return (share_of(lengths) * tokens).sum() / tokens.sum()
+
+
+@wrong("9.4", *UNEVEN)
+def places_of_the_others(lengths):
+    longest = lengths.amax(dim=1)
+    return (longest[:, None] - lengths).sum() / (longest.sum() * max(lengths.shape[1] - 1, 1))
+
+
+@wrong("9.4", *UNEVEN)
 def rounded(lengths):
-    share = 1 - lengths.sum() / (lengths.shape[1] * lengths.amax(dim=1).sum())
-    return round(share.item(), 3)
+    return round((1 - lengths.sum() / (lengths.amax(1).sum() * lengths.shape[1])).item(), 3)
 
 
 @right("9.4")
-def lists(lengths):
-    rows = lengths.tolist()
-    empty = sum(max(row) - length for row in rows for length in row)
-    return empty / sum(max(row) * len(row) for row in rows)
+def tick_after_tick(lengths):
+    empty = places = 0
+    for batch in lengths.tolist():
+        for tick in range(max(batch)):
+            empty += sum(length <= tick for length in batch)
+            places += len(batch)
+    return empty / places
 
 
 @right("9.4")
-def weighted_shares(lengths):
-    longest = lengths.double().amax(dim=1)
-    return ((1 - lengths.double().mean(dim=1) / longest) * longest).sum() / longest.sum()
+def ratio_of_means(lengths):
+    return 1 - lengths.double().mean() / lengths.double().amax(dim=-1).mean()
 
 
 @right("9.4")
-def tick_by_tick(lengths):
-    places = empty = 0
-    for batch in lengths.long():
-        going_on = batch[:, None] > torch.arange(int(batch.max()))
-        places, empty = places + going_on.numel(), empty + int((~going_on).sum())
-    return torch.tensor(empty / places)
-
-
-@right("9.4")
-def with_fractions(lengths):
-    ticks = int(lengths.sort(dim=1, descending=True).values[:, 0].sum())
-    return float(1 - Fraction(int(lengths.sum()), ticks * lengths.shape[1]))
+def with_numpy(lengths):
+    rows = lengths.numpy()
+    longest = rows.max(axis=1, keepdims=True)
+    return float((longest - rows).sum() / (longest + 0 * rows).sum())
