@@ -392,6 +392,24 @@ def test_a_change_of_an_argument_is_seen(line, told):
     assert judge_exercise(LISTS, lists)[0] == "passed"
 
 
+def test_a_tensor_inside_a_list_is_looked_at_too():
+    def total(rows):
+        return torch.stack([row.sum() for row in rows])
+
+    case = Case("rows", ([torch.ones(2), torch.zeros(3)],))
+    exercise = dataclasses.replace(LISTS, reference=total, cases=(case,))
+    assert judge_exercise(exercise, total)[0] == "passed"
+
+    def switches(rows):
+        return total([row.requires_grad_() for row in rows]).detach()
+
+    def writes(rows):
+        return total([row.mul_(1).add_(0) for row in rows[:1]] + [rows[1].add_(1) - 1])
+
+    assert "switches requires_grad of its argument 'rows'" in judge_exercise(exercise, switches)[1]
+    assert "changes its argument 'rows' in place" in judge_exercise(exercise, writes)[1]
+
+
 def test_a_gradient_left_in_an_argument_is_seen():
     def answer(log_probs, mask):
         out = reference(log_probs, mask)

@@ -399,7 +399,7 @@ def _change(after: Any, leaf: Any, before: Any) -> str | None:
     kept = (after == before) | ((after != after) & (before != before))  # NaN is itself here
     if not _own(kept).all():
         return "content"
-    if after.requires_grad != leaf.requires_grad:
+    if after.requires_grad != (before if after is leaf else leaf).requires_grad:
         return "requires_grad"
     return "grad" if leaf.grad is not None else None
 
