@@ -184,9 +184,9 @@ def test_a_figure_that_its_notebook_does_not_have_is_an_error(tmp_path, cell, co
 
 
 def test_the_message_in_the_readme_is_what_a_reader_sees():
-    upside_down = find("2.4").wrong[0]
-    assert "old over new" in upside_down.sentence
-    assert judge("2.4", upside_down.function)[1] in text("README.md")
+    multiplies = find("1.5").wrong[0]
+    assert "hot is cold" in multiplies.sentence
+    assert judge("1.5", multiplies.function)[1] in text("README.md")
 
 
 def test_the_readme_counts_the_exercises():
