@@ -26,7 +26,7 @@ from minigrpo.study.mistakes import replaced
 FOLDER = Path(__file__).parent
 FIELDS = {"package", "gradient", "number", "list", "keywords", "tolerance"}
 SECTIONS = {"Helpers", "Bugs", "Test", "Right too", "Wrong", "Lapses", "Same", "Cases", "Hints"}
-SECTIONS |= {"Also right", "Also wrong"}
+SECTIONS |= {"Also right", "Also wrong", "Why"}
 SAME = re.compile(r"`(?P<line>[^`]+)` (?P<reason>.+)")
 EDIT = r"`([^`]+)`(?: -> `([^`]+)`)?"
 ITEM = re.compile(rf"(?P<edits>(?:{EDIT} ?)*)(?:when `(?P<when>[^`]+)` ?)?(?P<sentence>.*)")
