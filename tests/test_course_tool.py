@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -148,12 +150,58 @@ def test_text_around_a_figure_keeps_its_place():
 def test_committed_form_drops_times_versions_and_editors():
     nb = notebook("1", tags=("verdict",))
     nb.metadata.update(language_info={"name": "python", "version": "3.11.7"}, widgets={}, toc={})
-    nb.cells[1].metadata.update(execution={"t": "2026"}, vscode={}, jupyter={"source_hidden": True})
+    nb.cells[1].metadata.update(execution={"t": "2026"}, vscode={}, alt="a line")
+    nb.cells[0].metadata.update(alt="a title")
     committed.committed_form(nb)
     assert nb.metadata.language_info == {"name": "python"}
     assert nb.metadata.kernelspec.display_name == "Python 3 (ipykernel)"
     assert set(nb.metadata) == {"kernelspec", "language_info"}
-    assert nb.cells[1].metadata == {"jupyter": {"source_hidden": True}, "tags": ["verdict"]}
+    assert {*nb.cells[1].metadata} == {"alt", "jupyter", "tags"} and nb.cells[0].metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("tags", "folded"),
+    [
+        (("verdict",), {"source_hidden": True, "outputs_hidden": True}),
+        (("nbval-ignore-output", "predict"), {"outputs_hidden": True}),
+        (("raises-exception",), None),
+        ((), None),
+    ],
+)
+def test_a_cell_is_folded_as_its_tags_say(tags, folded):
+    nb = notebook("1", tags=tags)
+    nb.cells[1].metadata["jupyter"] = {"source_hidden": True}  # by the editor
+    assert committed.committed_form(nb).cells[1].metadata.get("jupyter") == folded
+
+
+def drawn(alt: str | list[str], *kinds: str) -> NotebookNode:
+    """A notebook whose cell has a figure of each kind, behind a printed line."""
+    v4 = nbformat.v4
+    nb = notebook("plot()")
+    nb.cells[1].update(metadata=NotebookNode(alt=alt), execution_count=1)
+    nb.cells[1].outputs = [v4.new_output("stream", text="a line\n")]
+    size = {"image/png": {"width": 700, "height": 300}}
+    for kind in kinds:
+        output = v4.new_output("display_data", data={kind: "", "text/plain": ""}, metadata=size)
+        nb.cells[1].outputs.append(nbformat.from_dict(output))
+    return nb
+
+
+def test_each_figure_gets_its_description_and_keeps_its_size():
+    nb = committed.committed_form(drawn(["falls", "rises"], "image/png", "image/svg+xml"))
+    text, falls, rises = (output.get("metadata") for output in nb.cells[1].outputs)
+    assert text is None and falls["image/png"] == {"alt": "falls", "width": 700, "height": 300}
+    assert rises["image/svg+xml"] == {"alt": "rises"}
+    assert committed.uncommittable(nb) == []
+    nb = committed.committed_form(drawn("falls", "image/png"))
+    assert nb.cells[1].outputs[1].metadata["image/png"]["alt"] == "falls"
+    nbformat.validate(nb)
+
+
+@pytest.mark.parametrize("alt", ["falls", ["falls", "rises", "falls"]])
+def test_a_description_too_many_or_too_few_is_told(alt):
+    (finding,) = committed.uncommittable(drawn(alt, "image/png", "image/png"))
+    assert "(id cell-1) has 2 figures, and describes" in finding
 
 
 def test_failed_write_leaves_the_file(tmp_path):
@@ -260,6 +308,23 @@ def test_execute_is_stable_byte_for_byte(folder):
     assert [cell.metadata for cell in stored.cells[1:4]] == [{}, {}, {}]
     assert [output.text for output in stored.cells[2].outputs] == ["0\n1\n2\n"]
     assert "image/png" in stored.cells[3].outputs[0].data
+
+
+@pytest.mark.kernel
+def test_a_figure_is_stored_at_200_dpi_and_shown_at_its_size(folder):
+    begin = "from minigrpo.notebook.setup import setup\n\nsetup()"
+    path = folder / "01_one.ipynb"
+    nb = notebook(begin, FIGURE)
+    nb.cells[2].metadata["alt"] = "a line that rises"
+    nbformat.write(nb, path)
+    assert call("execute", folder, "--only", "1") == 0
+    (figure,) = nbformat.read(path, as_version=4).cells[2].outputs
+    png, shown = base64.b64decode(figure.data["image/png"]), figure.metadata["image/png"]
+    pixels = struct.unpack(">II", png[16:24])
+    assert pixels == pytest.approx((2 * shown.width, 2 * shown.height), abs=1)
+    assert 680 <= shown.width <= 720 and shown.alt == "a line that rises"
+    at = png.index(b"pHYs") + 4
+    assert struct.unpack(">I", png[at : at + 4])[0] == pytest.approx(200 / 0.0254, abs=1)
 
 
 @pytest.mark.kernel

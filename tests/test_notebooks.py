@@ -17,11 +17,14 @@ from urllib.parse import unquote
 
 import nbformat
 import pytest
+from committed import FOLDED
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NOT_EXECUTED_SINCE = ("01", "02", "03", "04", "05", "06", "07", "08", "09")
+"""Notebooks that are still to get what `make execute` adds: folding, and the solutions."""
 
 LONGEST_CELL = 30  # lines
 MEDIAN_CELL = 10  # lines
@@ -172,8 +175,18 @@ def reduced_metadata(nb: NotebookNode, path: Path) -> list[str]:
         f"{name(cell)} has metadata {key!r}"
         for cell in nb.cells
         for key in cell.metadata
-        if key not in ("jupyter", "tags")
+        if key not in (("alt", "jupyter", "tags") if cell.cell_type == "code" else ("tags",))
     ]
+
+
+def folded_as_tagged(nb: NotebookNode, path: Path) -> list[str]:
+    """JupyterLab folds verdicts and the answers to questions, and nothing else."""
+    findings = []
+    for cell in nb.cells:
+        folded = [FOLDED[tag] for tag in tags(cell) if tag in FOLDED and cell.cell_type == "code"]
+        if cell.metadata.get("jupyter") != (folded[0] if folded else None):
+            findings.append(f"{name(cell)} is not folded as its tags {tags(cell)} say")
+    return findings
 
 
 def known_markers(nb: NotebookNode, path: Path) -> list[str]:
@@ -397,8 +410,15 @@ BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookN
     ],
     reduced_metadata: [
         edit(1, metadata=TIMING),
+        edit(0, metadata={"alt": "a title"}),
         lambda nb: nb.metadata.language_info.update(version="3.11.7"),
         lambda nb: nb.metadata.update(widgets={}),
+    ],
+    folded_as_tagged: [
+        edit(3, metadata={"tags": ["predict"]}),
+        edit(3, metadata={"jupyter": {"outputs_hidden": True}}),
+        edit(3, metadata={"tags": ["verdict"], "jupyter": {"outputs_hidden": True}}),
+        edit(0, metadata={"jupyter": {"source_hidden": True}}),
     ],
     known_markers: [
         edit(1, source="# NBVAL_IGNORE_OUTPUT\nf()"),
@@ -489,5 +509,7 @@ def test_there_are_notebooks():
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_keeps_the_contract(path, rule):
+    if rule is folded_as_tagged and path.stem[:2] in NOT_EXECUTED_SINCE:
+        pytest.skip("to be executed")
     findings = rule(load(path), path)
     assert not findings, f"{path.name}:\n  " + "\n  ".join(findings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import course
@@ -18,6 +19,54 @@ def page_of(tmp_path: Path, text: str) -> str:
     """The page of a notebook that has this markdown and nothing else."""
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
     return pages.page(nb, tmp_path / "notebooks" / "01_one.ipynb", tmp_path / "out")
+
+
+def images(page: str) -> list[dict[str, str]]:
+    """The attributes of each image of a page."""
+    found = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, given: tag == "img" and found.append(dict(given))
+    parser.handle_startendtag = parser.handle_starttag
+    parser.feed(page)
+    return found
+
+
+def page_of_cell(tmp_path: Path, *tags: str, **metadata: object) -> str:
+    """The page of a notebook with one code cell, which has printed a line and drawn two figures."""
+    v4 = nbformat.v4
+    size = {"image/png": {"width": 7, "height": 3}}
+    outputs = [v4.new_output("stream", text="what came out\n")]
+    for kind, data in (("image/png", "iVBORw0KGgo="), ("image/svg+xml", "<svg>é</svg>")):
+        outputs.append(v4.new_output("display_data", data={kind: data}, metadata=size))
+    cell = v4.new_code_cell("computed()", outputs=outputs, metadata={"tags": [*tags], **metadata})
+    texts = [v4.new_markdown_cell(text) for text in ("Before.", "*Figure: two `curves`.*\n\nAfter")]
+    nb = nbformat.from_dict(v4.new_notebook(cells=[texts[0], cell, texts[1]]))
+    return pages.page(nb, tmp_path / "notebooks" / "01_one.ipynb", tmp_path / "out")
+
+
+def test_a_figure_has_its_own_description_or_that_of_the_text_beside_it(tmp_path):
+    said = ['"Rising"', "it's falling"]
+    first, second = images(page_of_cell(tmp_path, alt=said))
+    assert [first["alt"], second["alt"]] == said
+    assert (first["width"], first["height"]) == ("7", "3") and "width" not in second
+    assert second["src"] == "data:image/svg+xml;base64,PHN2Zz7DqTwvc3ZnPg=="
+    assert [image["alt"] for image in images(page_of_cell(tmp_path))] == ["two curves."] * 2
+
+
+def test_the_answer_to_a_question_is_folded_and_a_verdict_left_out(tmp_path):
+    page = page_of_cell(tmp_path, "predict")
+    folded = re.search(
+        r"<details[^>]*><summary>Show the output</summary>(.*?)</details>", page, re.S
+    )
+    assert (
+        "what came out" in folded[1]
+        and folded[1].count("<img") == 2
+        and "computed" not in folded[1]
+    )
+    assert "computed" in page and "Show the output" not in page_of_cell(tmp_path)
+    page = page_of_cell(tmp_path, "verdict")
+    assert "Before." in page and "After" in page
+    assert not any(text in page for text in ("computed", "what came out", "<img"))
 
 
 @pytest.mark.parametrize(
@@ -69,8 +118,9 @@ def test_a_page_shows_every_formula_and_loads_nothing(path):
     nb = nbformat.read(path, as_version=4)
     page = pages.page(nb, path, Path("build"))
     assert "<script" not in page
-    pictures = re.findall("<img[^>]*>", page)
-    assert pictures and all(re.search(r'alt="[^"]{40,}"', picture) for picture in pictures)
+    told = [image.get("alt", "") for image in images(page)]
+    assert told and all(len(alt) >= 40 for alt in told)
+    assert not any("No description" in alt for alt in told)  # the words of nbconvert
     assert not re.findall(r'(?:src|srcset|data)="(?!data:)', page)
     assert not re.findall(r'<link[^>]+href="|@import|url\("?https?:', page)
     text = re.sub(r"<pre.*?</pre>|<code.*?</code>|<style.*?</style>", "", page, flags=re.DOTALL)

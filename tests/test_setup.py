@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 import transformers
+from matplotlib_inline.config import InlineBackend
 
 from minigrpo import files
 from minigrpo.files import atomic_path, data_folder
@@ -102,6 +103,17 @@ def test_setup_silences_the_libraries_and_sets_the_style():
     assert transformers.logging.get_verbosity() == transformers.logging.ERROR
     assert not transformers.logging.is_progress_bar_enabled()
     assert plt.rcParams["axes.spines.top"] is False
+
+
+@pytest.mark.parametrize(("kernel", "formats"), [(True, {"retina"}), (False, {"png"})])
+def test_figures_are_sharp_in_a_kernel(monkeypatch, kernel, formats):
+    InlineBackend.clear_instance()
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    if kernel:
+        monkeypatch.setitem(sys.modules, "ipykernel", object())
+    setup()
+    assert InlineBackend.instance().figure_formats == formats
+    InlineBackend.clear_instance()
 
 
 # ---------------------------------------------------------------------------------------------

@@ -9,6 +9,12 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+FIGURES = ("image/png", "image/svg+xml")
+# What JupyterLab folds of a cell with this tag. `pages.py` knows the tags too.
+FOLDED = {
+    "verdict": {"source_hidden": True, "outputs_hidden": True},
+    "predict": {"outputs_hidden": True},
+}
 OVERWRITTEN = re.compile(r"^.*\r(?=[^\n])", re.MULTILINE)  # what nbval drops too
 
 
@@ -47,11 +53,38 @@ def committed_form(nb: NotebookNode) -> NotebookNode:
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     nb.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
     for cell in nb.cells:
-        kept = {key: cell.metadata[key] for key in ("jupyter", "tags") if key in cell.metadata}
-        cell.metadata = nbformat.from_dict(kept)
+        kept = ("alt", "tags") if cell.cell_type == "code" else ("tags",)
+        cell.metadata = nbformat.from_dict(
+            {k: cell.metadata[k] for k in kept if k in cell.metadata}
+        )
         if cell.cell_type == "code":
             cell.outputs = merge_streams(cell.outputs)
+            describe(cell)
+            if folded := [FOLDED[tag] for tag in cell.metadata.get("tags", []) if tag in FOLDED]:
+                cell.metadata["jupyter"] = nbformat.from_dict(folded[0])
     return nb
+
+
+def alts(cell: NotebookNode) -> list[str]:
+    """What a code cell says about its figures, for people who cannot see them: one text each."""
+    told = cell.metadata.get("alt", [])
+    return [told] if isinstance(told, str) else list(told)
+
+
+def figures(cell: NotebookNode) -> list[tuple[NotebookNode, str]]:
+    """Each figure among the outputs of a cell, and of which kind it is."""
+    return [
+        (output, kind)
+        for output in cell.get("outputs", [])
+        for kind in FIGURES
+        if kind in output.get("data", {})
+    ]
+
+
+def describe(cell: NotebookNode) -> None:
+    """Give each figure of a cell its description, beside its width and height."""
+    for (output, kind), alt in zip(figures(cell), alts(cell)):
+        output.metadata.setdefault(kind, NotebookNode())["alt"] = alt
 
 
 def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
@@ -88,4 +121,7 @@ def uncommittable(nb: NotebookNode) -> list[str]:
                 findings.append(f"{where} raised {output.ename}: {output.evalue}")
             if any("widget" in kind for kind in output.get("data", {})):
                 findings.append(f"{where} shows a widget, which a stored notebook cannot")
+        drawn, told = len(figures(cell)), len(alts(cell))
+        if told and drawn != told:
+            findings.append(f"{where} has {drawn} figures, and describes {told} in `alt`")
     return findings

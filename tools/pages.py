@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import html
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from committed import CourseError
+from committed import CourseError, alts, describe, figures
 from jinja2 import DictLoader
 from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
@@ -24,6 +25,15 @@ LINK = re.compile(r"""(?P<head>\b(?:href|src)=")(?P<path>[^"#?:]+)(?P<anchor>#[^
 # The page is laid out for telephones too, where wide tables, formulas, code and outputs scroll in
 # themselves; and it stays light where the reader's screen is dark.
 TEMPLATE = """{% extends "lab/index.html.j2" %}
+{% block output_group scoped %}
+{% if "predict" in cell.metadata.get("tags", []) %}
+<details class="predict"><summary>Show the output</summary>
+{{ super() }}
+</details>
+{% else %}{{ super() }}{% endif %}
+{% endblock %}
+{% block data_png %}{{ output | picture("image/png") }}{% endblock %}
+{% block data_svg %}{{ output | picture("image/svg+xml") }}{% endblock %}
 {% block html_head_js %}{% endblock %}
 {% block html_head_js_mathjax %}{% endblock %}
 {% block html_head_js_mermaidjs %}{% endblock %}
@@ -108,6 +118,29 @@ def caption(cell: NotebookNode | None) -> str:
     return " ".join(re.sub(r"[`*$]", "", found[1]).split()) if found else ""
 
 
+def picture(output: NotebookNode, kind: str) -> str:
+    """A figure with its size and its description, which the template of nbconvert leaves out."""
+    data, about = output.data[kind], output.metadata.get(kind, {})
+    if kind == "image/svg+xml":
+        data = base64.b64encode(data.encode()).decode()
+    names = [name for name in ("alt", "width", "height") if name in about]
+    told = "".join(f' {name}="{html.escape(str(about[name]))}"' for name in names)
+    image = f'<img src="data:{kind};base64,{"".join(data.split())}"{told}>'
+    return f'<div class="jp-RenderedImage jp-OutputArea-output">{image}</div>'
+
+
+def for_readers(nb: NotebookNode) -> NotebookNode:
+    """A copy without the cells that judge, and with a description of every figure."""
+    nb = copy.deepcopy(nb)
+    for before, cell, after in zip([None, *nb.cells], nb.cells, [*nb.cells[1:], None]):
+        if cell.cell_type == "code":
+            if told := not alts(cell) and (caption(after) or caption(before)):
+                cell.metadata["alt"] = [told] * len(figures(cell))
+            describe(cell)
+    nb.cells = [cell for cell in nb.cells if "verdict" not in cell.metadata.get("tags", [])]
+    return nb
+
+
 def page(nb: NotebookNode, path: Path, out: Path) -> str:
     """The HTML page of an executed notebook, to be written to the folder `out`.
 
@@ -117,10 +150,6 @@ def page(nb: NotebookNode, path: Path, out: Path) -> str:
         CourseError: a formula cannot be converted.
     """
     name = title_of(nb, path.stem)
-    nb = copy.deepcopy(nb)
-    for before, cell, after in zip([None, *nb.cells], nb.cells, [*nb.cells[1:], None]):
-        if cell.cell_type == "code":
-            cell.metadata["alt"] = caption(after) or caption(before)
     exporter = HTMLExporter(
         template_name="lab",
         template_file="course.html.j2",
@@ -128,8 +157,11 @@ def page(nb: NotebookNode, path: Path, out: Path) -> str:
     )
     markdown = MarkdownWithMath(renderer=Renderer(escape=False))
     exporter.register_filter("markdown2html", markdown.render)
+    exporter.register_filter("picture", picture)
     try:
-        text, _ = exporter.from_notebook_node(nb, resources={"metadata": {"name": name}})
+        text, _ = exporter.from_notebook_node(
+            for_readers(nb), resources={"metadata": {"name": name}}
+        )
     except CourseError as error:
         raise CourseError(f"{path.name}: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 
 import torch
@@ -12,8 +13,8 @@ def setup(seed: int = 0) -> torch.device:
     """Prepare a notebook: the first cell of each one calls this.
 
     Seeds torch, chooses the number of threads, sets the house style of the figures, and turns off
-    the progress bars and advice of the libraries (they write times into the output). Returns the
-    device for `model.to(device)`.
+    the progress bars and advice of the libraries (they write times into the output). A notebook
+    stores its figures at 200 dpi and shows them at 100. Returns the device for `model.to(device)`.
 
     Environment:
         MINIGRPO_THREADS: number of torch threads. Default: OMP_NUM_THREADS if set; else one per
@@ -28,6 +29,7 @@ def setup(seed: int = 0) -> torch.device:
     from minigrpo.notebook import plots  # matplotlib is slow to import, and scripts do without
 
     plots.use_house_style()
+    _sharp_figures()
     return torch.device(os.environ.get("MINIGRPO_DEVICE", "").strip() or "cpu")
 
 
@@ -45,3 +47,11 @@ def _quiet_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def _sharp_figures() -> None:
+    """Twice the pixels, for screens that have them; the size on the page stays."""
+    if "ipykernel" in sys.modules:
+        from matplotlib_inline.config import InlineBackend
+
+        InlineBackend.instance().figure_formats = {"retina"}
