@@ -196,8 +196,13 @@ def test_the_readme_counts_the_exercises():
 
 
 def glossary() -> list[tuple[str, str]]:
-    """The words of the glossary, each with the number of the notebook that explains it."""
-    return re.findall(r"^\| ([^|]+?) \| [^|]+ \| (\d\d) \|$", text("GLOSSARY.md"), re.MULTILINE)
+    """The words of the glossary, each with the number of the notebook that explains it, if any."""
+    return re.findall(r"^\| ([^|]+?) \| [^|]+ \| (\d\d|)\s*\|$", text("GLOSSARY.md"), re.MULTILINE)
+
+
+def names(word: str) -> list[str]:
+    """All names of a word such as "supervised fine-tuning (SFT), warm-up"."""
+    return [name for name in re.split(r"[,()]\s*|\s\(", word) if name]
 
 
 def markdown(number: str) -> str:
@@ -210,8 +215,26 @@ def markdown(number: str) -> str:
 def test_the_glossary_names_a_notebook_that_has_the_word():
     words = glossary()
     assert len(words) > 40 and words == sorted(words, key=lambda word: word[0].lower())
-    missing = [word for word, number in words if word.lower() not in markdown(number).lower()]
+    missing = [
+        word
+        for word, number in words
+        if number and not any(name.lower() in markdown(number).lower() for name in names(word))
+    ]
     assert missing == []
+
+
+def test_the_glossary_names_the_first_notebook_that_introduces_the_word():
+    bold = {
+        f"{n:02d}": {name.rstrip(".") for name in re.findall(r"\*\*([^*]+)\*\*", prose.lower())}
+        for n, prose in ((n, markdown(f"{n:02d}")) for n in range(1, 10))
+    }
+    late = []
+    for word, number in glossary():
+        ways = {way.lower() + plural for way in names(word) for plural in ("", "s")}
+        first = min((n for n in bold if ways & bold[n]), default=None)
+        if first is not None and not "" < number <= first:
+            late.append(f"{word}: {number or 'no number'}, but introduced in bold by {first}")
+    assert late == [], "GLOSSARY.md"
 
 
 @pytest.mark.parametrize("number", [f"{n:02d}" for n in range(1, 10)])
