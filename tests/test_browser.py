@@ -103,9 +103,10 @@ def wait_for(condition: object, what: str, seconds: float = SECONDS) -> None:
 def place(key: str) -> tuple[int, int]:
     """Where the stub and the check of an exercise stand, counted in cells."""
     cells = nbformat.read(NOTEBOOKS / f"{STEM}.ipynb", as_version=4).cells
-    check = next(i for i, cell in enumerate(cells) if f'check("{key}"' in cell.source)
-    name = cells[check].source.split(" = ")[0]
-    stub = next(i for i, cell in enumerate(cells) if f"def {name}(" in cell.source)
+    code = {i: cell.source for i, cell in enumerate(cells) if cell.cell_type == "code"}
+    check = next(i for i, source in code.items() if f'check("{key}"' in source)
+    name = code[check].split(" = ")[0]
+    stub = next(i for i, source in code.items() if f"def {name}(" in source)
     return stub, check
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import committed
 import course
 import nbformat
 import pytest
+import solutions
 from nbformat import NotebookNode
 
 FIGURE = """import matplotlib.pyplot as plt
@@ -308,6 +310,34 @@ def test_execute_is_stable_byte_for_byte(folder):
     assert [cell.metadata for cell in stored.cells[1:4]] == [{}, {}, {}]
     assert [output.text for output in stored.cells[2].outputs] == ["0\n1\n2\n"]
     assert "image/png" in stored.cells[3].outputs[0].data
+
+
+@pytest.mark.kernel
+def test_execute_puts_the_solution_below_its_check(folder):
+    stub = "from minigrpo.exercises import check\n\n\ndef mine(n):\n    raise NotImplementedError"
+    path = folder / "01_one.ipynb"
+    nbformat.write(notebook(stub, 'mine = check("1.2", mine)', "mine(2)"), path)
+    assert call("execute", folder, "--only", "1") == 0
+    first = path.read_bytes()
+    cells = nbformat.read(path, as_version=4).cells
+    assert [cell.id for cell in cells] == ["top", "cell-1", "cell-2", "solution-1-2", "cell-3"]
+    assert cells[3].metadata == {"tags": ["solution"]} and "def causal_mask(" in cells[3].source
+    cells[3].source = "an old solution"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    assert call("execute", folder, "--only", "1") == 0
+    assert path.read_bytes() == first
+
+
+def test_a_solution_says_why_and_begins_no_html(monkeypatch):
+    from minigrpo.exercises import reader
+
+    told = dataclasses.replace(reader.find("1.2"), why="Not a <b>, but `<c>`.")
+    monkeypatch.setattr(reader, "find", lambda key: told)
+    source = solutions.solution_cell("1.2").source
+    assert source.startswith(
+        "<details><summary>Solution (try first)</summary>\n\n```python\nimport"
+    )
+    assert source.endswith("\n```\n\nNot a \\<b>, but `<c>`.\n\n</details>")
 
 
 @pytest.mark.kernel

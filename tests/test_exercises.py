@@ -248,7 +248,8 @@ def test_an_unattempted_answer_is_replaced_by_the_reference(capsys):
     checked = check("1.2", stub)
     assert not checked.passed and checked.status == "not attempted"
     assert checked.use is find("1.2").reference
-    assert "not attempted" in capsys.readouterr().out
+    said = "1.2 (causal mask): using the course's version. Write yours above, or ask for hint"
+    assert capsys.readouterr().out == f'{said}("1.2").\n'
 
 
 def test_a_wrong_answer_is_replaced_by_the_reference(capsys):
@@ -471,6 +472,7 @@ def test_the_printed_solution_passes_when_pasted(exercise, capsys):
     solution(exercise.key)
     printed = capsys.readouterr().out
     assert solution_source(exercise.key) in printed
+    assert exercise.why in printed.replace("\n# ", " ")
     namespace: dict = {"__name__": "__main__"}
     exec(printed, namespace)
     assert judge(exercise, namespace[exercise.reference.__name__])[0] == "passed"

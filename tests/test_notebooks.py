@@ -19,6 +19,7 @@ import nbformat
 import pytest
 from committed import FOLDED
 from nbformat import NotebookNode
+from solutions import with_solutions
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
@@ -244,6 +245,16 @@ def has_exercises(nb: NotebookNode, path: Path) -> list[str]:
     return findings
 
 
+def solutions_below(nb: NotebookNode, path: Path) -> list[str]:
+    """After each check stands the solution of its record, and nowhere else."""
+    wanted = with_solutions(nb.cells)
+    findings = [
+        f"{name(cell)} is missing after its check" for cell in wanted if cell not in nb.cells
+    ]
+    findings += [f"{name(cell)} belongs to no check" for cell in nb.cells if cell not in wanted]
+    return findings or ([] if wanted == nb.cells else ["the solutions are not after their checks"])
+
+
 def described_figures(nb: NotebookNode, path: Path) -> list[str]:
     """A markdown cell beside each figure says, after "Figure:", what it shows."""
     findings = []
@@ -356,6 +367,7 @@ def good_notebook() -> NotebookNode:
     )
     nb.nbformat_minor = 5
     nb.cells[2].metadata["tags"] = ["nbval-ignore-output"]
+    nb.cells = with_solutions(nb.cells)
     for count, cell in enumerate(code_cells(nb), start=1):
         cell.execution_count = count
     return nbformat.from_dict(nb)
@@ -429,7 +441,7 @@ BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookN
     verdict_follows: [
         edit(3, source="'no assertion, only a word'"),
         edit(3, metadata={"tags": ["nbval-ignore-output"]}),
-        edit(8, metadata={"tags": ["nbval-ignore-output"]}),
+        edit(10, metadata={"tags": ["nbval-ignore-output"]}),
     ],
     begins_with_setup: [
         edit(1, source="setup()"),
@@ -441,6 +453,13 @@ BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookN
         edit(6, source="pass"),
         edit(6, source='f = check("2.2", f)'),
     ],
+    solutions_below: [
+        edit(7, source="<details>x = 3</details>"),
+        edit(7, metadata={}),
+        edit(7, id="solution-2-4"),
+        lambda nb: nb.cells.pop(7),
+        lambda nb: nb.cells.insert(0, nb.cells.pop(7)),
+    ],
     described_figures: [edit(5, source="A figure."), edit(5, cell_type="raw")],
     narrow_figures: [store("display_data", data={"image/png": png(7.5, dpi=200)})],
     working_links: [
@@ -449,7 +468,7 @@ BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookN
     ],
     linked_neighbours: [edit(0, source="# Two"), edit(0, source="# Two 01_one.ipynb")],
     begins_with_title: [edit(0, source="Two"), edit(0, cell_type="code")],
-    closes_with_summary: [edit(9, source="The end.")],
+    closes_with_summary: [edit(-1, source="The end.")],
 }
 RULES = list(BREAKS)
 
@@ -509,7 +528,7 @@ def test_there_are_notebooks():
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_keeps_the_contract(path, rule):
-    if rule is folded_as_tagged and path.stem[:2] in NOT_EXECUTED_SINCE:
+    if rule in (folded_as_tagged, solutions_below) and path.stem[:2] in NOT_EXECUTED_SINCE:
         pytest.skip("to be executed")
     findings = rule(load(path), path)
     assert not findings, f"{path.name}:\n  " + "\n  ".join(findings)

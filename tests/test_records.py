@@ -37,6 +37,11 @@ def product(x, factor):
 
 - package: `x * factor`
 
+### Why
+
+So that more comes out, or \\<as much>.
+If you add, less does.
+
 ### Right too
 
 ```python
@@ -69,6 +74,7 @@ def test_an_exercise_is_read_from_its_text():
     exercise = read(TEXT, 12)["12.1"]
     assert exercise.reference(torch.ones(1), 3) == exercise.package(torch.ones(1), 3) == 3
     assert exercise.imports == ("import torch",)
+    assert exercise.why == "So that more comes out, or <as much>. If you add, less does."
     assert exercise.others[0].sentence == "add it up, see 12.1."
     assert [wrong.name for wrong in exercise.wrong] == [
         "`many = x`",
@@ -109,6 +115,7 @@ def test_lists_of_arguments_are_a_case_for_each_row():
         ("### Wrong\n", "### Wrongs\n", "'Wrongs' is no section and no field of an exercise"),
         ("### Right too\n", "### Lapses\n", "### Right too is missing"),
         ("### Cases\n", "", "### Cases is missing"),
+        ("### Why\n\nSo that more", "### Helpers\n\n- more", "### Why is missing"),
         ("### Hints\n", "", "### Hints is missing"),
         ("### Lapses", "### Mistakes", "'Mistakes' is no section and no field of an exercise"),
         ("- package", "- packages", "'packages' is no section and no field of an exercise"),

@@ -504,8 +504,9 @@ def test_a_line_does_no_harm_to_other_exercises(capsys):
 def test_the_printed_solution_passes_when_pasted(review, capsys):
     solution(review.key)
     printed = capsys.readouterr().out
-    for bug in review.bugs:
-        assert f"# Line {bug.line}: {bug.cure}\n" in printed
+    paragraphs = printed.replace("\n# ", " ")
+    assert all(f"Line {bug.line}: {bug.cure}" in paragraphs for bug in review.bugs)
+    assert review.why in paragraphs
     for text in (printed, solution_source(review.key)):
         namespace: dict = {"__name__": "__main__"}
         exec(text, namespace)

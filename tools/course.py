@@ -29,6 +29,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 from pages import GLOSSARY, page, title_of
+from solutions import with_solutions
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {"09_scaling_out": "trl"}
@@ -270,12 +271,16 @@ def run(paths: list[Path], out: Path, timeout: float) -> None:
 
 
 def execute_in_place(paths: list[Path], timeout: float) -> None:
-    """Execute notebooks and store their outputs; a notebook not fit for that is left untouched."""
+    """Execute notebooks and store their outputs, with the solution below each exercise.
+
+    A notebook not fit for that is left untouched.
+    """
 
     def done(nb: NotebookNode, path: Path, seconds: float) -> None:
         findings = uncommittable(nb)
         if findings:
             raise CourseError(f"{path.name} is left as it was: " + "\n  ".join(findings))
+        nb.cells = with_solutions(nb.cells)
         write(path, as_json(nb))
 
     asyncio.run(each(paths, timeout, done))

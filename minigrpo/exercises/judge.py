@@ -77,6 +77,7 @@ class Exercise:
         wrong: the wrong answers that are told by name.
         cases: the inputs.
         hints: from a question to almost the answer.
+        why: why the reference is right, and the usual slip.
         gradient: which arguments the result must be differentiable in.
         number: whether a plain Python number is accepted instead of a tensor.
         sequence: whether a list of numbers is accepted as well.
@@ -95,6 +96,7 @@ class Exercise:
     wrong: tuple[Answer, ...]
     cases: tuple[Case, ...]
     hints: tuple[str, ...]
+    why: str = ""
     gradient: tuple[int, ...] = ()
     number: bool = False
     sequence: bool = False
@@ -181,8 +183,8 @@ def judge_exercise(exercise: Exercise, function: Function) -> tuple[str, str]:
         return "not passed", f"{title}: expected your function, got {told}"
     got = _run_all(exercise, function)
     if not any(outcome.attempted for outcome in got):
-        more = f'Write it, or ask for hint("{exercise.key}").'
-        return "not attempted", f"{title}: not attempted yet. {more}"
+        more = f'Write yours above, or ask for hint("{exercise.key}").'
+        return "not attempted", f"{title}: using the course's version. {more}"
 
     printed = said(next((outcome.printed for outcome in got if outcome.printed), ""))
     faults = [_fault(exercise, w, g) for w, g in zip(exercise.wanted, got, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import textwrap
 from collections.abc import Iterable
 
 from minigrpo.exercises.judge import Checked, Exercise, Function, judge_exercise
@@ -80,25 +81,28 @@ def hint(key: str, number: int | None = None) -> None:
 
 
 def solution(key: str) -> None:
-    """Print the source of an exercise's reference, which the tests run, and its imports.
+    """Print the source of an exercise's reference, which the tests run, its imports, and why.
 
     In a review also the wrong lines and their cure.
 
     Raises:
         KeyError: there is no such exercise.
     """
-    print(solution_source(key))
-    for bug in getattr(find(key), "bugs", ()):
-        print(f"# Line {bug.line}: {bug.cure}")
-    for other in find(key).others:
-        print(f"# Another way: {other.sentence}")
+    others = [f"Another way: {other.sentence}" for other in find(key).others]
+    print(solution_source(key), *map(comment, [find(key).why, *others]), sep="\n")
 
 
 def solution_source(key: str) -> str:
-    """The source that, put in place of the stub, solves the exercise."""
+    """The source that, put in place of the stub, solves the exercise; in a review with the cure."""
     exercise = find(key)
     source = inspect.getsource(exercise.reference)
-    return "\n".join([*exercise.imports, "", "", source])
+    cures = [comment(f"Line {bug.line}: {bug.cure}") for bug in getattr(exercise, "bugs", ())]
+    return "\n".join([*exercise.imports, "", "", source, *cures])
+
+
+def comment(text: str) -> str:
+    """A paragraph as a comment of Python."""
+    return "\n".join(f"# {line}" for line in textwrap.wrap(text, 90, break_on_hyphens=False))
 
 
 def show(key: str) -> None:

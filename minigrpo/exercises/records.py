@@ -154,7 +154,7 @@ class Text:
         self.is_review = "Bugs" in there
         for name in sorted(there - SECTIONS | self.fields.keys() - FIELDS):
             raise ValueError(f"{name!r} is no section and no field of an exercise")
-        needed = {"Right too", "Wrong", "Hints", "Test" if self.is_review else "Cases"}
+        needed = {"Why", "Right too", "Wrong", "Hints", "Test" if self.is_review else "Cases"}
         if missing := [f"### {name}" for name in sorted(needed - there)]:
             raise ValueError(f"{', '.join(missing)} is missing")
         if not (self.is_review or "package" in self.fields):
@@ -187,6 +187,7 @@ class Text:
             "imports": tuple(imports),
             "others": tuple(answer for answer, _ in self.answers("Right too")),
             "hints": tuple(text for _, text in self.entries("Hints")),
+            "why": plain(next(text for name, _, text in self.sections if name == "Why")),
         }
 
     def answers(self, section: str) -> Iterator[tuple[Answer, str | None]]:

@@ -142,6 +142,7 @@ class Review:
         others: other right tests.
         wrong: the tests that are told by name; the first that fits is told.
         hints: from a question to almost the answer.
+        why: why the reference finds the bug, and the usual slip.
         also_right: other right versions; a test has to pass on them.
         also_wrong: other versions with a bug of the planted kind; a test has to fail on them.
         lapses: further weak tests, without a name; they show that these versions are needed.
@@ -157,6 +158,7 @@ class Review:
     others: tuple[Answer, ...]
     wrong: tuple[Weak, ...]
     hints: tuple[str, ...]
+    why: str = ""
     also_right: tuple[Answer, ...] = ()
     also_wrong: tuple[Answer, ...] = ()
     lapses: tuple[Function, ...] = ()
@@ -188,8 +190,8 @@ def judge_review(
     *buggy, right = rounds[0]
     trial = Trial(test, right, tuple(buggy))
     if not any(verdict.attempted for verdict in rounds[0]):
-        more = f'Write the test, or ask for hint("{review.key}").'
-        return "not attempted", f"{title}: not attempted yet. {more}", False
+        more = f'Write yours above, or ask for hint("{review.key}").'
+        return "not attempted", f"{title}: no test yet. {more}", False
 
     status, about_line = _judge_line(review, line)
     fault = _weakness(review, trial, _unsteady(trial, rounds, before))
