@@ -3,8 +3,9 @@
     python tools/readme.py
 
 An image `figures/01_char_gpt.loss-figure.png` is what cell `loss-figure` of notebook 01_char_gpt
-has drawn. The table between the two comments `results` is made of data/results/results.json, and
-the one between the comments `bench` of data/results/bench.json.
+has drawn. The table between the two comments `results` shows those of the experiments in
+data/results/results.json that SHOWN names, the one between the comments `bench` is made of
+data/results/bench.json.
 """
 
 from __future__ import annotations
@@ -18,6 +19,17 @@ import nbformat
 import results
 
 ROOT = Path(__file__).resolve().parent.parent
+SHOWN = (  # the other experiments end alike
+    "the run of notebook 06",
+    "no room to think",
+    "reward for the form only",
+    "reward for any thought",
+    "supervised, the same demonstrations",
+    "supervised, right demonstrations",
+    "no baseline",
+    "KL weight 0.1",
+    "KL weight 1",
+)
 IMAGE = re.compile(r"!\[[^\]]*\]\((figures/([\w-]+)\.([\w-]+)\.png)\)")
 
 
@@ -27,7 +39,12 @@ def with_table(text: str) -> str:
     Raises:
         ValueError: no place for one, or more than one.
     """
-    tables = {"results": results.table(results.load()), "bench": bench.table(bench.load())}
+    stored = results.load()["experiments"]
+    shown = {name: stored[name] for name in SHOWN if name in stored}
+    tables = {
+        "results": results.table({"experiments": shown}),
+        "bench": bench.table(bench.load()),
+    }
     for name, table in tables.items():
         place = re.compile(rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", re.DOTALL)
         if (found := len(place.findall(text))) != 1:
