@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import math
 import re
 import statistics
 import struct
@@ -17,19 +18,26 @@ from urllib.parse import unquote
 
 import nbformat
 import pytest
-from committed import FOLDED
+from committed import FOLDED, alts, figures
 from nbformat import NotebookNode
 from solutions import with_solutions
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+SECOND_EDITION: tuple[str, ...] = ()
+"""Numbers of the notebooks that keep the rules of `SECOND` below, instead of those of `FIRST`."""
 NOT_EXECUTED_SINCE = ("01", "02", "03", "04", "05", "06", "07", "08", "09")
 """Notebooks that are still to get what `make execute` adds: folding, and the solutions."""
 
 LONGEST_CELL = 30  # lines
 MEDIAN_CELL = 10  # lines
 EXERCISES = 3
+MOST_WORDS = 4500
+WORDS_A_MINUTE = 200
+LEAST_YOU, MOST_COLONS = 15, 15  # per thousand words
+CAPTION_WORDS = 25
+SHORTEST_ALT = 40  # characters
 FIGURE_WIDTH = 7.0  # inches
 # Tight bounding boxes add a tenth of an inch on either side.
 FIGURE_PADDING = 0.2
@@ -39,6 +47,11 @@ ADDRESS = re.compile(r"0x[0-9a-f]{6,}", re.IGNORECASE)
 # An absolute path of two parts or more, or a Windows drive; not a URL, a tag or a fraction.
 MACHINE_PATH = re.compile(r"(?<![\w./:<>)\]}~-])/[A-Za-z_][\w.-]*/[\w.-]+|\b[A-Za-z]:\\\w")
 MARKER = re.compile(r"^\s*#+\s*(NBVAL|PYTEST_VALIDATE)_", re.MULTILINE)
+TABLE = "| what it needs | minutes to read | minutes of exercises | seconds to run | exercises |"
+BUDGET = re.compile(r"[●○]{3}, (\d+) minutes")
+CAPTION = re.compile(r"^\*\*Figure (\d+)\.(\d+)\*\* (.+)")
+DRAWING = re.compile(r"!\[(.*?)\]\(\.\./figures/(?!map_\d\d)[\w.-]+\.svg\)")
+YOU = re.compile(r"\b(?:you|your|you're|we|we'll|our|let's|us)\b", re.IGNORECASE)
 MARKDOWN_LINK = re.compile(r"\]\(<?([^)\s>]+)|\b(?:href|src)=[\"']([^\"']+)")
 
 
@@ -260,10 +273,130 @@ def described_figures(nb: NotebookNode, path: Path) -> list[str]:
     findings = []
     for i, cell in enumerate(nb.cells):
         beside = nb.cells[max(i - 1, 0) : i] + nb.cells[i + 1 : i + 2]
-        described = any(c.cell_type == "markdown" and "Figure:" in c.source for c in beside)
+        told = re.compile(r"Figure:|\*\*Figure \d")
+        described = any(c.cell_type == "markdown" and told.search(c.source) for c in beside)
         if cell.cell_type == "code" and _figures(cell) and not described:
             findings.append(f'{name(cell)} has a figure, but no "Figure:" beside it')
     return findings
+
+
+def captions(nb: NotebookNode, path: Path) -> list[str]:
+    """Figures and drawings have a lesson below them, and their numbers run through both."""
+    findings, numbers = [], []
+    shown = [cell for cell in nb.cells if "verdict" not in tags(cell)]
+    for i, cell in enumerate(shown):
+        paragraphs = cell.source.split("\n\n") if cell.cell_type == "markdown" else []
+        below = [CAPTION.match(paragraph) for paragraph in paragraphs]
+        numbers += [found.groups()[:2] for found in below if found]
+        for at, paragraph in enumerate(paragraphs):
+            if DRAWING.search(paragraph) and not any(below[at + 1 : at + 2]):
+                findings.append(f"{name(cell)} has a drawing without a caption below it")
+        if figures(cell):
+            after = shown[i + 1].source if shown[i + 1].cell_type == "markdown" else ""
+            if not CAPTION.match(after):
+                findings.append(f"{name(cell)} has a figure without a caption below it")
+        long = [found[3] for found in below if found and len(found[3].split()) > CAPTION_WORDS]
+        findings += [f"{name(cell)} has a caption of {len(text.split())} words" for text in long]
+    many = sum(len(DRAWING.findall(cell.source)) + bool(figures(cell)) for cell in nb.cells)
+    wanted = [(path.stem.split("_")[0].lstrip("0"), str(k)) for k in range(1, many + 1)]
+    return findings + ([] if numbers == wanted else [f"figures {numbers}, not {wanted}"])
+
+
+def described_in_alt(nb: NotebookNode, path: Path) -> list[str]:
+    """What is in a picture is said to those who cannot see it."""
+    findings = []
+    for cell in nb.cells:
+        told = alts(cell) if cell.cell_type == "code" else DRAWING.findall(cell.source)
+        stored = [
+            output.get("metadata", {}).get(kind, {}).get("alt") for output, kind in figures(cell)
+        ]
+        if cell.cell_type == "code" and told != stored:
+            findings.append(f"{name(cell)} describes its figures otherwise than their outputs do")
+        short = [alt for alt in told if len(alt) < SHORTEST_ALT]
+        findings += [f"{name(cell)} says too little of a picture: {alt!r}" for alt in short]
+    return findings
+
+
+def title_table(nb: NotebookNode, path: Path) -> list[str]:
+    """The title says truly what the notebook needs."""
+    _, found, below = nb.cells[0].source.partition(f"{TABLE}\n|---|---|---|---|---|\n")
+    row = [entry.strip() for entry in below.split("\n")[0].strip("|").split("|")]
+    if not found or len(row) != 5:
+        return [f"the title has no table {TABLE}"]
+    markdown = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
+    minutes = [int(number) for number in BUDGET.findall(markdown)]
+    keys = sum(len(re.findall(r"\bcheck\(\"\d", cell.source)) for cell in code_cells(nb))
+    findings = [] if row[0] and re.search(r"\d", row[3]) else ["the title leaves a column empty"]
+    if len(minutes) != keys:
+        findings.append(f"{keys} exercises, of which {len(minutes)} say how many minutes they take")
+    if row[4] != str(keys):
+        findings.append(f"the title promises {row[4]} exercises, there are {keys}")
+    if row[2] != str(sum(minutes)):
+        findings.append(f"the title says {row[2]} minutes of exercises, together {sum(minutes)}")
+    reading = math.ceil(len(words(prose(nb))) / WORDS_A_MINUTE)
+    if not row[1].isdecimal() or abs(int(row[1]) - reading) > 0.15 * reading:
+        findings.append(f"the title says {row[1]} minutes to read, the words make {reading}")
+    return findings
+
+
+def opens_with_the_map(nb: NotebookNode, path: Path) -> list[str]:
+    """The course is drawn with this notebook's part lit."""
+    drawing = f"](../figures/map_{path.stem.split('_')[0]}.svg)"
+    there = any(cell.source.startswith("![") and drawing in cell.source for cell in nb.cells)
+    return [] if there else [f"no cell begins with the drawing map_{path.stem.split('_')[0]}.svg"]
+
+
+def opens_with_what_happens(nb: NotebookNode, path: Path) -> list[str]:
+    """Something happens first; what the reader will have learned stands at the end."""
+    promise = "At the end you will have"
+    return [f'the title begins with "{promise}"'] if promise in nb.cells[0].source else []
+
+
+def prose(nb: NotebookNode) -> str:
+    """The sentences of a notebook: no code, formulas, tables, headings or solutions."""
+    shown = [c for c in nb.cells if c.cell_type == "markdown" and "solution" not in tags(c)]
+    text = "\n\n".join(cell.source.rstrip(":") for cell in shown)
+    for found, instead in (
+        (r"(?s)```.*?```", " "),
+        (r"(?s)\$\$.*?\$\$", " formula "),
+        (r"\$[^$\n]*\$", "x"),
+        (r"`[^`\n]*`", "code"),
+        (r"!?\[([^\]]*)\]\([^)]*\)", r"\1"),
+        (r"(?m)^\s*(?:\||#|<|>>>).*$", ""),
+        (r"[*_]", ""),
+    ):
+        text = re.sub(found, instead, text)
+    return text
+
+
+def words(text: str) -> list[str]:
+    """The words of a text; a number is none."""
+    return re.findall(r"[A-Za-z][\w'’-]*", text)
+
+
+def spoken_prose(nb: NotebookNode, path: Path) -> list[str]:
+    """An hour's reading at most, in which somebody talks to somebody."""
+    text = prose(nb)
+    many = len(words(text))
+    you, colons = (1000 * len(re.findall(p, text)) / max(many, 1) for p in (YOU, r":(?=\s)"))
+    findings = [f"{many} words, more than {MOST_WORDS}"] if many > MOST_WORDS else []
+    if you < LEAST_YOU:
+        findings.append(f"{you:.1f} times you or we in a thousand words, fewer than {LEAST_YOU}")
+    if colons > MOST_COLONS:
+        findings.append(f"{colons:.1f} colons in a thousand words, more than {MOST_COLONS}")
+    return findings
+
+
+def plain_assignments(nb: NotebookNode, path: Path) -> list[str]:
+    """`a, b = (f(x) for x in ...)` makes a reader decode what two lines would say."""
+    return [
+        f"{name(cell)} unpacks a generator"
+        for cell in code_cells(nb)
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple | ast.List)
+        and isinstance(node.value, ast.GeneratorExp)
+    ]
 
 
 def narrow_figures(nb: NotebookNode, path: Path) -> list[str]:
@@ -341,19 +474,36 @@ def png(inches: float, dpi: int = 100) -> str:
     return base64.b64encode(header + b"\x08\x06\0\0\0" + bytes(4) + density).decode()
 
 
+ALT = "A line that begins at 3.3 and falls to 1.9 in a hundred steps."
+TITLE = f"""# Two
+
+We asked for a line, and you get one. [one](01_one.ipynb), [up](../README.md#start)
+
+{TABLE}
+|---|---|---|---|---|
+| notebook 01 | 1 | 30 | 20 on two cores | 3 |"""
+
+
 def good_notebook() -> NotebookNode:
     """A notebook, number 02, that keeps every rule."""
     v4 = nbformat.v4
-    figure = v4.new_output("display_data", data={"image/png": png(7.0), "text/plain": "<Figure>"})
+    data = {"image/png": png(7.0), "text/plain": "<Figure>"}
+    shown = {"image/png": {"alt": ALT, "width": 700}}
+    figure = v4.new_output("display_data", data=data, metadata=shown)
     printed = v4.new_output("stream", name="stdout", text="loss 3.32, a ratio of 1/2\n")
     cells = [
-        v4.new_markdown_cell("# Two\n\n[one](01_one.ipynb), [up](../README.md#start)", id="title"),
+        v4.new_markdown_cell(TITLE, id="title"),
         v4.new_code_cell("from minigrpo import setup\n\ndevice = setup(seed=0)", id="setup"),
         v4.new_code_cell("train()", id="train", outputs=[printed]),
         v4.new_code_cell("assert loss < 2", id="verdict"),
-        v4.new_code_cell("plot()", id="plot", outputs=[figure]),
-        v4.new_markdown_cell("Figure: the loss falls. See https://example.org/a/b", id="alt"),
+        v4.new_code_cell("plot()", id="plot", outputs=[figure], metadata={"alt": ALT}),
+        v4.new_markdown_cell("**Figure 2.1** It falls. See https://example.org/a/b", id="alt"),
         *[v4.new_code_cell(f'f = check("2.{k}", f)', id=f"check-{k}") for k in (1, 2, 3)],
+        v4.new_markdown_cell("![The course](../figures/map_02.svg)", id="map"),
+        v4.new_markdown_cell(
+            "*(●●○, 10 minutes.)* *(●○○, 5 minutes.)* **●●●, 15 minutes.**", id="ex"
+        ),
+        v4.new_markdown_cell(f"![{ALT}](../figures/loop.svg)\n\n**Figure 2.2** Back.", id="loop"),
         v4.new_markdown_cell("In this notebook you trained `<think>/<answer>`.", id="closing"),
     ]
     nb = v4.new_notebook(cells=cells)
@@ -461,6 +611,47 @@ BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookN
         lambda nb: nb.cells.insert(0, nb.cells.pop(7)),
     ],
     described_figures: [edit(5, source="A figure."), edit(5, cell_type="raw")],
+    captions: [
+        edit(5, source="It falls."),
+        edit(5, source="See:\n\n**Figure 2.1** It falls."),
+        edit(5, cell_type="raw"),
+        edit(5, source="**Figure 2.3** It falls."),
+        edit(5, source="**Figure 1.1** It falls."),
+        edit(5, source=f"**Figure 2.1** {'It falls. ' * 13}"),
+        edit(-2, source=f"![{ALT}](../figures/loop.svg)\n\nBack.\n\n**Figure 2.2** Back."),
+        edit(-2, source="**Figure 2.2** Back."),
+    ],
+    described_in_alt: [
+        edit(4, metadata={}),
+        edit(4, metadata={"alt": [ALT, ALT]}),
+        edit(4, metadata={"alt": f"{ALT} Since."}),
+        edit(2, metadata={"alt": ALT}),
+        edit(-2, source="![A loop](../figures/loop.svg)\n\n**Figure 2.2** Back."),
+        lambda nb: [
+            about.update(alt="A line.")
+            for about in (nb.cells[4].metadata, nb.cells[4].outputs[0].metadata["image/png"])
+        ],
+    ],
+    title_table: [
+        edit(0, source=TITLE.replace(" minutes of exercises |", "")),
+        edit(0, source=TITLE.replace("| 1 |", "| 3 |")),
+        edit(0, source=TITLE.replace("| 30 |", "| 25 |")),
+        edit(0, source=TITLE.replace("| 3 |", "| 4 |")),
+        edit(0, source=TITLE.replace("20 on two cores", "")),
+        edit(-3, source="*(●●○, 10 minutes.)* *(●○○, 20 minutes.)*"),
+        edit(-1, source="In this notebook you read. " + "a word " * 300),
+    ],
+    opens_with_the_map: [
+        edit(-4, source="![The course](../figures/map_03.svg)"),
+        edit(-4, source="See ../figures/map_02.svg"),
+    ],
+    opens_with_what_happens: [edit(0, source=f"{TITLE}\n\nAt the end you will have a GPT.")],
+    spoken_prose: [
+        edit(-1, source="In this notebook you read. " + "you read it " * 1500),
+        edit(-1, source="In this notebook somebody spoke. " + "it falls " * 100),
+        edit(-1, source="In this notebook you saw: " + "you: we: " * 5),
+    ],
+    plain_assignments: [edit(2, source="def f():\n    a, b = (abs(x) for x in c)")],
     narrow_figures: [store("display_data", data={"image/png": png(7.5, dpi=200)})],
     working_links: [
         edit(0, source="# Two\n\n[there](10_gone.ipynb)"),
@@ -471,6 +662,17 @@ BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookN
     closes_with_summary: [edit(-1, source="The end.")],
 }
 RULES = list(BREAKS)
+FIRST = {described_figures}
+SECOND = {captions, described_in_alt, opens_with_what_happens, spoken_prose, plain_assignments}
+OF_EXECUTE = {folded_as_tagged, solutions_below, title_table, opens_with_the_map}
+
+
+def rules_for(path: Path) -> list[Callable[[NotebookNode, Path], list[str]]]:
+    """Those that a notebook has to keep by now."""
+    number = path.stem[:2]
+    other = FIRST if number in SECOND_EDITION else SECOND
+    later = OF_EXECUTE if number in NOT_EXECUTED_SINCE else set()
+    return [rule for rule in RULES if rule not in other | later]
 
 
 @pytest.fixture
@@ -480,6 +682,9 @@ def course(tmp_path: Path) -> Path:
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "01_one.ipynb").touch()
     (tmp_path / "notebooks" / "02_two.ipynb").touch()
+    (tmp_path / "figures").mkdir()
+    for drawing in ("map_02.svg", "loop.svg"):
+        (tmp_path / "figures" / drawing).touch()
     return tmp_path / "notebooks" / "02_two.ipynb"
 
 
@@ -525,10 +730,14 @@ def test_there_are_notebooks():
     assert NOTEBOOKS, "notebooks/ holds no notebook: the tests of this file would test nothing"
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        pytest.param(path, rule, id=f"{path.stem}-{rule.__name__}")
+        for path in NOTEBOOKS
+        for rule in rules_for(path)
+    ],
+)
 def test_notebook_keeps_the_contract(path, rule):
-    if rule in (folded_as_tagged, solutions_below) and path.stem[:2] in NOT_EXECUTED_SINCE:
-        pytest.skip("to be executed")
     findings = rule(load(path), path)
     assert not findings, f"{path.name}:\n  " + "\n  ".join(findings)
