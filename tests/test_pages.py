@@ -21,6 +21,13 @@ def page_of(tmp_path: Path, text: str) -> str:
     return pages.page(nb, tmp_path / "notebooks" / "01_one.ipynb", tmp_path / "out")
 
 
+LIGHT_DARK_OWN = (
+    "--jp-layout-color0: white;",
+    '<style media="(prefers-color-scheme: dark)" type="text/css">',
+    "color-scheme: light dark;",
+)
+
+
 def images(page: str) -> list[dict[str, str]]:
     """The attributes of each image of a page."""
     found = []
@@ -42,6 +49,25 @@ def page_of_cell(tmp_path: Path, *tags: str, **metadata: object) -> str:
     texts = [v4.new_markdown_cell(text) for text in ("Before.", "*Figure: two `curves`.*\n\nAfter")]
     nb = nbformat.from_dict(v4.new_notebook(cells=[texts[0], cell, texts[1]]))
     return pages.page(nb, tmp_path / "notebooks" / "01_one.ipynb", tmp_path / "out")
+
+
+def test_a_drawing_is_in_the_page_and_its_caption_is_told_from_the_text(tmp_path):
+    for folder in ("figures", "notebooks"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "figures" / "a loop.svg").write_text("<svg>é</svg>", "utf-8")
+    drawing = "![A loop](../figures/a%20loop.svg)\n\n**Figure 1.2** Round.\n\nSee **Figure 1.2**."
+    page = page_of(tmp_path, drawing)
+    (image,) = images(page)
+    assert image["src"] == "data:image/svg+xml;base64,PHN2Zz7DqTwvc3ZnPg=="
+    assert image["alt"] == "A loop"
+    assert page.count('<p class="caption">') == 1
+    assert '<p class="caption"><strong>Figure 1.2</strong> Round.</p>' in page
+
+
+def test_a_page_follows_the_screen(tmp_path):
+    page = page_of(tmp_path, "Dark or light.")
+    light, dark, own = (page.index(text) for text in LIGHT_DARK_OWN)
+    assert light < dark < own  # the later one counts
 
 
 def test_a_figure_has_its_own_description_or_that_of_the_text_beside_it(tmp_path):

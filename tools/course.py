@@ -239,7 +239,10 @@ def write_index(folder: Path, out: Path) -> None:
         write(out / "glossary.html", page(nbformat.v4.new_notebook(cells=[text]), glossary, out))
         items.append('<a href="glossary.html">Symbols and glossary</a>')
     rows = "\n".join(f"<li>{item}</li>" for item in items)
-    style = "body { font: 1.1em/1.6 sans-serif; margin: 3em auto; max-width: 40em; }"
+    style = ":root { color-scheme: light dark; } "
+    style += (
+        "body { font: 1.1em/1.6 sans-serif; margin: 3em auto; max-width: 40em; padding: 0 1em; }"
+    )
     write(
         out / "index.html",
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -7,6 +7,7 @@ import copy
 import html
 import os
 import re
+from mimetypes import guess_type
 from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -23,7 +24,7 @@ GLOSSARY = "GLOSSARY.md"
 LINK = re.compile(r"""(?P<head>\b(?:href|src)=")(?P<path>[^"#?:]+)(?P<anchor>#[^"]*)?(?=")""")
 
 # The page is laid out for telephones too, where wide tables, formulas, code and outputs scroll in
-# themselves; and it stays light where the reader's screen is dark.
+# themselves. On a dark screen it is dark, and the figures keep the white ground they are drawn on.
 TEMPLATE = """{% extends "lab/index.html.j2" %}
 {% block output_group scoped %}
 {% if "predict" in cell.metadata.get("tags", []) %}
@@ -38,20 +39,48 @@ TEMPLATE = """{% extends "lab/index.html.j2" %}
 {% block html_head_js_mathjax %}{% endblock %}
 {% block html_head_js_mermaidjs %}{% endblock %}
 {% block html_head_css %}
+{{ resources.include_css("static/theme-dark.css")
+   | replace("<style", '<style media="(prefers-color-scheme: dark)"') }}
 <style>
-:root { color-scheme: light; }
+:root { color-scheme: light dark; }
 body.jp-Notebook { margin: 0 auto; max-width: 66em; padding: 0 1em; overflow: visible; }
 .jp-RenderedHTMLCommon { overflow-wrap: break-word; }
 .jp-RenderedHTMLCommon table { display: block; max-width: 100%; overflow-x: auto; }
-.jp-RenderedHTMLCommon img, .jp-RenderedImage img { max-width: 100%; height: auto; }
+.jp-RenderedHTMLCommon img, .jp-RenderedImage img {
+    box-sizing: border-box; max-width: 100%; height: auto;
+}
+.jp-RenderedMarkdown img { display: block; margin: 1em auto; }
+.jp-RenderedMarkdown .caption { font-size: 0.93em; }
+.jp-RenderedMarkdown pre {
+    font-size: var(--jp-code-font-size); overflow-x: auto; white-space: pre;
+}
+.jp-RenderedMarkdown .highlight {
+    background: var(--jp-cell-editor-background); padding: 0.5em; margin: 0.8em 0;
+}
+.jp-RenderedMarkdown .highlight pre { background: none; }
+details > summary { cursor: pointer; color: var(--jp-content-link-color); }
+details.predict > summary {
+    font: var(--jp-content-font-size1) var(--jp-content-font-family);
+    margin: 0.5em 0.5em 0.5em calc(var(--jp-cell-prompt-width) + 0.8em);
+}
 .jp-RenderedText pre, .jp-InputArea-editor pre { overflow-x: auto; }
 math {
     font: 1.1em "STIX Two Math", "Latin Modern Math", "Cambria Math", "DejaVu Math TeX Gyre", math;
 }
 mtext[mathvariant="monospace"] { font-family: monospace; }
 math[display="block"] { margin: 0.8em 0; overflow: auto hidden; }
+@media (prefers-color-scheme: dark) {
+    :root {
+        --jp-mirror-editor-comment-color: #5fb0b0;
+        --jp-mirror-editor-operator-color: #c98bff;
+        --jp-mirror-editor-meta-color: #c98bff;
+    }
+    img[src^="data:image/png"] { background: #fff; border-radius: 0.5em; padding: 0.5em; }
+}
 @media (max-width: 40em) {
     .jp-InputPrompt, .jp-OutputPrompt { display: none; }
+    details.predict > summary { margin-left: 0; }
+    .jp-RenderedText pre { white-space: pre; }
     .jp-RenderedHTMLCommon :is(p, ul, ol) { overflow: auto hidden; } /* formulas do not wrap */
 }
 </style>
@@ -101,6 +130,11 @@ class Renderer(IPythonRenderer):
         """`$$...$$`."""
         return mathml(body, "block")
 
+    def paragraph(self, text: str) -> str:
+        """A caption has a class of its own."""
+        kind = ' class="caption"' if text.startswith("<strong>Figure ") else ""
+        return f"<p{kind}>{text}</p>\n"
+
 
 def title_of(nb: NotebookNode, default: str) -> str:
     """The first heading of a notebook."""
@@ -145,6 +179,7 @@ def page(nb: NotebookNode, path: Path, out: Path) -> str:
     """The HTML page of an executed notebook, to be written to the folder `out`.
 
     Links to the other notebooks lead to their pages, links to other files still to those files.
+    Drawings are in the page, so that it loads nothing.
 
     Raises:
         CourseError: a formula cannot be converted.
@@ -169,6 +204,9 @@ def page(nb: NotebookNode, path: Path, out: Path) -> str:
         target = path.parent / unquote(html.unescape(link["path"]))
         if not target.exists():
             return link[0]
+        if link["head"].startswith("src"):
+            kind, data = guess_type(target.name)[0], base64.b64encode(target.read_bytes())
+            return f"{link['head']}data:{kind};base64,{data.decode()}"
         if target.name == GLOSSARY:
             new = "glossary.html"
         elif target.parent.resolve() == path.parent.resolve() and target.suffix == ".ipynb":
