@@ -115,8 +115,13 @@ def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(f"{lab}/lab/tree/notebooks/{STEM}.ipynb")
     cells = page.locator(".jp-Notebook .jp-Cell")
-    many = len(nbformat.read(NOTEBOOKS / f"{STEM}.ipynb", as_version=4).cells)
+    stored_cells = nbformat.read(NOTEBOOKS / f"{STEM}.ipynb", as_version=4).cells
+    many = len(stored_cells)
     wait_for(lambda: cells.count() == many, f"{many} cells are shown", 60)
+    folded = [cell.metadata.get("jupyter", {}) for cell in stored_cells]
+    for part, key in (("Input", "source_hidden"), ("Output", "outputs_hidden")):
+        expected = sum(key in fold for fold in folded)
+        assert expected and page.locator(f".jp-{part}Placeholder").count() == expected, part
 
     def prompts() -> list[str]:
         return page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
