@@ -189,10 +189,16 @@ def test_the_message_in_the_readme_is_what_a_reader_sees():
     assert judge("1.5", multiplies.function)[1] in text("README.md")
 
 
-def test_the_readme_counts_the_exercises():
-    for number in notebooks():
-        row = next(line for line in text("README.md").splitlines() if f"| {number:02d} |" in line)
-        assert row.rstrip("| ").endswith(f"| {len(records(number))}")
+@pytest.mark.parametrize("number", notebooks())
+def test_the_readme_counts_the_exercises_and_has_the_minutes_of_the_title(number):
+    row = next(line for line in text("README.md").splitlines() if f"| {number:02d} |" in line)
+    entries = [entry.strip() for entry in row.strip("| ").split("|")][-4:]
+    assert entries[-1] == str(len(records(number)))
+    title = re.search(r"minutes of exercises .*\n.*\n(.*)", markdown(f"{number:02d}"))
+    if title is None:
+        pytest.skip("first edition")
+    said = [entry.strip() for entry in title[1].strip("| ").split("|")][-4:]
+    assert entries == [re.sub(r" on .*", "", entry) for entry in said]
 
 
 def glossary() -> list[tuple[str, str]]:
