@@ -45,6 +45,7 @@ TEMPLATE = """{% extends "lab/index.html.j2" %}
 :root { color-scheme: light dark; }
 body.jp-Notebook { margin: 0 auto; max-width: 66em; padding: 0 1em; overflow: visible; }
 .jp-RenderedHTMLCommon { overflow-wrap: break-word; }
+.jp-OutputArea .jp-RenderedHTMLCommon.jp-RenderedHTML :is(td, th) { text-align: left; }
 .jp-RenderedHTMLCommon table { display: block; max-width: 100%; overflow-x: auto; }
 .jp-RenderedHTMLCommon img, .jp-RenderedImage img {
     box-sizing: border-box; max-width: 100%; height: auto;
