@@ -25,7 +25,7 @@ help:
 	@echo 'make test-browser  JupyterLab and the pages in a headless Chromium'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside peers; the run of notebook 03 with five seeds'
-	@echo 'make results       repeat the run of notebook 06 and its experiments over several seeds'
+	@echo 'make results       repeat what takes long: the experiments on notebook 06, the sweep of notebook 03'
 	@echo 'make checkpoint    train the models in data/ again'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
@@ -63,6 +63,7 @@ bench: $(VENV)/.installed-dev
 
 results: $(VENV)/.installed
 	$(ACTIVE) tools/results.py
+	$(ACTIVE) tools/reuse.py
 	@$(ACTIVE) tools/readme.py
 
 checkpoint: $(VENV)/.installed

@@ -25,10 +25,8 @@ from solutions import with_solutions
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-SECOND_EDITION: tuple[str, ...] = ("01", "02")
+SECOND_EDITION: tuple[str, ...] = ("01", "02", "03")
 """Numbers of the notebooks that keep the rules of `SECOND` below, instead of those of `FIRST`."""
-NOT_EXECUTED_SINCE = ("03",)
-"""Notebooks that are still to get what `make execute` adds: folding, and the solutions."""
 
 LONGEST_CELL = 30  # lines
 MEDIAN_CELL = 10  # lines
@@ -664,15 +662,13 @@ BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookN
 RULES = list(BREAKS)
 FIRST = {described_figures}
 SECOND = {captions, described_in_alt, opens_with_what_happens, spoken_prose, plain_assignments}
-OF_EXECUTE = {folded_as_tagged, solutions_below, title_table, opens_with_the_map}
 
 
 def rules_for(path: Path) -> list[Callable[[NotebookNode, Path], list[str]]]:
     """Those that a notebook has to keep by now."""
     number = path.stem[:2]
     other = FIRST if number in SECOND_EDITION else SECOND
-    later = OF_EXECUTE if number in NOT_EXECUTED_SINCE else set()
-    return [rule for rule in RULES if rule not in other | later]
+    return [rule for rule in RULES if rule not in other]
 
 
 @pytest.fixture

@@ -1,0 +1,87 @@
+"""Sweep the updates per batch, the length of the texts and the level of the ratio, for notebook 03.
+
+    python tools/reuse.py          every run that is not stored yet (over an hour on two cores)
+    python tools/reuse.py --again  all of them
+
+Writes data/results/reuse.json after each run; notebook 03 draws what it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("MINIGRPO_THREADS", "1")  # a run has one core, and the next one another
+
+from minigrpo.gpt import load_gpt
+from minigrpo.notebook.setup import setup
+from minigrpo.study.reuse import ARMS, RUNS, Run, config, run
+
+ROOT = Path(__file__).resolve().parent.parent
+PATH = ROOT / "data" / "results" / "reuse.json"
+BASE = ROOT / "data" / "char_gpt.safetensors"
+
+
+def settings() -> dict[str, Any]:
+    """All that decides how the runs go, in a form that can be compared with a stored one."""
+    common = asdict(config(RUNS[0]))
+    for varied in ("level", "clip", "max_new_tokens", "inner_epochs", "lr", "seed"):
+        del common[varied]
+    checksum = sha256(BASE.read_bytes()).hexdigest()
+    return json.loads(json.dumps({"base": checksum, "arms": ARMS, "config": common}))
+
+
+def measure(one: Run) -> dict[str, Any]:
+    """One run; its curves rounded to four digits."""
+    setup(seed=0)
+    steps = list(run(load_gpt(BASE).eval(), one))
+    return {
+        **one._asdict(),
+        "seconds": round(sum(m.seconds for m in steps), 1),
+        "reward": [round(m.reward, 4) for m in steps],
+        "clipped": [round(m.clip_low + m.clip_high, 4) for m in steps],  # mean over the updates
+    }
+
+
+def stored() -> list[dict[str, Any]]:
+    """The runs that were made with these settings."""
+    results = json.loads(PATH.read_text("utf-8")) if PATH.is_file() else {}
+    return results["runs"] if results.get("settings") == settings() else []
+
+
+def name(one: dict[str, Any]) -> Run:
+    """Which run it is."""
+    return Run(*(one[field] for field in Run._fields))
+
+
+def save(runs: list[dict[str, Any]]) -> None:
+    """Written in one piece, in the order of RUNS, one line per run."""
+    runs = sorted(runs, key=lambda one: RUNS.index(name(one)))
+    lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
+    part = PATH.with_name(PATH.name + ".part")
+    part.write_text(f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n', "utf-8")
+    part.replace(PATH)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what is missing, with as many runs at a time as there are cores."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--again", action="store_true", help="also what is stored")
+    options = parser.parse_args(arguments)
+    runs = [] if options.again else stored()
+    missing = [one for one in RUNS if one not in map(name, runs)]
+    with multiprocessing.get_context("spawn").Pool(min(2, os.cpu_count() or 1)) as pool:
+        for result in pool.imap_unordered(measure, missing):
+            runs.append(result)
+            save(runs)
+            print(*name(result), f"reward {result['reward'][-1]:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
