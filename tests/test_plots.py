@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from matplotlib.patches import FancyBboxPatch
 
 from minigrpo.notebook import plots
 
@@ -19,20 +18,6 @@ def no_screen(monkeypatch):
     monkeypatch.setattr(plt, "show", lambda: None)
     yield
     plt.close("all")
-
-
-@pytest.mark.parametrize("here", range(1, 10))
-def test_course_map_lights_one_box_in_nine(here):
-    plots.course_map(here)
-    plt.gcf().canvas.draw()
-    boxes = [patch for patch in plt.gca().patches if isinstance(patch, FancyBboxPatch)]
-    blue = plt.matplotlib.colors.to_rgba(plots.BLUE)
-    assert [box.get_facecolor() == blue for box in boxes] == [n == here for n in range(1, 10)]
-
-
-def test_the_course_has_nine_notebooks_numbered_in_order():
-    names = [name for _, names in plots.COURSE for name in names]
-    assert [name[:2] for name in names] == [f"0{n}" for n in range(1, 10)]
 
 
 def test_a_label_stands_at_the_end_of_its_line_in_its_colour():

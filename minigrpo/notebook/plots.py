@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
@@ -26,12 +26,6 @@ BLUE, ORANGE, GREEN, PINK, BLACK, GREY = (
 
 In gray some come close (PINK and GREY most of all), so lines differ in their dashes too.
 """
-
-COURSE = (
-    ("I: a policy", ("01 char GPT", "02 sequence\nprobability", "03 sequence\nGRPO")),
-    ("II: the algorithm", ("04 the\nobjective", "05 a Llama\nthat\nanswers", "06 GRPO")),
-    ("III: in the wild", ("07 bug\nclinic", "08 real\nmodels", "09 scaling\nout")),
-)
 
 
 def use_house_style() -> None:
@@ -56,39 +50,6 @@ def use_house_style() -> None:
             "legend.frameon": False,
         }
     )
-
-
-def course_map(here: int) -> None:
-    """Draw the nine notebooks in their three parts, with number `here` (1 to 9) lit."""
-    figure, ax = plt.subplots(figsize=(7.0, 1.35))
-    for part, (title, names) in enumerate(COURSE):
-        ax.text(3 * part + 0.03, 1.12, title, fontsize=9, weight="bold", color=BLACK)
-        for i, name in enumerate(names):
-            number = 3 * part + i
-            lit = number + 1 == here
-            ax.add_patch(
-                FancyBboxPatch(
-                    (number + 0.06, 0.06),
-                    0.86,
-                    0.86,
-                    boxstyle="round,pad=0.02",
-                    facecolor=BLUE if lit else "white",
-                    edgecolor=BLUE if lit else GREY,
-                )
-            )
-            ax.text(
-                number + 0.49,
-                0.49,
-                name,
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color="white" if lit else BLACK,
-                weight="bold" if lit else "normal",
-            )
-    ax.set(xlim=(0, 9), ylim=(0, 1.35))
-    ax.axis("off")
-    plt.show()
 
 
 def label_line(
