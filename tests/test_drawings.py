@@ -192,3 +192,16 @@ def test_each_map_lights_the_parts_of_its_notebook_and_no_other():
         circles = re.findall(r'<g class="part( lit)?"><circle class="num".*?>(\d\d)</text>', text)
         assert {digits for lit, digits in circles if lit} == {number}
         assert {digits for _, digits in circles} == set(drawings.NUMBERS)
+
+
+def unused(text: str) -> list[str]:
+    """Drawings that no notebook shows; map.svg is the source of the others of its name."""
+    names = [path.name for path in DRAWINGS if path.name != "map.svg"]
+    return [name for name in names if f"../figures/{name})" not in text]
+
+
+def test_every_drawing_is_shown_by_a_notebook():
+    notebooks = sorted((FIGURES.parent / "notebooks").glob("*.ipynb"))
+    text = "".join(path.read_text("utf-8") for path in notebooks)
+    assert unused(text) == []
+    assert unused(text.replace("figures/shift.svg", "figures/gone.svg")) == ["shift.svg"]
