@@ -8,7 +8,7 @@ REQUIREMENTS := requirements.txt pyproject.toml
 
 # make course ONLY=02 and make execute ONLY=02 take that notebook alone.
 ONLY ?=
-# make course SCALE=1 and make execute SCALE=1 install the extra `scale` and take notebook 09 as well.
+# make course SCALE=1 and make execute SCALE=1 install the extra `scale` and take notebook 10 as well.
 SCALE ?=
 # A package index for torch alone, such as the one of its CPU builds; everything else comes from
 # the usual one.
@@ -25,12 +25,12 @@ help:
 	@echo 'make test-browser  JupyterLab and the pages in a headless Chromium'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside peers; the run of notebook 03 with five seeds'
-	@echo 'make results       repeat what takes long: the experiments on notebook 06, the sweep of notebook 03'
+	@echo 'make results       repeat what takes long: the experiments on notebook 07, the sweep of notebook 03'
 	@echo 'make checkpoint    train the models in data/ again'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
 	@echo 'ONLY=02            course, execute: this notebook alone'
-	@echo 'SCALE=1            course, execute: notebook 09 as well; installs the extra it needs'
+	@echo 'SCALE=1            course, execute: notebook 10 as well; installs the extra it needs'
 	@echo 'PYTHON=python3.12  the Python (3.10 to 3.13) that the environment .venv is made with'
 	@echo 'TORCH_INDEX=URL    install torch from this package index, such as one of CPU builds'
 

@@ -23,9 +23,9 @@ os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 
 # What takes long, the longest first, as a part of the names of its tests.
 LONGEST = (
-    *("06_grpo", "01_char_gpt", "test_clinic", "test_exercises", "07_bug_clinic"),
+    *("07_grpo", "01_char_gpt", "test_clinic", "test_exercises", "08_bug_clinic"),
     *("03_sequence_grpo", "test_mutants", "test_reviews", "test_attacks"),
-    *("09_scaling_out", "05_a_llama_that_answers", "08_real_models"),
+    *("10_scaling_out", "06_a_llama_that_answers", "09_text_models"),
     *("04_the_objective", "test_oracle", "test_parallel", "test_llama"),
 )
 ALONE = "test_notebook_passes_with_all_solutions_pasted_in"

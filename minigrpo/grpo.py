@@ -1,6 +1,6 @@
 """The loop of GRPO, Algorithm 1 of DeepSeekMath (arXiv 2402.03300), with a fixed reference policy.
 
-`train_grpo` is the algorithm; `rollout`, `score` and `learn` are its lines, as in notebook 06.
+`train_grpo` is the algorithm; `rollout`, `score` and `learn` are its lines, as in notebook 07.
 """
 
 import copy

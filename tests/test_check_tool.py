@@ -104,9 +104,9 @@ def root_conftest():
 def test_a_file_goes_to_one_process_and_the_longest_go_first(root_conftest):
     solved = [
         f"tests/test_exercise_notebooks.py::{root_conftest.ALONE}[{name}]"
-        for name in ("06_grpo", "02_sequence_probability")
+        for name in ("07_grpo", "02_sequence_probability")
     ]
-    cells = [f"notebooks/06_grpo.ipynb::Cell {n}" for n in range(2)]
+    cells = [f"notebooks/07_grpo.ipynb::Cell {n}" for n in range(2)]
     others = [f"tests/test_{name}.py::test_one" for name in ("arithmetic", "clinic", "gpt")]
     items = [SimpleNamespace(nodeid=nodeid) for nodeid in [*others, *solved, *cells]]
     root_conftest.pytest_collection_modifyitems(SimpleNamespace(workerinput={}), items)

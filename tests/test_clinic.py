@@ -161,7 +161,7 @@ def differ(measure, one: Chart, other: Chart) -> bool:
 def test_a_real_blind_run_shows_both_charts(capsys):
     number = number_of("old log-probs not detached")
     case = clinic.patient(number)
-    assert case.told == "The sums of notebook 06. 5 steps, with the settings of SHORT."
+    assert case.told == "The sums of notebook 07. 5 steps, with the settings of SHORT."
     assert "detached" not in str(case)
     lines = [line for line in str(case).splitlines() if line.startswith("norm of the gradient")]
     assert re.fullmatch(r"norm of the gradient, largest\s+0\.\d+\s+0", lines[0])

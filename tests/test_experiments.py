@@ -1,4 +1,4 @@
-"""The experiments around the run of notebook 06, and the results that are stored and shown."""
+"""The experiments around the run of notebook 07, and the results that are stored and shown."""
 
 from __future__ import annotations
 

@@ -221,11 +221,11 @@ def test_a_judge_that_always_says_no_is_found_out(review):
 )
 def test_a_judge_with_one_part_broken_is_found_out(part, broken, unnoticed, monkeypatch):
     monkeypatch.setattr(inspect.getmodule(judge_review), part, broken)
-    assert any(unnoticed in hole for hole in holes(find("7.7")))
+    assert any(unnoticed in hole for hole in holes(find("8.7")))
 
 
 @pytest.mark.parametrize("blind", [0, 1, 2])
-@pytest.mark.parametrize("key", ["7.5", "7.6"])
+@pytest.mark.parametrize("key", ["8.5", "8.6"])
 def test_a_judge_that_tries_fewer_versions_is_found_out(key, blind):
     """Without one of the bugs, or with the right version in the place of the first bug."""
     review = find(key)
@@ -369,7 +369,7 @@ def full_mask(function):
 
 
 def test_show_prints_the_code_with_its_numbers(capsys):
-    show("7.7")
+    show("8.7")
     assert capsys.readouterr().out == (
         " 1  def sequence_mean(losses, mask):\n"
         ' 2      """losses, mask (N, T), mask 1 for a real token -> (): mean of each row, then of '
@@ -395,22 +395,22 @@ def test_show_has_nothing_to_show_for_an_exercise():
     with pytest.raises(KeyError, match="expected the key of a review"):
         show("2.3")
     with pytest.raises(KeyError, match="expected the key of an exercise"):
-        show("7.99")
+        show("8.99")
 
 
 def test_a_right_test_and_a_right_line(capsys):
-    reference = find("7.7").reference
-    checked = check("7.7", reference, line=5)
+    reference = find("8.7").reference
+    checked = check("8.7", reference, line=5)
     assert (checked.passed, checked.status, checked.use) == (True, "passed", reference)
     assert capsys.readouterr().out == (
-        "7.7 (mean over the real tokens): passed, your test fails on the buggy version and passes "
+        "8.7 (mean over the real tokens): passed, your test fails on the buggy version and passes "
         "on the right one. Line 5: found.\n"
     )
 
 
 @pytest.mark.parametrize("line", [(6, 8), [8, 6], {6, 8}])
 def test_two_lines_in_any_order(line, capsys):
-    assert check("7.5", find("7.5").reference, line=line).passed
+    assert check("8.5", find("8.5").reference, line=line).passed
     assert "Lines 6 and 8: found." in capsys.readouterr().out
 
 
@@ -419,16 +419,16 @@ def test_two_lines_in_any_order(line, capsys):
     [(None, "not passed", "Now name the wrong line"), (4, "not passed", "Line 4 is not the wrong")],
 )
 def test_a_right_test_is_in_use_whatever_the_line(line, status, words, capsys):
-    mine = find("7.7").others[0].function
-    checked = check("7.7", mine, line=line)
+    mine = find("8.7").others[0].function
+    checked = check("8.7", mine, line=line)
     assert (checked.passed, checked.status, checked.use) == (False, status, mine)
     assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("test", [stub, full_mask, 3])
 def test_any_other_test_is_replaced_by_the_reference(test, capsys):
-    review = find("7.7")
-    checked = check("7.7", test, line=5)
+    review = find("8.7")
+    checked = check("8.7", test, line=5)
     assert not checked.passed and checked.use is review.reference
     checked(review.right)
     with pytest.raises(AssertionError):
@@ -436,13 +436,13 @@ def test_any_other_test_is_replaced_by_the_reference(test, capsys):
 
 
 def test_a_weak_test_is_told_what_it_does_not_see(capsys):
-    assert check("7.7", full_mask, line=4).status == "not passed"
+    assert check("8.7", full_mask, line=4).status == "not passed"
     assert capsys.readouterr().out == (
-        "7.7 (mean over the real tokens): not right yet. Your test does not see the bug: it passes "
+        "8.7 (mean over the real tokens): not right yet. Your test does not see the bug: it passes "
         "on both versions. Your mask is full: no completion is shorter than another. Nearly every "
         "bug of a mask hides there. Take rows of different lengths.\n"
         "Line 4 is not the wrong one.\n"
-        'hint("7.7") leads on.\n'
+        'hint("8.7") leads on.\n'
     )
 
 
@@ -454,7 +454,7 @@ def test_the_assertion_that_failed_is_told():
             torch.tensor(3.0),
         )
 
-    message = judge_review(find("7.7"), refuses)[1]
+    message = judge_review(find("8.7"), refuses)[1]
     assert (
         "refuses the right version too, at `torch.testing.assert_close( value, torch.tensor(3.0), "
         ")`, which says: Scalars are not close!." in message
@@ -464,30 +464,30 @@ def test_the_assertion_that_failed_is_told():
 def test_an_assertion_without_source_is_told_by_what_it_says():
     notebook = {"torch": torch}
     exec("def test(f):\n    f(torch.ones(1, 1), torch.ones(1, 1))\n    assert 0, 'no'", notebook)
-    message = judge_review(find("7.7"), notebook["test"])[1]
+    message = judge_review(find("8.7"), notebook["test"])[1]
     assert "refuses the right version too, which says: no." in message
 
 
 @pytest.mark.parametrize("test", [stub, full_mask])
 def test_a_check_cell_that_is_run_again_says_the_same(test, capsys):
     """`t = check(key, t)` has replaced t by what check returned, the reference inside it."""
-    first = check("7.7", test, line=5)
-    again = check("7.7", check("7.7", first, line=5), line=5)
+    first = check("8.7", test, line=5)
+    again = check("8.7", check("8.7", first, line=5), line=5)
     assert again.status == first.status != "passed"
-    assert len(set(capsys.readouterr().out.split("7.7 (mean"))) == 2
+    assert len(set(capsys.readouterr().out.split("8.7 (mean"))) == 2
 
 
 @pytest.mark.parametrize("line", [None, 4, 5])
 @pytest.mark.parametrize("name", ["stub", "full mask", "reference"])
 def test_strict_mode_wants_the_test_and_the_line(name, line, monkeypatch, capsys):
     monkeypatch.setenv("MINIGRPO_STRICT", "1")
-    reference = find("7.7").reference
+    reference = find("8.7").reference
     test = {"stub": stub, "full mask": full_mask, "reference": reference}[name]
     if (name, line) == ("reference", 5):
-        assert check("7.7", test, line=line).passed
+        assert check("8.7", test, line=line).passed
         return
-    with pytest.raises(AssertionError, match="7.7"):
-        check("7.7", test, line=line)
+    with pytest.raises(AssertionError, match="8.7"):
+        check("8.7", test, line=line)
 
 
 @by_key
@@ -539,16 +539,16 @@ def test_versions_cannot_be_told_apart_by_their_looks():
     seen = set()
 
     def looks(function):
-        find("7.7").reference(function)
+        find("8.7").reference(function)
         seen.add((function.__name__, inspect.getsource(function)))
 
     def looks_only(function):
         full_mask(function)
         assert "torch.where" in inspect.getsource(function)
 
-    judge_review(find("7.7"), looks)
+    judge_review(find("8.7"), looks)
     assert len(seen) == 1
-    assert not judge_review(find("7.7"), looks_only, 5)[2]
+    assert not judge_review(find("8.7"), looks_only, 5)[2]
 
 
 def test_warnings_and_random_numbers_are_kept_from_the_reader(recwarn):
@@ -563,13 +563,13 @@ def test_warnings_and_random_numbers_are_kept_from_the_reader(recwarn):
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    assert judge_review(find("7.7"), noisy, 5)[0] == "passed"
+    assert judge_review(find("8.7"), noisy, 5)[0] == "passed"
     assert torch.equal(torch.rand(1), expected) and not recwarn.list
 
 
 def test_a_gradient_is_there_under_no_grad_too():
     with torch.no_grad():
-        assert judge_review(find("7.9"), find("7.9").reference, 4)[0] == "passed"
+        assert judge_review(find("8.9"), find("8.9").reference, 4)[0] == "passed"
 
 
 def test_arguments_are_remembered_as_they_were_given():
@@ -580,7 +580,7 @@ def test_arguments_are_remembered_as_they_were_given():
         assert function(torch.ones(2, 2), mask=mask) == 1
         mask.zero_()
 
-    message = judge_review(find("7.7"), spoils)[1]
+    message = judge_review(find("8.7"), spoils)[1]
     assert "Your mask is full" in message
 
 
@@ -588,7 +588,7 @@ def test_odd_arguments_are_no_reason_to_fail():
     def odd(function):
         assert function([[5, 2, 2]], 4, None) is not None
 
-    review = find("7.2")
+    review = find("8.2")
     status, message, _ = judge_review(review, odd)
     assert status == "not passed" and "crashed inside the right version" in message
 
@@ -607,7 +607,7 @@ def test_an_interrupt_ends_the_trial():
         versions.append(function)
         raise KeyboardInterrupt
 
-    status, message, _ = judge_review(find("7.7"), interrupts)
+    status, message, _ = judge_review(find("8.7"), interrupts)
     assert status == "not passed" and "interrupted" in message and len(versions) == 1
 
 
@@ -623,7 +623,7 @@ def test_a_differentiated_result_is_noticed_in_either_way():
         function(torch.ones(1, 1, requires_grad=True), torch.ones(1)).item()
 
     for test, expected in ((backward, True), (grad, True), (value, False)):
-        (call,) = _try(test, find("7.9").right).calls
+        (call,) = _try(test, find("8.9").right).calls
         assert call.differentiated is expected
 
 
@@ -632,7 +632,7 @@ def test_a_review_is_no_exercise():
 
 
 def test_another_line_in_which_the_bug_can_be_mended_is_right_too():
-    review = find("7.4")
+    review = find("8.4")
     (bug,) = review.bugs
     for line in bug.also:
         status, message, _ = judge_review(review, review.reference, line)

@@ -39,7 +39,7 @@ def course(tmp_path):
     """The course as it is published, and the reader's copy of it."""
     published, mine = tmp_path / "published", tmp_path / "mine"
     (published / "notebooks").mkdir(parents=True)
-    for name in (NAME, "07_bug_clinic.ipynb"):
+    for name in (NAME, "08_bug_clinic.ipynb"):
         shutil.copy(ROOT / "notebooks" / name, published / "notebooks")
     git(published, "init", "-q", "-b", "main")
     git(published, "config", "user.name", "n")
@@ -113,7 +113,7 @@ def test_answers_of_another_copy_without_git(course, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert f"{NAME}: answers put back: 2.1, 2.2, 2.3, 2.5\n" in done.stdout
-    assert "07_bug_clinic.ipynb: answers put back: none\n" in done.stdout
+    assert "08_bug_clinic.ipynb: answers put back: none\n" in done.stdout
     assert "".join(cells_of(published / "notebooks" / NAME, "2.1")[-1]["source"]) == ANSWER
     nowhere = [sys.executable, tool, "--answers-of", tmp_path]
     assert subprocess.run(nowhere, capture_output=True).returncode == 1
@@ -121,15 +121,15 @@ def test_answers_of_another_copy_without_git(course, tmp_path):
 
 def test_the_line_of_a_review_is_carried_with_its_test(course):
     _, mine = course
-    path = mine / "notebooks" / "07_bug_clinic.ipynb"
+    path = mine / "notebooks" / "08_bug_clinic.ipynb"
     test = "line = 4\n\n\ndef test_token_log_probs(function):\n    assert function"
 
     def solved(cells, notebook):
-        cells["7.1"][-1]["source"] = test
+        cells["8.1"][-1]["source"] = test
 
     write(path, solved)
     update.update(mine)
-    cells = cells_of(path, "7.1")
+    cells = cells_of(path, "8.1")
     assert "".join(cells[-1]["source"]) == test and len(cells) == 2
 
 

@@ -32,14 +32,14 @@ from pages import GLOSSARY, page, title_of
 from solutions import with_solutions
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDS = {"09_scaling_out": "trl"}
+NEEDS = {"10_scaling_out": "trl"}
 """Notebooks that need a library of the extra `scale`, and which."""
 TRACEBACK_LINES = 12  # of a failure, the last ones: they name the line and the error
 AT_A_TIME = min(2, os.cpu_count() or 1)
 """Notebooks that `run` has going: with a core each they are done sooner than one with all cores."""
 # Notebooks by the time they take; the others come after them.
-LONGEST = ["01_char_gpt", "06_grpo", "09_scaling_out", "07_bug_clinic", "03_sequence_grpo"]
-LONGEST += ["08_real_models", "05_a_llama_that_answers", "04_the_objective"]
+LONGEST = ["01_char_gpt", "07_grpo", "10_scaling_out", "08_bug_clinic", "03_sequence_grpo"]
+LONGEST += ["09_text_models", "06_a_llama_that_answers", "04_the_objective"]
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 # ---------------------------------------------------------------------------------------------

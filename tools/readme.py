@@ -20,7 +20,7 @@ import results
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = (  # the other experiments end alike
-    "the run of notebook 06",
+    "the run of notebook 07",
     "no room to think",
     "reward for the form only",
     "reward for any thought",

@@ -1,4 +1,4 @@
-"""Repeat the run of notebook 06, and every experiment on it, over several seeds.
+"""Repeat the run of notebook 07, and every experiment on it, over several seeds.
 
     python tools/results.py                       all of it (about half an hour on two cores)
     python tools/results.py --only "KL weight 0"  one experiment again, the others as they are

@@ -40,7 +40,7 @@ def patient(number: int, seed: int = 3) -> Case:
     """Run the patient with this number, 1 to 22, and the healthy code under the same settings."""
     one = _record(number)
     about = str(one.task.__doc__).splitlines()[0]
-    task = "The sums of notebook 06." if one.task is Arithmetic else about
+    task = "The sums of notebook 07." if one.task is Arithmetic else about
     other = [f"{name} = {value}" for name, value in one.settings.items() if name != "steps"]
     changed = f" but for {', '.join(other)}" if other else ""
     told = f"{task} {one.config(sick=False).steps} steps, with the settings of SHORT{changed}."

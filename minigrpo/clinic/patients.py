@@ -28,7 +28,7 @@ from minigrpo.rewards import Tags, TextTask, letter_share, split_parts
 from minigrpo.study.experiments import SUMMIT
 
 SHORT = replace(SUMMIT, steps=10, evaluate_every=1000, check=False)
-"""The settings of the clinic: ten steps of the run of notebook 06, without its own checks."""
+"""The settings of the clinic: ten steps of the run of notebook 07, without its own checks."""
 
 
 @dataclass(frozen=True)

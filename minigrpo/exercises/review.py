@@ -132,7 +132,7 @@ class Review:
     """All there is to know about one review.
 
     Attributes:
-        key: notebook and number, such as "7.3".
+        key: notebook and number, such as "8.3".
         title: a few words.
         code: what is shown, with all its bugs.
         right: the same without them.

@@ -63,7 +63,7 @@ class Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "the run of notebook 06": Experiment(),
+    "the run of notebook 07": Experiment(),
     "a warm-up of its own for each seed": Experiment(own_base={}),
     "one demonstration in five complete": Experiment(own_base={"complete": 0.2}),
     "mixed operations": Experiment(task={"operations": "mixed"}, own_base={"operations": "mixed"}),

@@ -1,534 +1,352 @@
-"""Answers to the exercises of notebook 05, from plausible mistakes and unusual right ways."""
+"""Answers to the exercises of notebook 05."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-import random
-import re
-import string
-from fractions import Fraction
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from attack import right, wrong
-from torch.nn.utils.rnn import pad_sequence
 
-from minigrpo.arithmetic import TAGS
+NAN, INF = math.nan, math.inf
 
-ROWS = [torch.tensor([5, 6, 7]), torch.tensor([8])], 29
-UPWARD = [torch.tensor([8]), torch.tensor([5, 6, 7])], 29
-EMPTY = [torch.tensor([5, 6]), torch.tensor([], dtype=torch.long)], 29
-STARTS_WITH_PAD = [torch.tensor([29, 6, 7]), torch.tensor([29, 8])], 29
-STARTS_WITH_ZERO = [torch.tensor([0, 6, 7]), torch.tensor([0, 8])], 29
-MINUS = [torch.tensor([5, 6, 7]), torch.tensor([8])], -100
-MILLIONS = [torch.tensor([16_777_217, 2]), torch.tensor([8])], 29
-SAME_LENGTH = [torch.tensor([5, 6]), torch.tensor([7, 8]), torch.tensor([9])], 29
-
-
-@wrong("5.1", *ROWS)
-def pads_on_the_right(rows, pad_id):
-    lengths = torch.tensor([len(row) for row in rows])
-    ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
-    mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    return torch.stack([ids, mask.long()])
+OLD = torch.tensor([[-1.0, -2.0, -3.0], [-1.5, -1.0, -2.0], [-4.0, -3.0, -2.0]])
+NEW = OLD + torch.tensor([[-0.6, 0.1, 0.5], [-0.6, 0.0, 0.4], [1.6, -0.3, 0.2]])
+ADVANTAGES = torch.tensor([1.0, -1.0, -0.5])
+MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 1, 0]])
+CLEAN = NEW, OLD, ADVANTAGES, MASK, 0.1, 0.3
+DIRTY = NEW.masked_fill(MASK == 0, NAN), OLD, ADVANTAGES, MASK, 0.1, 0.3
+RARE = torch.tensor([[-900.0, -1.0]]), torch.tensor([[-900.1, -1.0]])
+LONE = torch.tensor([-1.0]), torch.tensor([[1, 1]])
 
 
-@wrong("5.1", *EMPTY)
-def minus_zero_in_the_mask(rows, pad_id):
-    width = max(map(len, rows))
-    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
-    mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        mask[i, -len(row) :] = 1
-    return torch.stack([ids, mask])
+def terms(ratio, A, low, high):
+    return torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
 
 
-@wrong("5.1", *STARTS_WITH_PAD)
-def real_from_the_first_that_is_no_pad(rows, pad_id):
-    width = max(map(len, rows))
-    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
-    return torch.stack([ids, (ids != pad_id).long().cummax(dim=1).values])
+def row_means(table, mask):
+    return torch.where(mask.bool(), table, 0.0).sum(-1) / mask.sum(-1)
 
 
-@wrong("5.1", *STARTS_WITH_ZERO)
-def zeros_for_holes_first(rows, pad_id):
-    width = max(map(len, rows))
-    ids = torch.stack([F.pad(row, (width - len(row), 0)) for row in rows])
-    mask = (ids > 0).long().cummax(dim=1).values
-    return torch.stack([ids.masked_fill(mask == 0, pad_id), mask])
+def safe(new, old, mask):
+    return torch.where(mask.bool(), new - old, 0.0)
 
 
-@wrong("5.1", *UPWARD)
-def cropped_to_the_first_row(rows, pad_id):
-    gaps = [len(rows[0]) - len(row) for row in rows]
-    ids = [F.pad(row, (gap, 0), value=pad_id) for row, gap in zip(rows, gaps)]
-    mask = [F.pad(torch.ones_like(row), (gap, 0)) for row, gap in zip(rows, gaps)]
-    return torch.stack([torch.stack(ids), torch.stack(mask)])
+# 5.1 ----------------------------------------------------------------------------------------------
+REF = OLD + torch.tensor([[0.7, -0.4, 0.2], [0.0, 1.0, -1.0], [3.0, -0.6, 0.5]])
+KL = NEW, OLD, REF, MASK
+FAR = torch.tensor([[-30.0, -1.0]]), torch.tensor([[-30.5, -1.0]]), torch.tensor([[-2.0, -1.5]])
+BOTH = torch.tensor([[1, 1]])
 
 
-@wrong("5.1", *EMPTY)
-def empty_rows_left_out(rows, pad_id):
-    width = max(map(len, rows))
-    pairs = [(F.pad(r, (width - len(r), 0), value=pad_id), len(r)) for r in rows if len(r)]
-    mask = [[0] * (width - n) + [1] * n for _, n in pairs]
-    return torch.stack([torch.stack([ids for ids, _ in pairs]), torch.tensor(mask)])
+def k3_of(x):
+    return x.exp() - x - 1
 
 
-@wrong("5.1", *MILLIONS)
-def float32_on_the_way(rows, pad_id):
-    ids = torch.zeros(2, len(rows), max(map(len, rows)))
-    ids[0] = pad_id
-    for i, row in enumerate(rows):
-        start = ids.shape[2] - len(row)
-        ids[0, i, start:], ids[1, i, start:] = row, 1
-    return ids.long()
+@wrong("5.1", *KL)
+def without_the_ratio(log_probs, old_log_probs, ref_log_probs, mask):
+    return k3_of(safe(ref_log_probs, log_probs, mask))
 
 
-@wrong("5.1", *ROWS)
-def the_list_is_padded_itself(rows, pad_id):
-    lengths, width = [len(row) for row in rows], max(map(len, rows))
-    for i, n in enumerate(lengths):
-        rows[i] = F.pad(rows[i], (width - n, 0), value=pad_id)
-    mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
-    return torch.stack([torch.stack(rows), mask])
+@wrong("5.1", *KL)
+def policy_over_reference(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    return ratio * k3_of(safe(log_probs, ref_log_probs, mask))
 
 
-@wrong("5.1", *MINUS)
-def no_negative_ids(rows, pad_id):
-    width = max(map(len, rows))
-    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
-    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-    return torch.stack([ids.clamp(min=0), torch.tensor(mask)])
+@wrong("5.1", *KL)
+def ratio_detached(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = safe(log_probs, old_log_probs, mask).exp().detach()
+    return ratio * k3_of(safe(ref_log_probs, log_probs, mask))
 
 
-@wrong("5.1", *SAME_LENGTH)
-def row_found_by_its_length(rows, pad_id):
-    lengths = [len(row) for row in rows]
-    ids = torch.full((len(rows), max(lengths)), pad_id)
-    mask = torch.zeros_like(ids)
-    for row in rows:
-        i, start = lengths.index(len(row)), max(lengths) - len(row)
-        ids[i, start:], mask[i, start:] = row, 1
-    return torch.stack([ids, mask])
+@wrong("5.1", *KL)
+def k3_detached(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    return ratio * k3_of(safe(ref_log_probs, log_probs, mask)).detach()
 
 
-def turned(rows, value):
-    return pad_sequence([r.flip(0) for r in rows], batch_first=True, padding_value=value).flip(1)
+@wrong("5.1", *KL)
+def ratio_always_one(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = safe(log_probs, log_probs.detach(), mask).exp()
+    return ratio * k3_of(safe(ref_log_probs, log_probs, mask))
+
+
+@wrong("5.1", NEW, OLD, REF.masked_fill(MASK == 0, INF), MASK)
+def masked_after_the_product(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = (log_probs - old_log_probs).exp()
+    return (ratio * k3_of(ref_log_probs - log_probs)).masked_fill(~mask.bool(), 0.0)
+
+
+@wrong("5.1", *RARE, RARE[0] - 0.3, BOTH)
+def k3_of_probabilities(log_probs, old_log_probs, ref_log_probs, mask):
+    real = mask.bool()
+    new, ref = (torch.where(real, x, 0.0).exp() for x in (log_probs, ref_log_probs))
+    return safe(log_probs, old_log_probs, mask).exp() * (ref / new - (ref / new).log() - 1)
+
+
+@wrong("5.1", *FAR, BOTH)
+def reference_ratio_within_e_to_twenty(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    return ratio * k3_of(safe(ref_log_probs, log_probs, mask).clamp(-20, 20))
+
+
+@wrong("5.1", *KL)
+def k2_gradient_without_old(log_probs, old_log_probs, ref_log_probs, mask):
+    x = safe(ref_log_probs, log_probs, mask)
+    ratio = safe(log_probs, old_log_probs, mask).exp().detach()
+    return ratio * k3_of(x).detach() + (x.square() - x.square().detach()) / 2
+
+
+@wrong("5.1", *FAR, BOTH)
+def k3_at_most_ten(log_probs, old_log_probs, ref_log_probs, mask):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    return ratio * k3_of(safe(ref_log_probs, log_probs, mask)).clamp(max=10)
 
 
 @right("5.1")
-def turned_around_twice(rows, pad_id):
-    return torch.stack([turned(rows, pad_id), turned([torch.ones_like(r) for r in rows], 0)])
+def known_gradient(log_probs, old_log_probs, ref_log_probs, mask):
+    hidden = mask == 0
+    new, old, ref = (x.masked_fill(hidden, 0.0) for x in (log_probs, old_log_probs, ref_log_probs))
+    x, ratio = (ref - new).detach(), (new - old).detach().exp()
+    return ratio * (x.expm1() - x) - ratio * x * (new - new.detach())
 
 
 @right("5.1")
-def of_plain_lists(rows, pad_id):
-    lists = [row.tolist() for row in rows]
-    width = max(len(row) for row in lists)
-    ids = [[pad_id] * (width - len(row)) + row for row in lists]
-    mask = [[0] * (width - len(row)) + [1] * len(row) for row in lists]
-    return torch.stack([torch.tensor(part, dtype=torch.long) for part in (ids, mask)])
+def scattered_back(log_probs, old_log_probs, ref_log_probs, mask):
+    real = mask.bool()
+    new, old, ref = log_probs[real], old_log_probs[real].detach(), ref_log_probs[real].detach()
+    values = torch.exp(new - old) * (torch.special.expm1(ref - new) + new - ref)
+    return torch.zeros_like(log_probs).masked_scatter(real, values)
 
 
 @right("5.1")
-def through_a_boolean_mask(rows, pad_id):
-    lengths = torch.tensor([row.numel() for row in rows])
-    real = torch.arange(int(lengths.max())).flip(0) < lengths.unsqueeze(1)
-    ids = torch.full(real.shape, pad_id, dtype=torch.long)
-    ids[real] = torch.cat(rows)
-    return torch.stack([ids, real.long()])
+def kept_or_copied(log_probs, old_log_probs, ref_log_probs, mask):
+    anchor = log_probs.detach().nan_to_num(0.0, 0.0, 0.0)
+    new = torch.where(mask > 0, log_probs, anchor)
+    old, ref = (torch.where(mask > 0, x, anchor) for x in (old_log_probs, ref_log_probs))
+    d = new - ref
+    return (new - old).exp() * ((-d).exp() - 1 + d)
 
 
-ENDS = torch.tensor([[4, 31, 29, 29], [4, 5, 6, 7]]), 31
-FIRST = torch.tensor([[31, 4, 29, 29], [4, 5, 31, 7]]), 31
-TWICE = torch.tensor([[4, 31, 5, 31, 6]]), 31
-ZERO = torch.tensor([[4, 0, 5, 6]]), 0
-ALL_EOS = torch.full((1, 300), 31), 31
-LONG = torch.full((2, 1100), 4), 31
-LATE = torch.full((1, 2100), 4).index_fill(1, torch.tensor([2048]), 31), 31
+# 5.2 ----------------------------------------------------------------------------------------------
+LOGITS = torch.tensor([[0.0, 1.0, 2.0, -1.0], [3.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 2.0]])
+LOGITS = torch.stack([LOGITS, LOGITS.flip(0) * 2])
+BANNED = LOGITS.clone()
+BANNED[0, 0, 1] = BANNED[1, 2, 3] = -INF
+SEEN = torch.tensor([[1, 1, 1], [0, 0, 1]])
 
 
-@wrong("5.2", *ENDS)
-def without_the_eos(completions, eos_id):
-    return (completions == eos_id).cumsum(dim=1) == 0
+def mean_over(entropy, mask):
+    return torch.where(mask.bool(), entropy, 0.0).sum() / mask.sum()
 
 
-@wrong("5.2", *TWICE)
-def later_eos_too(completions, eos_id):
-    is_eos = completions == eos_id
-    return (is_eos.cumsum(dim=1) == 0) | is_eos
+def entropies(logits):
+    log_p = logits.log_softmax(-1)
+    return -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0.0)).sum(-1)
 
 
-@wrong("5.2", *ENDS)
-def none_found_in_the_whole_batch(completions, eos_id):
-    is_eos = completions == eos_id
-    if not is_eos.any():
-        return torch.ones_like(is_eos)
-    return torch.arange(completions.shape[1]) <= is_eos.int().argmax(dim=1, keepdim=True)
+@wrong("5.2", BANNED, SEEN)
+def zero_times_minus_infinity(logits, mask):
+    log_p = logits.log_softmax(-1)
+    return mean_over(-(log_p.exp() * log_p).sum(-1), mask)
 
 
-@wrong("5.2", *FIRST)
-def eos_at_zero_means_none(completions, eos_id):
-    first = (completions == eos_id).int().argmax(dim=1, keepdim=True)
-    first = torch.where(first > 0, first, completions.shape[1])
-    return torch.arange(completions.shape[1]) <= first
+@wrong("5.2", BANNED, SEEN)
+def where_around_the_product(logits, mask):
+    p, log_p = logits.softmax(-1), logits.log_softmax(-1)
+    return mean_over(-torch.where(p > 0, p * log_p, 0.0).sum(-1), mask)
 
 
-@wrong("5.2", *ALL_EOS)
-def counted_in_a_byte(completions, eos_id):
-    is_eos = (completions == eos_id).to(torch.uint8)
-    return is_eos.cumsum(dim=1, dtype=torch.uint8) - is_eos == 0
+@wrong("5.2", BANNED, SEEN)
+def entr_of_softmax(logits, mask):
+    return mean_over(torch.special.entr(logits.softmax(-1)).sum(-1), mask)
 
 
-@wrong("5.2", *TWICE)
-def last_eos_of_each_row(completions, eos_id):
-    mask = torch.ones_like(completions, dtype=torch.bool)
-    for row, end in dict((completions == eos_id).nonzero().tolist()).items():
-        mask[row, end + 1 :] = False
-    return mask
+@wrong("5.2", BANNED, SEEN)
+def probabilities_at_least_a_millionth(logits, mask):
+    p = logits.softmax(-1).clamp(min=1e-6)
+    return mean_over(-(p * p.log()).sum(-1), mask)
 
 
-@wrong("5.2", *ZERO)
-def eos_zero_taken_for_none(completions, eos_id):
-    if not eos_id:  # None: nothing ends
-        return torch.ones_like(completions, dtype=torch.bool)
-    is_eos = completions == eos_id
-    return is_eos.cumsum(dim=1) - is_eos.long() == 0
+@wrong("5.2", LOGITS + 1e4, SEEN)
+def exp_without_the_maximum(logits, mask):
+    p = logits.exp() / logits.exp().sum(-1, keepdim=True)
+    return mean_over(-(p * torch.where(p > 0, p, 1.0).log()).sum(-1), mask)
 
 
-@wrong("5.2", *LONG)
-def a_thousand_is_far_enough(completions, eos_id):
-    is_eos = completions == eos_id
-    first = torch.where(is_eos.any(dim=1), is_eos.int().argmax(dim=1), 1000)
-    return torch.arange(completions.shape[1]) <= first[:, None]
+@wrong("5.2", LOGITS, SEEN)
+def rows_before_the_batch(logits, mask):
+    return row_means(entropies(logits), mask).mean()
 
 
-@wrong("5.2", *LATE)
-def positions_in_half(completions, eos_id):
-    width = completions.shape[1]
-    at = torch.arange(width).half()
-    first = torch.where(completions == eos_id, at, width).amin(dim=1, keepdim=True)
-    return at <= first.half()
+@wrong("5.2", BANNED - 1e5, SEEN)
+def forbidden_is_minus_ten_thousand(logits, mask):
+    return mean_over(entropies(logits.masked_fill(logits.isneginf(), -1e4)), mask)
 
 
-@wrong("5.2", *ENDS)
-def compared_in_place(completions, eos_id):
-    is_eos = completions.eq_(eos_id)
-    return is_eos.cumsum(dim=1) - is_eos == 0
+@wrong("5.2", LOGITS, SEEN)
+def p_under_no_grad(logits, mask):
+    with torch.no_grad():
+        p = logits.softmax(-1)
+    log_p = logits.log_softmax(-1)
+    return mean_over(-(p * torch.where(p > 0, log_p, 0.0)).sum(-1), mask)
+
+
+@wrong("5.2", BANNED, SEEN)
+def positions_with_a_forbidden_token_left_out(logits, mask):
+    free = mask.bool() & logits.isfinite().all(-1)
+    return mean_over(entropies(logits), free)
+
+
+@wrong("5.2", LOGITS, SEEN)
+def over_all_positions(logits, mask):
+    return torch.where(mask.bool(), entropies(logits), 0.0).mean()
 
 
 @right("5.2")
-def row_by_row(completions, eos_id):
-    mask = []
-    for row in completions.tolist():
-        n = row.index(eos_id) + 1 if eos_id in row else len(row)
-        mask.append([True] * n + [False] * (len(row) - n))
-    return torch.tensor(mask)
+def log_under_no_grad(logits, mask):
+    picked = logits[mask.bool()]
+    surprise = -picked.detach().log_softmax(-1).nan_to_num(neginf=0.0)
+    return (picked.softmax(-1) * surprise).sum() / len(picked)
 
 
 @right("5.2")
-def alive_so_far(completions, eos_id):
-    alive = (completions != eos_id).long().cumprod(dim=-1)
-    return F.pad(alive[:, :-1], (1, 0), value=1).bool()
+def logsumexp_minus_mean(logits, mask):
+    z = logits.clamp(min=-1e9)
+    expected = torch.einsum("ntv,ntv->nt", z.softmax(-1), z - z.amax(-1, keepdim=True).detach())
+    top = torch.logsumexp(z - z.amax(-1, keepdim=True).detach(), -1)
+    return (top - expected)[mask == 1].mean()
 
 
 @right("5.2")
-def smallest_position(completions, eos_id):
-    at = torch.arange(completions.size(1), device=completions.device).expand_as(completions)
-    first = at.masked_fill(completions.ne(eos_id), completions.size(1)).amin(dim=1, keepdim=True)
-    return at.le(first)
+def position_by_position(logits, mask):
+    found = []
+    for n, t in mask.nonzero().tolist():
+        z = logits[n, t][logits[n, t] > -INF]
+        found.append(-F.softmax(z, dim=0) @ F.log_softmax(z, dim=0))
+    return sum(found) / len(found)
 
 
-HERE = type(TAGS)(20, 2, 13, 4, 9)  # think, end_think, answer, end_answer, eos
-FAR = type(TAGS)(3000, 2000, 1000, 4000, 5000)
-END = [2, 13, 7, 4, 9]
+# 5.3 ----------------------------------------------------------------------------------------------
+WHOLE = NEW, OLD, REF, ADVANTAGES, MASK, 0.2, 0.1
+ZERO = NEW, OLD, REF, ADVANTAGES, MASK, 0, 0.1
+WIDE = NEW, OLD, REF, -ADVANTAGES, MASK, 1.5, 0.1
+STILL = NEW, OLD, REF, torch.tensor([1.0, 0.0, -0.5]), MASK, 0.2, 0.1
 
 
-def asked(ids, answer=7, tags=HERE):
-    return torch.tensor(ids, dtype=torch.long), answer, tags
+def parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, low, high):
+    ratio = safe(log_probs, old_log_probs, mask).exp()
+    kl = k3_of(safe(ref_log_probs, log_probs, mask))
+    return ratio, terms(ratio, advantages[:, None], low, high), kl
 
 
-@wrong("5.3", *asked([5, 9, 6, *END]))
-def eos_in_the_thought(completion, answer, tags):
-    ids = completion.tolist()
-    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    return float(ids[-5:] == ending and not set(ids[:-5]) & set(tags[:4]))
+@wrong("5.3", *WHOLE)
+def kl_made_large(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    return -row_means(term + kl_weight * kl, mask).mean()
 
 
-@wrong("5.3", *asked([5, *END, 8, 8]))
-def cut_at_the_first_eos(completion, answer, tags):
-    ids = completion.tolist()
-    ids = ids[: ids.index(tags.eos) + 1] if tags.eos in ids else []
-    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    return float(ids[-5:] == ending and not set(ids[:-5]) & set(tags))
+@wrong("5.3", *WHOLE)
+def kl_times_ratio(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    rho, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    return row_means(kl_weight * rho * kl - term, mask).mean()
 
 
-@wrong("5.3", *asked(END))
-def wants_a_thought(completion, answer, tags):
-    *thought, a, b, x, c, d = completion.tolist() if len(completion) > 4 else [0] * 5
-    ok = (a, b, x, c, d) == (tags.end_think, tags.answer, answer, tags.end_answer, tags.eos)
-    return 1.0 if ok and thought and not set(thought) & set(tags) else 0.0
+@wrong("5.3", *WHOLE)
+def kl_over_all_tokens(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    return kl_weight * mean_over(kl, mask) - row_means(term, mask).mean()
 
 
-@wrong("5.3", *asked([5, 20, *END]))
-def each_once_but_think_unseen(completion, answer, tags):
-    ids = completion.tolist()
-    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    return float(ids[-5:] == ending and all(ids.count(tag) == 1 for tag in tags[1:]))
+@wrong("5.3", *ZERO)
+def clip_or_default(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    eps = clip or 0.2
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, eps, eps)
+    return row_means(kl_weight * kl - term, mask).mean()
 
 
-@wrong("5.3", *asked([]))
-def zip_stops_early(completion, answer, tags):
-    ids = completion.tolist()
-    ending = [tags.eos, tags.end_answer, answer, tags.answer, tags.end_think]
-    fits = all(a == b for a, b in zip(reversed(ids), ending))
-    return float(fits and not set(ids[:-5]) & set(tags))
+@wrong("5.3", *WIDE)
+def clip_of_the_log(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    d, A = safe(log_probs, old_log_probs, mask), advantages[:, None]
+    held = d.clamp(math.log(1 - clip), math.log(1 + clip))
+    kl = k3_of(safe(ref_log_probs, log_probs, mask))
+    return row_means(kl_weight * kl - torch.minimum(d.exp() * A, held.exp() * A), mask).mean()
 
 
-@wrong("5.3", *asked([5, 12, 13, 7, 4, 9]))
-def digits_of_a_longer_id(completion, answer, tags):
-    ids = completion.tolist()
-    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    ends = " ".join(map(str, ids)).endswith(" ".join(map(str, ending)))
-    return float(ends and not set(ids[:-5]) & set(tags))
+@wrong("5.3", *WHOLE)
+def kl_as_a_number(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    return row_means(kl_weight * kl.detach() - term, mask).mean()
 
 
-@wrong("5.3", *asked([5, 2000, 1000, 7, 4000, 5000], tags=FAR))
-def as_bytes(completion, answer, tags):
-    ids = completion.to(torch.uint8).tolist()
-    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    return float(bytes(ids).endswith(bytes(ending)) and not set(ids[:-5]) & set(tags))
+@wrong("5.3", *WIDE)
+def clip_at_most_one(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    eps = min(clip, 1.0)
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, eps, eps)
+    return row_means(kl_weight * kl - term, mask).mean()
 
 
-@wrong("5.3", *asked([30, *END]))
-def tags_are_the_last_ids(completion, answer, tags):
-    ids = completion.tolist()
-    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    return float(ids[-5:] == ending and all(word < min(tags) for word in ids[:-5]))
+@wrong("5.3", *STILL)
+def rows_without_advantage_skipped(
+    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
+):
+    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    loss = row_means(kl_weight * kl - term, mask)
+    return torch.where(advantages == 0, 0.0, loss).mean()
 
 
-@wrong("5.3", *asked([5, 2, 13, 0, 4, 9], 0))
-def answer_zero_is_no_answer(completion, answer, tags):
-    ids = completion.tolist()
-    ending = [tags.end_think, tags.answer, answer or None, tags.end_answer, tags.eos]
-    return float(ids[-5:] == ending and set(tags).isdisjoint(ids[:-5]))
+@wrong("5.3", *WHOLE)
+def kl_of_the_old_policy(
+    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
+):
+    _, term, _ = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    return row_means(
+        kl_weight * k3_of(safe(ref_log_probs, old_log_probs, mask)) - term, mask
+    ).mean()
 
 
-@wrong("5.3", *asked([5, 2, 13, 4, 7, 9]))
-def five_in_any_order(completion, answer, tags):
-    ids = completion.tolist()
-    ending = {tags.end_think, tags.answer, answer, tags.end_answer, tags.eos}
-    return float(set(ids[-5:]) == ending and not set(ids[:-5]) & set(tags))
-
-
-@right("5.3")
-def a_small_machine(completion, answer, tags):
-    path = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    state = 0
-    for word in map(int, completion):
-        if state == 0 and word not in tags:
-            continue
-        if state == 5 or word != path[state]:
-            return 0.0
-        state += 1
-    return 1.0 if state == 5 else 0.0
+@wrong("5.3", *WHOLE)
+def kl_inside_the_minimum(
+    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
+):
+    rho, _, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
+    A = advantages[:, None]
+    inner = torch.minimum(rho * A - kl_weight * kl, rho.clamp(1 - clip, 1 + clip) * A)
+    return -row_means(inner, mask).mean()
 
 
 @right("5.3")
-def with_torch_equal(completion, answer, tags):
-    end = completion.new_tensor([tags.end_think, tags.answer, answer, tags.end_answer, tags.eos])
-    known = torch.isin(completion[:-5], completion.new_tensor(list(tags)))
-    return float(torch.equal(completion[-5:], end) and not known.any())
+def one_text_after_the_other(
+    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
+):
+    total = 0.0
+    for new, old, ref, a, keep in zip(
+        log_probs, old_log_probs, ref_log_probs, advantages, mask.bool()
+    ):
+        rho, x = (new - old)[keep].exp(), (ref - new)[keep]
+        push = torch.min(rho * a, rho.clamp(1 - clip, 1 + clip) * a)
+        total = total + (kl_weight * (x.expm1() - x) - push).mean()
+    return total / len(mask)
 
 
 @right("5.3")
-def by_a_regular_expression(completion, answer, tags):
-    text = "".join(f"{word};" for word in completion.tolist())
-    none = "|".join(f"{tag};" for tag in tags)
-    end = f"{tags.end_think};{tags.answer};{answer};{tags.end_answer};{tags.eos};"
-    return float(re.fullmatch(rf"(?:(?!{none})\d+;)*{end}", text) is not None)
+def only_the_policy_filled(
+    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
+):
+    new = log_probs.masked_fill(mask == 0, 0.0)
+    rho, x, A = (new - old_log_probs).exp(), ref_log_probs - new, advantages.view(-1, 1)
+    push = torch.where(A >= 0, rho.clamp(max=1 + clip), rho.clamp(min=1 - clip)) * A
+    loss = kl_weight * (x.exp() - x - 1) - push
+    return (loss.masked_fill(mask == 0, 0.0).sum(1) / mask.sum(1)).mean()
 
 
-NO_TAG = r"(?:(?!</?think>|</?answer>).)"
-FORM = rf"{NO_TAG}*</think>\s*<answer>(?!\s*</answer>){NO_TAG}+</answer>\s*"
-
-
-@wrong("5.4", "7 + 4\nso 1</think><answer>1</answer>")
-def point_stops_at_new_lines(text):
-    return float(re.fullmatch(FORM, text) is not None)
-
-
-@wrong("5.4", "so 1</think><answer> \n</answer>")
-def blank_answer(text):
-    form = rf"{NO_TAG}*</think>\s*<answer>{NO_TAG}+</answer>\s*"
-    return float(bool(re.fullmatch(form, text, re.DOTALL)))
-
-
-@wrong("5.4", "so 1</think><answer>a < b</answer>")
-def no_bracket_in_the_answer(text):
-    form = rf"{NO_TAG}*</think>\s*<answer>\s*[^<\s][^<]*</answer>\s*"
-    return float(bool(re.fullmatch(form, text, re.DOTALL)))
-
-
-@wrong("5.4", "so 1</think><answer>1 <think> 2</answer>")
-def opening_think_only_before(text):
-    thought, _, rest = text.strip().partition("</think>")
-    span = re.fullmatch(r"\s*<answer>(.*\S.*)</answer>", rest, re.DOTALL)
-    counts = [text.count(tag) for tag in ("</think>", "<answer>", "</answer>")]
-    return float(span is not None and counts == [1, 1, 1] and "<think>" not in thought)
-
-
-@wrong("5.4", "so 1</think>< answer>1</answer>")
-def white_space_thrown_out(text):
-    return float(bool(re.fullmatch(FORM, "".join(text.split()))))
-
-
-@wrong("5.4", "so 1</think><answer>swan</answer>")
-def strip_takes_letters(text):
-    pieces = re.split(r"</?think>|<answer>", text)
-    fits = re.fullmatch(FORM, text, re.DOTALL) and len(pieces) == 3
-    return float(bool(fits) and pieces[-1].strip().strip("</answer>").strip() != "")
-
-
-@wrong("5.4", "so 1</think><answer>1</answer>\nor 2")
-def anchors_of_a_line(text):
-    return float(re.search(f"^{FORM}$", text, re.DOTALL | re.MULTILINE) is not None)
-
-
-@wrong("5.4", "so 1</think>\u00a0<answer>1</answer>")
-def ascii_blanks_only(text):
-    pieces = re.split(r"(</?think>|</?answer>)", text)
-    pieces = [piece.strip(string.whitespace) for piece in pieces]
-    if pieces[1::2] != ["</think>", "<answer>", "</answer>"]:
-        return 0.0
-    return float(pieces[2] == pieces[6] == "" and pieces[4] != "")
-
-
-@wrong("5.4", "I think> 1</think><answer>1</answer>")
-def ends_of_tags_counted(text):
-    once = text.count("think>") == 1 and text.count("answer>") == 2
-    return float(once and re.fullmatch(FORM, text, re.DOTALL) is not None)
-
-
-@wrong("5.4", "so <b>1</b></think><answer>1</answer>")
-def every_bracket_is_a_tag(text):
-    tags = re.findall(r"<[^<>]+>", text) == ["</think>", "<answer>", "</answer>"]
-    return float(tags and re.fullmatch(FORM, text, re.DOTALL) is not None)
-
-
-WHOLE = re.compile(FORM, flags=re.DOTALL)
-
-
-@right("5.4")
-def compiled_form(text):
-    return 1.0 if WHOLE.fullmatch(text) else 0.0
-
-
-@right("5.4")
-def by_partition(text):
-    tags = "<think>", "</think>", "<answer>", "</answer>"
-    if [text.count(tag) for tag in tags] != [0, 1, 1, 1]:
-        return 0
-    rest = text.partition("</think>")[2].strip()
-    inside = rest.removeprefix("<answer>").removesuffix("</answer>")
-    return int(len(rest) == len(inside) + 17 and len(inside.strip()) > 0)
-
-
-def spans(text, tags=("<think>", "</think>", "<answer>", "</answer>")):
-    """The words of the text: tags, and whatever stands between them, without blank ones."""
-    at, tag = min(((text.find(t), t) for t in tags if t in text), default=(len(text), ""))
-    rest = spans(text[at + len(tag) :]) if tag else []
-    return [word for word in ("text" * bool(text[:at].strip()), tag) if word] + rest
-
-
-@right("5.4")
-def word_kinds_by_recursion(text):
-    words = spans(text)
-    return float(words[words[:1] == ["text"] :] == ["</think>", "<answer>", "text", "</answer>"])
-
-
-@wrong("5.5", 4, 1, 2)
-def puts_them_back(samples, correct, k):
-    return 1 - (1 - correct / samples) ** k
-
-
-@wrong("5.5", 5, 2, 3)
-def exactly_one_is_right(samples, correct, k):
-    return correct * math.comb(samples - correct, k - 1) / math.comb(samples, k)
-
-
-@wrong("5.5", 7, 2, 3)
-def simulated(samples, correct, k):
-    draw = random.Random(0).sample
-    return sum(min(draw(range(samples), k)) < correct for _ in range(5000)) / 5000
-
-
-@wrong("5.5", 5, 2, 3)
-def as_many_wrong_as_drawn(samples, correct, k):
-    if samples - correct <= k:
-        return 1.0
-    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
-@wrong("5.5", 4, 0, 4)
-def all_drawn_hit_always(samples, correct, k):
-    if k == samples:
-        return 1.0
-    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
-@wrong("5.5", 5, 2, 2)
-def a_set_of_draws(samples, correct, k):
-    draws = set(itertools.combinations([True] * correct + [False] * (samples - correct), k))
-    return sum(map(any, draws)) / len(draws)
-
-
-@wrong("5.5", 4, 1, 2)
-def number_zero_is_falsy(samples, correct, k):
-    draws = list(itertools.combinations(range(samples), k))
-    return sum(any(i for i in draw if i < correct) for draw in draws) / len(draws)
-
-
-@wrong("5.5", 6, 2, 2)
-def product_one_too_short(samples, correct, k):
-    if samples - correct < k:
-        return 1.0
-    return 1 - float(np.prod(1 - k / np.arange(samples - correct + 1, samples)))
-
-
-@wrong("5.5", 7, 2, 3)
-def rounded_to_two_places(samples, correct, k):
-    return round(1 - math.comb(samples - correct, k) / math.comb(samples, k), 2)
-
-
-@wrong("5.5", 5, 3, 2)
-def enough_right_ones(samples, correct, k):
-    if correct >= k:
-        return 1.0
-    return 1 - math.perm(samples - correct, k) / math.perm(samples, k)
-
-
-@right("5.5")
-@functools.cache
-def one_after_the_other(samples, correct, k):
-    if k == 0 or correct == 0:
-        return 0.0
-    later = one_after_the_other(samples - 1, correct, k - 1) if samples > correct else 0.0
-    return correct / samples + (samples - correct) / samples * later
-
-
-@right("5.5")
-def with_fractions(samples, correct, k):
-    wrong_ones = range(samples - correct, samples - correct - k, -1)
-    miss = math.prod(Fraction(max(w, 0), samples - i) for i, w in enumerate(wrong_ones))
-    return float(1 - miss)
-
-
-@right("5.5")
-def product_of_numpy(samples, correct, k):
-    if samples - correct < k:
-        return 1.0
-    return 1.0 - np.prod(1.0 - k / np.arange(samples - correct + 1, samples + 1))
+@right("5.3")
+def two_averages(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+    n, t = mask.nonzero(as_tuple=True)
+    new, A = log_probs[n, t], advantages[n]
+    d, x = new - old_log_probs[n, t], ref_log_probs[n, t] - new
+    worst = F.relu(d.exp() - (1 + clip)) * A.clamp(min=0)
+    worst = worst + F.relu(1 - clip - d.exp()) * (-A).clamp(min=0)
+    weight = 1 / (mask.sum(dim=1)[n] * len(mask))
+    return (weight * kl_weight * (x.exp() - 1 - x)).sum() - (weight * (d.exp() * A - worst)).sum()

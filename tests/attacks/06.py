@@ -1,487 +1,534 @@
-"""Answers to the exercises of notebook 06."""
+"""Answers to the exercises of notebook 06, from plausible mistakes and unusual right ways."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from types import SimpleNamespace
+import random
+import re
+import string
+from fractions import Fraction
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from attack import right, wrong
-from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
-from minigrpo.objective import grpo_loss
+from minigrpo.arithmetic import TAGS
 
-
-class Bigram(torch.Tensor):  # a table that can be called: the judge wants its gradient
-    """The next token from the last one, and from how much is visible."""
-
-    at_padding = 0.0  # the logit of token 2 there
-
-    def __call__(self, input_ids, attention_mask=None):
-        seen = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
-        table = self.as_subclass(torch.Tensor)
-        logits = table[input_ids] * (1 + 0.1 * seen.cumsum(dim=1))[..., None]
-        nonsense = torch.tensor([0, 0, self.at_padding, 0, 0])
-        return SimpleNamespace(logits=torch.where(seen[..., None] > 0, logits, nonsense))
+ROWS = [torch.tensor([5, 6, 7]), torch.tensor([8])], 29
+UPWARD = [torch.tensor([8]), torch.tensor([5, 6, 7])], 29
+EMPTY = [torch.tensor([5, 6]), torch.tensor([], dtype=torch.long)], 29
+STARTS_WITH_PAD = [torch.tensor([29, 6, 7]), torch.tensor([29, 8])], 29
+STARTS_WITH_ZERO = [torch.tensor([0, 6, 7]), torch.tensor([0, 8])], 29
+MINUS = [torch.tensor([5, 6, 7]), torch.tensor([8])], -100
+MILLIONS = [torch.tensor([16_777_217, 2]), torch.tensor([8])], 29
+SAME_LENGTH = [torch.tensor([5, 6]), torch.tensor([7, 8]), torch.tensor([9])], 29
 
 
-class Broken(Bigram):
-    at_padding = -math.inf
+@wrong("6.1", *ROWS)
+def pads_on_the_right(rows, pad_id):
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    return torch.stack([ids, mask.long()])
 
 
-TABLE = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.double)
-IDS = torch.tensor([[2, 2, 1, 0, 3, 2], [4, 3, 0, 2, 2, 2], [2, 1, 4, 0, 4, 0]])
-SEEN = torch.tensor([[0, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1]])
-PLAIN = TABLE.as_subclass(Bigram), IDS, SEEN, 3
-BROKEN = TABLE.as_subclass(Broken), IDS, SEEN, 3
-ONE = TABLE.as_subclass(Bigram), IDS[2:], SEEN[2:], 3
-STEEP = (100 * TABLE).as_subclass(Bigram), IDS, SEEN, 3
-HIGH = (1000 + TABLE).as_subclass(Bigram), IDS, SEEN, 3
+@wrong("6.1", *EMPTY)
+def minus_zero_in_the_mask(rows, pad_id):
+    width = max(map(len, rows))
+    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        mask[i, -len(row) :] = 1
+    return torch.stack([ids, mask])
 
 
-def look(policy, input_ids, attention_mask, width):
-    logits = policy(input_ids, attention_mask=attention_mask).logits[:, -width - 1 : -1]
-    return logits, input_ids[:, -width:], attention_mask[:, -width:].bool()
+@wrong("6.1", *STARTS_WITH_PAD)
+def real_from_the_first_that_is_no_pad(rows, pad_id):
+    width = max(map(len, rows))
+    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
+    return torch.stack([ids, (ids != pad_id).long().cummax(dim=1).values])
 
 
-def pick(log_p, tokens):
-    return log_p.gather(-1, tokens[..., None]).squeeze(-1)
+@wrong("6.1", *STARTS_WITH_ZERO)
+def zeros_for_holes_first(rows, pad_id):
+    width = max(map(len, rows))
+    ids = torch.stack([F.pad(row, (width - len(row), 0)) for row in rows])
+    mask = (ids > 0).long().cummax(dim=1).values
+    return torch.stack([ids.masked_fill(mask == 0, pad_id), mask])
 
 
-@wrong("6.1", *PLAIN)
-def not_shifted(policy, input_ids, attention_mask, width):
-    log_p = policy(input_ids, attention_mask=attention_mask).logits[:, -width:].log_softmax(-1)
-    chosen = log_p.gather(-1, input_ids[:, -width:, None]).squeeze(-1)
-    return torch.where(attention_mask[:, -width:].bool(), chosen, 0.0)
+@wrong("6.1", *UPWARD)
+def cropped_to_the_first_row(rows, pad_id):
+    gaps = [len(rows[0]) - len(row) for row in rows]
+    ids = [F.pad(row, (gap, 0), value=pad_id) for row, gap in zip(rows, gaps)]
+    mask = [F.pad(torch.ones_like(row), (gap, 0)) for row, gap in zip(rows, gaps)]
+    return torch.stack([torch.stack(ids), torch.stack(mask)])
 
 
-@wrong("6.1", *BROKEN)
-def times_the_mask(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    return pick(logits.log_softmax(-1), tokens) * real
+@wrong("6.1", *EMPTY)
+def empty_rows_left_out(rows, pad_id):
+    width = max(map(len, rows))
+    pairs = [(F.pad(r, (width - len(r), 0), value=pad_id), len(r)) for r in rows if len(r)]
+    mask = [[0] * (width - n) + [1] * n for _, n in pairs]
+    return torch.stack([torch.stack([ids for ids, _ in pairs]), torch.tensor(mask)])
 
 
-@wrong("6.1", *PLAIN)
-def without_attention_mask(policy, input_ids, attention_mask, width):
-    logits = policy(input_ids).logits[:, -width - 1 : -1]
-    chosen = pick(logits.log_softmax(-1), input_ids[:, -width:])
-    return chosen.masked_fill(attention_mask[:, -width:] == 0, 0.0)
+@wrong("6.1", *MILLIONS)
+def float32_on_the_way(rows, pad_id):
+    ids = torch.zeros(2, len(rows), max(map(len, rows)))
+    ids[0] = pad_id
+    for i, row in enumerate(rows):
+        start = ids.shape[2] - len(row)
+        ids[0, i, start:], ids[1, i, start:] = row, 1
+    return ids.long()
 
 
-@wrong("6.1", *PLAIN)
-def mask_not_shifted(policy, input_ids, attention_mask, width):
-    logits, tokens, _ = look(policy, input_ids, attention_mask, width)
-    real = attention_mask[:, :-1][:, -width:].bool()
-    return torch.where(real, pick(logits.log_softmax(-1), tokens), 0.0)
+@wrong("6.1", *ROWS)
+def the_list_is_padded_itself(rows, pad_id):
+    lengths, width = [len(row) for row in rows], max(map(len, rows))
+    for i, n in enumerate(lengths):
+        rows[i] = F.pad(rows[i], (width - n, 0), value=pad_id)
+    mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
+    return torch.stack([torch.stack(rows), mask])
 
 
-@wrong("6.1", *PLAIN)
-@torch.no_grad()
-def scored_like_a_sampler(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    return torch.where(real, pick(logits.log_softmax(-1), tokens), 0.0)
+@wrong("6.1", *MINUS)
+def no_negative_ids(rows, pad_id):
+    width = max(map(len, rows))
+    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    return torch.stack([ids.clamp(min=0), torch.tensor(mask)])
 
 
-@wrong("6.1", *STEEP)
-def log_of_softmax_and_eps(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    return torch.where(real, (pick(logits.softmax(-1), tokens) + 1e-12).log(), 0.0)
+@wrong("6.1", *SAME_LENGTH)
+def row_found_by_its_length(rows, pad_id):
+    lengths = [len(row) for row in rows]
+    ids = torch.full((len(rows), max(lengths)), pad_id)
+    mask = torch.zeros_like(ids)
+    for row in rows:
+        i, start = lengths.index(len(row)), max(lengths) - len(row)
+        ids[i, start:], mask[i, start:] = row, 1
+    return torch.stack([ids, mask])
 
 
-@wrong("6.1", *PLAIN)
-def zero_is_ignored(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    tokens = tokens.masked_fill(~real, 0)
-    return -F.cross_entropy(logits.mT, tokens, ignore_index=0, reduction="none")
-
-
-@wrong("6.1", *ONE)
-def squeezed_everywhere(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    chosen = logits.log_softmax(-1).gather(-1, tokens[..., None]).squeeze()
-    return torch.where(real.squeeze(), chosen, 0.0)
-
-
-@wrong("6.1", *STEEP)
-def not_below_a_hundred(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    return torch.where(real, pick(logits.log_softmax(-1), tokens).clamp(min=-100), 0.0)
-
-
-@right("6.1")
-def real_places_alone(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    out = logits.new_zeros(tokens.shape)
-    out[real] = -F.cross_entropy(logits[real], tokens[real], reduction="none")
-    return out
+def turned(rows, value):
+    return pad_sequence([r.flip(0) for r in rows], batch_first=True, padding_value=value).flip(1)
 
 
 @right("6.1")
-def with_logsumexp(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    return (pick(logits, tokens) - logits.logsumexp(dim=-1)).masked_fill(~real, 0.0)
+def turned_around_twice(rows, pad_id):
+    return torch.stack([turned(rows, pad_id), turned([torch.ones_like(r) for r in rows], 0)])
 
 
 @right("6.1")
-def column_by_column(policy, input_ids, attention_mask, width):
-    logits, columns = policy(input_ids, attention_mask=attention_mask).logits, []
-    rows, S = torch.arange(len(input_ids)), input_ids.shape[1]
-    for s in range(S - width, S):
-        chosen = F.log_softmax(logits[:, s - 1], dim=-1)[rows, input_ids[:, s]]
-        columns.append(torch.where(attention_mask[:, s] != 0, chosen, torch.zeros_like(chosen)))
-    return torch.stack(columns, dim=1)
+def of_plain_lists(rows, pad_id):
+    lists = [row.tolist() for row in rows]
+    width = max(len(row) for row in lists)
+    ids = [[pad_id] * (width - len(row)) + row for row in lists]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in lists]
+    return torch.stack([torch.tensor(part, dtype=torch.long) for part in (ids, mask)])
 
 
-def starter(kind=torch.optim.SGD, **settings):
-    def start():
-        weight = nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.double).view(2, 3))
-        return lambda: F.logsigmoid(weight), kind([weight], **settings)
-
-    return start
-
-
-OLD = F.logsigmoid(torch.linspace(-1, 1, 6, dtype=torch.double).view(2, 3))
-PAIR, TOKENS = torch.tensor([1.0, -1.0]).double(), torch.tensor([[1, 1, 1], [1, 1, 0]])
-TWO = starter(lr=0.1), OLD, PAIR, TOKENS, 2
-STRONG = starter(lr=0.1), OLD, 20 * PAIR, TOKENS, 2
-ADAM = starter(torch.optim.Adam, lr=0.01), OLD, PAIR, TOKENS, 3
-EMPTY = starter(lr=0.1), OLD, PAIR, TOKENS * torch.tensor([[1], [0]]), 2
+@right("6.1")
+def through_a_boolean_mask(rows, pad_id):
+    lengths = torch.tensor([row.numel() for row in rows])
+    real = torch.arange(int(lengths.max())).flip(0) < lengths.unsqueeze(1)
+    ids = torch.full(real.shape, pad_id, dtype=torch.long)
+    ids[real] = torch.cat(rows)
+    return torch.stack([ids, real.long()])
 
 
-def update(score, optimizer, *batch):
-    optimizer.zero_grad()
-    loss, _ = grpo_loss(score(), *batch)
-    loss.backward()
-    optimizer.step()
+ENDS = torch.tensor([[4, 31, 29, 29], [4, 5, 6, 7]]), 31
+FIRST = torch.tensor([[31, 4, 29, 29], [4, 5, 31, 7]]), 31
+TWICE = torch.tensor([[4, 31, 5, 31, 6]]), 31
+ZERO = torch.tensor([[4, 0, 5, 6]]), 0
+ALL_EOS = torch.full((1, 300), 31), 31
+LONG = torch.full((2, 1100), 4), 31
+LATE = torch.full((1, 2100), 4).index_fill(1, torch.tensor([2048]), 31), 31
 
 
-@wrong("6.2", *TWO)
-def scored_once(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    log_probs = score()
-    for _ in range(epochs):
-        update(lambda: log_probs + 0.0, optimizer, old_log_probs, advantages, mask)
-    return score().detach()
+@wrong("6.2", *ENDS)
+def without_the_eos(completions, eos_id):
+    return (completions == eos_id).cumsum(dim=1) == 0
 
 
-@wrong("6.2", *TWO)
-def gradients_pile_up(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        grpo_loss(score(), old_log_probs, advantages, mask)[0].backward()
-        optimizer.step()
-    return score().detach()
+@wrong("6.2", *TWICE)
+def later_eos_too(completions, eos_id):
+    is_eos = completions == eos_id
+    return (is_eos.cumsum(dim=1) == 0) | is_eos
 
 
-@wrong("6.2", *TWO)
-def before_the_last_step(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        log_probs = score()
-        update(lambda new=log_probs: new, optimizer, old_log_probs, advantages, mask)
-    return log_probs.detach()
+@wrong("6.2", *ENDS)
+def none_found_in_the_whole_batch(completions, eos_id):
+    is_eos = completions == eos_id
+    if not is_eos.any():
+        return torch.ones_like(is_eos)
+    return torch.arange(completions.shape[1]) <= is_eos.int().argmax(dim=1, keepdim=True)
 
 
-@wrong("6.2", *STRONG)
-def old_moves_along(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        update(score, optimizer, old_log_probs, advantages, mask)
-        old_log_probs = score().detach()
-    return old_log_probs
+@wrong("6.2", *FIRST)
+def eos_at_zero_means_none(completions, eos_id):
+    first = (completions == eos_id).int().argmax(dim=1, keepdim=True)
+    first = torch.where(first > 0, first, completions.shape[1])
+    return torch.arange(completions.shape[1]) <= first
 
 
-@wrong("6.2", *TWO)
-def padding_is_zero(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        update(score, optimizer, old_log_probs, advantages, mask)
-    return torch.where(mask.bool(), score().detach(), 0.0)
+@wrong("6.2", *ALL_EOS)
+def counted_in_a_byte(completions, eos_id):
+    is_eos = (completions == eos_id).to(torch.uint8)
+    return is_eos.cumsum(dim=1, dtype=torch.uint8) - is_eos == 0
 
 
-@wrong("6.2", *STRONG)
-def gradient_norm_clipped(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        grpo_loss(score(), old_log_probs, advantages, mask)[0].backward()
-        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
-        optimizer.step()
-    return score().detach()
+@wrong("6.2", *TWICE)
+def last_eos_of_each_row(completions, eos_id):
+    mask = torch.ones_like(completions, dtype=torch.bool)
+    for row, end in dict((completions == eos_id).nonzero().tolist()).items():
+        mask[row, end + 1 :] = False
+    return mask
 
 
-@wrong("6.2", *ADAM)
-def steps_by_hand(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    groups = [(p, group["lr"]) for group in optimizer.param_groups for p in group["params"]]
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        grpo_loss(score(), old_log_probs, advantages, mask)[0].backward()
-        for p, lr in groups:
-            p.data -= lr * p.grad
-    return score().detach()
+@wrong("6.2", *ZERO)
+def eos_zero_taken_for_none(completions, eos_id):
+    if not eos_id:  # None: nothing ends
+        return torch.ones_like(completions, dtype=torch.bool)
+    is_eos = completions == eos_id
+    return is_eos.cumsum(dim=1) - is_eos.long() == 0
 
 
-@wrong("6.2", *EMPTY)
-def without_empty_rows(start, old_log_probs, advantages, mask, epochs):
-    (score, optimizer), keep = start(), mask.bool().any(dim=1)
-    for _ in range(epochs):
-        batch = old_log_probs[keep], advantages[keep], mask[keep]
-        update(lambda: score()[keep], optimizer, *batch)
-    return score().detach()
+@wrong("6.2", *LONG)
+def a_thousand_is_far_enough(completions, eos_id):
+    is_eos = completions == eos_id
+    first = torch.where(is_eos.any(dim=1), is_eos.int().argmax(dim=1), 1000)
+    return torch.arange(completions.shape[1]) <= first[:, None]
 
 
-@wrong("6.2", *TWO)
-def graph_kept(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        update(score, optimizer, old_log_probs, advantages, mask)
-    return score()
+@wrong("6.2", *LATE)
+def positions_in_half(completions, eos_id):
+    width = completions.shape[1]
+    at = torch.arange(width).half()
+    first = torch.where(completions == eos_id, at, width).amin(dim=1, keepdim=True)
+    return at <= first.half()
 
 
-@wrong("6.2", *TWO[:3], torch.ones(2, 3), 2)
-def stops_at_loss_zero(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        if grpo_loss(score(), old_log_probs, advantages, mask)[0].abs() < 1e-8:
-            break
-        update(score, optimizer, old_log_probs, advantages, mask)
-    return score().detach()
+@wrong("6.2", *ENDS)
+def compared_in_place(completions, eos_id):
+    is_eos = completions.eq_(eos_id)
+    return is_eos.cumsum(dim=1) - is_eos == 0
 
 
 @right("6.2")
-def with_a_helper(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    while epochs > 0:
-        update(score, optimizer, old_log_probs, advantages, mask)
-        epochs -= 1
-    with torch.no_grad():
-        return score()
+def row_by_row(completions, eos_id):
+    mask = []
+    for row in completions.tolist():
+        n = row.index(eos_id) + 1 if eos_id in row else len(row)
+        mask.append([True] * n + [False] * (len(row) - n))
+    return torch.tensor(mask)
 
 
 @right("6.2")
-def by_recursion(start, old_log_probs, advantages, mask, epochs):
-    def rest(score, optimizer, n):
-        if n == 0:
-            return score().detach().clone()
-        update(score, optimizer, old_log_probs, advantages, mask)
-        return rest(score, optimizer, n - 1)
-
-    return rest(*start(), epochs)
+def alive_so_far(completions, eos_id):
+    alive = (completions != eos_id).long().cumprod(dim=-1)
+    return F.pad(alive[:, :-1], (1, 0), value=1).bool()
 
 
 @right("6.2")
-def by_keyword(start, old_log_probs, advantages, mask, epochs):
-    score, opt = start()
-    for _epoch in range(epochs):
-        loss = grpo_loss(score(), old_log_probs, advantages, completion_mask=mask)[0]
-        opt.zero_grad(set_to_none=True)
-        loss.backward()
-        opt.step()
-    return score().data
+def smallest_position(completions, eos_id):
+    at = torch.arange(completions.size(1), device=completions.device).expand_as(completions)
+    first = at.masked_fill(completions.ne(eos_id), completions.size(1)).amin(dim=1, keepdim=True)
+    return at.le(first)
 
 
-RATIO = torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.1, 1.5], [0.9, 1.25, 0.7]], dtype=torch.double)
-SIGNS = torch.tensor([1.0, -2.0, 0.5]).double()
-HOLES = torch.tensor([[1, 0, 1], [1, 1, 1], [0, 1, 0]])
-PUSH = RATIO, SIGNS, HOLES, (0.2, 0.3)
-GARBAGE = RATIO.masked_fill(HOLES == 0, math.nan), *PUSH[1:]
+HERE = type(TAGS)(20, 2, 13, 4, 9)  # think, end_think, answer, end_answer, eos
+FAR = type(TAGS)(3000, 2000, 1000, 4000, 5000)
+END = [2, 13, 7, 4, 9]
 
 
-def clipped(ratio, A, low, high):
-    return ((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low))
+def asked(ids, answer=7, tags=HERE):
+    return torch.tensor(ids, dtype=torch.long), answer, tags
 
 
-@wrong("6.3", *PUSH)
-def with_respect_to_the_ratio(ratio, advantages, mask, clip):
-    A, real = advantages[:, None].expand_as(ratio), mask.bool()
-    return torch.where(real & ~clipped(ratio, A, *clip), A, 0.0) / real.sum()
+@wrong("6.3", *asked([5, 9, 6, *END]))
+def eos_in_the_thought(completion, answer, tags):
+    ids = completion.tolist()
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    return float(ids[-5:] == ending and not set(ids[:-5]) & set(tags[:4]))
 
 
-@wrong("6.3", *PUSH)
-def cut_on_both_sides(ratio, advantages, mask, clip):
-    inside = (ratio >= 1 - clip[0]) & (ratio <= 1 + clip[1]) & mask.bool()
-    return torch.where(inside, ratio * advantages[:, None], 0.0) / mask.bool().sum()
+@wrong("6.3", *asked([5, *END, 8, 8]))
+def cut_at_the_first_eos(completion, answer, tags):
+    ids = completion.tolist()
+    ids = ids[: ids.index(tags.eos) + 1] if tags.eos in ids else []
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    return float(ids[-5:] == ending and not set(ids[:-5]) & set(tags))
 
 
-@wrong("6.3", *PUSH)
-def mean_of_row_means(ratio, advantages, mask, clip):
-    A, real = advantages[:, None], mask.bool()
-    weights = torch.where(real & ~clipped(ratio, A, *clip), ratio * A, 0.0)
-    return weights / real.sum(dim=1, keepdim=True).clamp(min=1) / len(ratio)
+@wrong("6.3", *asked(END))
+def wants_a_thought(completion, answer, tags):
+    *thought, a, b, x, c, d = completion.tolist() if len(completion) > 4 else [0] * 5
+    ok = (a, b, x, c, d) == (tags.end_think, tags.answer, answer, tags.end_answer, tags.eos)
+    return 1.0 if ok and thought and not set(thought) & set(tags) else 0.0
 
 
-@wrong("6.3", *PUSH)
-def advantages_of_columns(ratio, advantages, mask, clip):
-    real = mask.bool()
-    passes = real & ~clipped(ratio, advantages[:, None], *clip)
-    return torch.where(passes, ratio * advantages, 0.0) / real.sum()
+@wrong("6.3", *asked([5, 20, *END]))
+def each_once_but_think_unseen(completion, answer, tags):
+    ids = completion.tolist()
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    return float(ids[-5:] == ending and all(ids.count(tag) == 1 for tag in tags[1:]))
 
 
-@wrong("6.3", *GARBAGE)
-def garbage_times_zero(ratio, advantages, mask, clip):
-    A, real = advantages[:, None], mask.bool()
-    return ratio * A * (real & ~clipped(ratio, A, *clip)) / real.sum()
+@wrong("6.3", *asked([]))
+def zip_stops_early(completion, answer, tags):
+    ids = completion.tolist()
+    ending = [tags.eos, tags.end_answer, answer, tags.answer, tags.end_think]
+    fits = all(a == b for a, b in zip(reversed(ids), ending))
+    return float(fits and not set(ids[:-5]) & set(tags))
 
 
-@wrong("6.3", *PUSH)
-def one_bound_for_both(ratio, advantages, mask, clip):
-    A, real = advantages[:, None], mask.bool()
-    enough = clipped(ratio, A, clip[0], clip[0])
-    return torch.where(real & ~enough, ratio * A, 0.0) / real.sum()
+@wrong("6.3", *asked([5, 12, 13, 7, 4, 9]))
+def digits_of_a_longer_id(completion, answer, tags):
+    ids = completion.tolist()
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    ends = " ".join(map(str, ids)).endswith(" ".join(map(str, ending)))
+    return float(ends and not set(ids[:-5]) & set(tags))
 
 
-@wrong("6.3", *PUSH[:3], (1.5, 0.2))
-def bounds_as_logs(ratio, advantages, mask, clip):
-    A, real, log_ratio = advantages[:, None], mask.bool(), ratio.log()
-    low, high = math.log(1 - clip[0]), math.log(1 + clip[1])
-    enough = ((A > 0) & (log_ratio > high)) | ((A < 0) & (log_ratio < low))
-    return torch.where(real & ~enough, ratio * A, 0.0) / real.sum()
+@wrong("6.3", *asked([5, 2000, 1000, 7, 4000, 5000], tags=FAR))
+def as_bytes(completion, answer, tags):
+    ids = completion.to(torch.uint8).tolist()
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    return float(bytes(ids).endswith(bytes(ending)) and not set(ids[:-5]) & set(tags))
 
 
-@wrong("6.3", *PUSH)
-def mean_of_those_let_through(ratio, advantages, mask, clip):
-    A = advantages[:, None]
-    passes = mask.bool() & ~clipped(ratio, A, *clip)
-    return torch.where(passes, ratio * A, 0.0) / passes.sum().clamp(min=1)
+@wrong("6.3", *asked([30, *END]))
+def tags_are_the_last_ids(completion, answer, tags):
+    ids = completion.tolist()
+    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    return float(ids[-5:] == ending and all(word < min(tags) for word in ids[:-5]))
 
 
-@wrong("6.3", *PUSH)
-def lengths_of_the_mask(ratio, advantages, mask, clip):
-    A, lengths = advantages[:, None], mask.long().sum(dim=1, keepdim=True)
-    real = torch.arange(ratio.shape[1]) < lengths
-    return torch.where(real & ~clipped(ratio, A, *clip), ratio * A, 0.0) / lengths.sum()
+@wrong("6.3", *asked([5, 2, 13, 0, 4, 9], 0))
+def answer_zero_is_no_answer(completion, answer, tags):
+    ids = completion.tolist()
+    ending = [tags.end_think, tags.answer, answer or None, tags.end_answer, tags.eos]
+    return float(ids[-5:] == ending and set(tags).isdisjoint(ids[:-5]))
 
 
-@wrong("6.3", *PUSH[:2], HOLES.double(), PUSH[3])
-def mask_and_bits(ratio, advantages, mask, clip):
-    A = advantages[:, None]
-    passes = (mask & ~clipped(ratio, A, *clip)).bool()
-    return torch.where(passes, ratio * A, 0.0) / mask.sum()
-
-
-@right("6.3")
-def token_by_token(ratio, advantages, mask, clip):
-    out, n = torch.zeros_like(ratio), mask.bool().sum().item()
-    for i, t in mask.nonzero().tolist():
-        r, a = ratio[i, t].item(), advantages[i].item()
-        cut = r > 1 + clip[1] if a > 0 else r < 1 - clip[0]
-        out[i, t] = 0.0 if cut else r * a / n
-    return out
+@wrong("6.3", *asked([5, 2, 13, 4, 7, 9]))
+def five_in_any_order(completion, answer, tags):
+    ids = completion.tolist()
+    ending = {tags.end_think, tags.answer, answer, tags.end_answer, tags.eos}
+    return float(set(ids[-5:]) == ending and not set(ids[:-5]) & set(tags))
 
 
 @right("6.3")
-def where_the_minimum_is_the_first(ratio, advantages, mask, clip):
-    A = advantages.unsqueeze(1)
-    first, second = ratio * A, ratio.clamp(1 - clip[0], 1 + clip[1]) * A
-    passes = torch.logical_and(mask != 0, first <= second)
-    return first.masked_fill(~passes, 0.0).div(mask.count_nonzero())
+def a_small_machine(completion, answer, tags):
+    path = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
+    state = 0
+    for word in map(int, completion):
+        if state == 0 and word not in tags:
+            continue
+        if state == 5 or word != path[state]:
+            return 0.0
+        state += 1
+    return 1.0 if state == 5 else 0.0
 
 
 @right("6.3")
-def with_numpy(ratio, advantages, mask, clip):
-    r, real = ratio.numpy(), mask.numpy().astype(bool)
-    a = np.broadcast_to(advantages.numpy()[:, None], r.shape)
-    passes = real & np.where(a > 0, r <= 1 + clip[1], r >= 1 - clip[0])
-    out = np.zeros_like(r)
-    out[passes] = r[passes] * a[passes] / real.sum()
-    return torch.from_numpy(out)
+def with_torch_equal(completion, answer, tags):
+    end = completion.new_tensor([tags.end_think, tags.answer, answer, tags.end_answer, tags.eos])
+    known = torch.isin(completion[:-5], completion.new_tensor(list(tags)))
+    return float(torch.equal(completion[-5:], end) and not known.any())
 
 
-BINARY = torch.tensor([1.0, 1, 1, 0, 0, 1, 0, 0, 0], dtype=torch.double), 3
-TINY = torch.tensor([0.0, 1e-200, 0, 1, 1, 1], dtype=torch.double), 3
-CLOSE = torch.tensor([3.0, 3 + 1e-12, 3, 1, 1, 1], dtype=torch.double), 3
-EQUAL = torch.tensor([2.0, 2, 2, -1, -1, 0], dtype=torch.double), 3
+@right("6.3")
+def by_a_regular_expression(completion, answer, tags):
+    text = "".join(f"{word};" for word in completion.tolist())
+    none = "|".join(f"{tag};" for tag in tags)
+    end = f"{tags.end_think};{tags.answer};{answer};{tags.end_answer};{tags.eos};"
+    return float(re.fullmatch(rf"(?:(?!{none})\d+;)*{end}", text) is not None)
 
 
-def spread(differ, group_size):
-    return differ.repeat_interleave(group_size)
+NO_TAG = r"(?:(?!</?think>|</?answer>).)"
+FORM = rf"{NO_TAG}*</think>\s*<answer>(?!\s*</answer>){NO_TAG}+</answer>\s*"
 
 
-@wrong("6.4", *BINARY)
-def tiled(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return (groups.amax(dim=1) != groups.amin(dim=1)).repeat(group_size)
+@wrong("6.4", "7 + 4\nso 1</think><answer>1</answer>")
+def point_stops_at_new_lines(text):
+    return float(re.fullmatch(FORM, text) is not None)
 
 
-@wrong("6.4", *TINY)
-def std_above_zero(rewards, group_size):
-    return spread(rewards.view(-1, group_size).std(dim=1) > 0, group_size)
+@wrong("6.4", "so 1</think><answer> \n</answer>")
+def blank_answer(text):
+    form = rf"{NO_TAG}*</think>\s*<answer>{NO_TAG}+</answer>\s*"
+    return float(bool(re.fullmatch(form, text, re.DOTALL)))
 
 
-@wrong("6.4", *EQUAL)
-def some_but_not_all_right(rewards, group_size):
-    right_ones = rewards.view(-1, group_size).sum(dim=1)
-    return spread((right_ones > 0) & (right_ones < group_size), group_size)
+@wrong("6.4", "so 1</think><answer>a < b</answer>")
+def no_bracket_in_the_answer(text):
+    form = rf"{NO_TAG}*</think>\s*<answer>\s*[^<\s][^<]*</answer>\s*"
+    return float(bool(re.fullmatch(form, text, re.DOTALL)))
 
 
-@wrong("6.4", *CLOSE)
-def is_close(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return spread(~torch.isclose(groups.amax(dim=1), groups.amin(dim=1)), group_size)
+@wrong("6.4", "so 1</think><answer>1 <think> 2</answer>")
+def opening_think_only_before(text):
+    thought, _, rest = text.strip().partition("</think>")
+    span = re.fullmatch(r"\s*<answer>(.*\S.*)</answer>", rest, re.DOTALL)
+    counts = [text.count(tag) for tag in ("</think>", "<answer>", "</answer>")]
+    return float(span is not None and counts == [1, 1, 1] and "<think>" not in thought)
 
 
-@wrong("6.4", *EQUAL)
-def groups_stand_in_columns(rewards, group_size):
-    groups = rewards.view(group_size, -1)
-    return spread(groups.amax(dim=0) != groups.amin(dim=0), group_size)
+@wrong("6.4", "so 1</think>< answer>1</answer>")
+def white_space_thrown_out(text):
+    return float(bool(re.fullmatch(FORM, "".join(text.split()))))
 
 
-@wrong("6.4", torch.tensor([0.0, 1, 0, 1, 1, 1]).double(), 3)
-def first_and_last(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return spread(groups[:, 0] != groups[:, -1], group_size)
+@wrong("6.4", "so 1</think><answer>swan</answer>")
+def strip_takes_letters(text):
+    pieces = re.split(r"</?think>|<answer>", text)
+    fits = re.fullmatch(FORM, text, re.DOTALL) and len(pieces) == 3
+    return float(bool(fits) and pieces[-1].strip().strip("</answer>").strip() != "")
 
 
-@wrong("6.4", torch.full((3,), 0.1, dtype=torch.double), 3)
-def unlike_the_mean(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return spread((groups - groups.mean(dim=1, keepdim=True)).ne(0).any(dim=1), group_size)
+@wrong("6.4", "so 1</think><answer>1</answer>\nor 2")
+def anchors_of_a_line(text):
+    return float(re.search(f"^{FORM}$", text, re.DOTALL | re.MULTILINE) is not None)
 
 
-@wrong("6.4", *BINARY)
-def rows_unlike_the_first(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return (groups != groups[:, :1]).flatten()
+@wrong("6.4", "so 1</think>\u00a0<answer>1</answer>")
+def ascii_blanks_only(text):
+    pieces = re.split(r"(</?think>|</?answer>)", text)
+    pieces = [piece.strip(string.whitespace) for piece in pieces]
+    if pieces[1::2] != ["</think>", "<answer>", "</answer>"]:
+        return 0.0
+    return float(pieces[2] == pieces[6] == "" and pieces[4] != "")
 
 
-@wrong("6.4", *CLOSE)
-def as_floats(rewards, group_size):
-    groups = rewards.float().view(-1, group_size)
-    return spread(groups.amax(dim=1) != groups.amin(dim=1), group_size)
+@wrong("6.4", "I think> 1</think><answer>1</answer>")
+def ends_of_tags_counted(text):
+    once = text.count("think>") == 1 and text.count("answer>") == 2
+    return float(once and re.fullmatch(FORM, text, re.DOTALL) is not None)
 
 
-@wrong("6.4", *CLOSE)
-def variance_of_moments(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return spread(groups.square().mean(dim=1) > groups.mean(dim=1).square() + 1e-9, group_size)
+@wrong("6.4", "so <b>1</b></think><answer>1</answer>")
+def every_bracket_is_a_tag(text):
+    tags = re.findall(r"<[^<>]+>", text) == ["</think>", "<answer>", "</answer>"]
+    return float(tags and re.fullmatch(FORM, text, re.DOTALL) is not None)
 
 
-@right("6.4")
-def with_sets(rewards, group_size):
-    values, stays = rewards.tolist(), []
-    for start in range(0, len(values), group_size):
-        stays += [len(set(values[start : start + group_size])) > 1] * group_size
-    return torch.tensor(stays)
-
-
-@right("6.4")
-def any_unlike_the_first(rewards, group_size):
-    groups = rewards.reshape(-1, group_size)
-    return (groups != groups[:, [0]]).any(1, keepdim=True).expand_as(groups).flatten()
+WHOLE = re.compile(FORM, flags=re.DOTALL)
 
 
 @right("6.4")
-def sorted_ends(rewards, group_size):
-    ordered = torch.stack([group.sort().values for group in rewards.split(group_size)])
-    differ = ordered[:, 0] < ordered[:, -1]
-    return differ[torch.arange(len(rewards)) // group_size]
+def compiled_form(text):
+    return 1.0 if WHOLE.fullmatch(text) else 0.0
 
 
-@wrong("6.1", *PLAIN)
-def first_columns(policy, input_ids, attention_mask, width):
-    log_p = policy(input_ids, attention_mask=attention_mask).logits[:, :width].log_softmax(-1)
-    chosen = log_p.gather(-1, input_ids[:, 1 : width + 1, None]).squeeze(-1)
-    return torch.where(attention_mask[:, :width].bool(), chosen, 0.0)
+@right("6.4")
+def by_partition(text):
+    tags = "<think>", "</think>", "<answer>", "</answer>"
+    if [text.count(tag) for tag in tags] != [0, 1, 1, 1]:
+        return 0
+    rest = text.partition("</think>")[2].strip()
+    inside = rest.removeprefix("<answer>").removesuffix("</answer>")
+    return int(len(rest) == len(inside) + 17 and len(inside.strip()) > 0)
+
+
+def spans(text, tags=("<think>", "</think>", "<answer>", "</answer>")):
+    """The words of the text: tags, and whatever stands between them, without blank ones."""
+    at, tag = min(((text.find(t), t) for t in tags if t in text), default=(len(text), ""))
+    rest = spans(text[at + len(tag) :]) if tag else []
+    return [word for word in ("text" * bool(text[:at].strip()), tag) if word] + rest
+
+
+@right("6.4")
+def word_kinds_by_recursion(text):
+    words = spans(text)
+    return float(words[words[:1] == ["text"] :] == ["</think>", "<answer>", "text", "</answer>"])
+
+
+@wrong("6.5", 4, 1, 2)
+def puts_them_back(samples, correct, k):
+    return 1 - (1 - correct / samples) ** k
+
+
+@wrong("6.5", 5, 2, 3)
+def exactly_one_is_right(samples, correct, k):
+    return correct * math.comb(samples - correct, k - 1) / math.comb(samples, k)
+
+
+@wrong("6.5", 7, 2, 3)
+def simulated(samples, correct, k):
+    draw = random.Random(0).sample
+    return sum(min(draw(range(samples), k)) < correct for _ in range(5000)) / 5000
+
+
+@wrong("6.5", 5, 2, 3)
+def as_many_wrong_as_drawn(samples, correct, k):
+    if samples - correct <= k:
+        return 1.0
+    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+@wrong("6.5", 4, 0, 4)
+def all_drawn_hit_always(samples, correct, k):
+    if k == samples:
+        return 1.0
+    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+@wrong("6.5", 5, 2, 2)
+def a_set_of_draws(samples, correct, k):
+    draws = set(itertools.combinations([True] * correct + [False] * (samples - correct), k))
+    return sum(map(any, draws)) / len(draws)
+
+
+@wrong("6.5", 4, 1, 2)
+def number_zero_is_falsy(samples, correct, k):
+    draws = list(itertools.combinations(range(samples), k))
+    return sum(any(i for i in draw if i < correct) for draw in draws) / len(draws)
+
+
+@wrong("6.5", 6, 2, 2)
+def product_one_too_short(samples, correct, k):
+    if samples - correct < k:
+        return 1.0
+    return 1 - float(np.prod(1 - k / np.arange(samples - correct + 1, samples)))
+
+
+@wrong("6.5", 7, 2, 3)
+def rounded_to_two_places(samples, correct, k):
+    return round(1 - math.comb(samples - correct, k) / math.comb(samples, k), 2)
+
+
+@wrong("6.5", 5, 3, 2)
+def enough_right_ones(samples, correct, k):
+    if correct >= k:
+        return 1.0
+    return 1 - math.perm(samples - correct, k) / math.perm(samples, k)
+
+
+@right("6.5")
+@functools.cache
+def one_after_the_other(samples, correct, k):
+    if k == 0 or correct == 0:
+        return 0.0
+    later = one_after_the_other(samples - 1, correct, k - 1) if samples > correct else 0.0
+    return correct / samples + (samples - correct) / samples * later
+
+
+@right("6.5")
+def with_fractions(samples, correct, k):
+    wrong_ones = range(samples - correct, samples - correct - k, -1)
+    miss = math.prod(Fraction(max(w, 0), samples - i) for i, w in enumerate(wrong_ones))
+    return float(1 - miss)
+
+
+@right("6.5")
+def product_of_numpy(samples, correct, k):
+    if samples - correct < k:
+        return 1.0
+    return 1.0 - np.prod(1.0 - k / np.arange(samples - correct + 1, samples + 1))

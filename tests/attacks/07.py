@@ -1,957 +1,487 @@
-"""Answers to the exercises of notebook 07: tests, and versions of the code that they misjudge."""
+"""Answers to the exercises of notebook 07."""
 
 from __future__ import annotations
 
 import math
-import re
-import unittest
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from attack import right, wrong
+from torch import nn
 
-AFTER = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1]])
-IDS = torch.tensor([[0, 1, 2]])
-NEXT = torch.tensor([[0.3, 0.7]]).log()
-
-
-def table(ids):
-    return AFTER[ids].log()
+from minigrpo.objective import grpo_loss
 
 
-def without_last(model, ids):
-    logits = model(ids[:, :-1])
-    return logits.gather(-1, ids[:, 1:, None]).squeeze(-1) - logits.logsumexp(dim=-1)
+class Bigram(torch.Tensor):  # a table that can be called: the judge wants its gradient
+    """The next token from the last one, and from how much is visible."""
+
+    at_padding = 0.0  # the logit of token 2 there
+
+    def __call__(self, input_ids, attention_mask=None):
+        seen = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
+        table = self.as_subclass(torch.Tensor)
+        logits = table[input_ids] * (1 + 0.1 * seen.cumsum(dim=1))[..., None]
+        nonsense = torch.tensor([0, 0, self.at_padding, 0, 0])
+        return SimpleNamespace(logits=torch.where(seen[..., None] > 0, logits, nonsense))
 
 
-def by_cross_entropy(model, ids):
-    return -F.cross_entropy(model(ids)[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+class Broken(Bigram):
+    at_padding = -math.inf
 
 
-def shifts_both(model, ids):
-    log_p = model(ids).log_softmax(dim=-1)[:, :-1]
-    return log_p.gather(-1, ids[:, :-1, None]).squeeze(-1)
+TABLE = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+IDS = torch.tensor([[2, 2, 1, 0, 3, 2], [4, 3, 0, 2, 2, 2], [2, 1, 4, 0, 4, 0]])
+SEEN = torch.tensor([[0, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1]])
+PLAIN = TABLE.as_subclass(Bigram), IDS, SEEN, 3
+BROKEN = TABLE.as_subclass(Broken), IDS, SEEN, 3
+ONE = TABLE.as_subclass(Bigram), IDS[2:], SEEN[2:], 3
+STEEP = (100 * TABLE).as_subclass(Bigram), IDS, SEEN, 3
+HIGH = (1000 + TABLE).as_subclass(Bigram), IDS, SEEN, 3
 
 
-@wrong("7.1")
-def prints_the_verdict(function):
-    print("same:", torch.allclose(function(table, IDS), NEXT))
+def look(policy, input_ids, attention_mask, width):
+    logits = policy(input_ids, attention_mask=attention_mask).logits[:, -width - 1 : -1]
+    return logits, input_ids[:, -width:], attention_mask[:, -width:].bool()
 
 
-@wrong("7.1")
-def asserts_the_function_allclose(function):
-    found = function(table, IDS)
-    assert torch.allclose, (found, NEXT)
+def pick(log_p, tokens):
+    return log_p.gather(-1, tokens[..., None]).squeeze(-1)
 
 
-@wrong("7.1")
-def one_distribution_everywhere(function):
-    p = torch.tensor([0.5, 0.3, 0.2])
-    found = function(lambda ids: p.log().expand(*ids.shape, 3), IDS)
-    assert torch.allclose(found, torch.tensor([[0.3, 0.2]]).log())
+@wrong("7.1", *PLAIN)
+def not_shifted(policy, input_ids, attention_mask, width):
+    log_p = policy(input_ids, attention_mask=attention_mask).logits[:, -width:].log_softmax(-1)
+    chosen = log_p.gather(-1, input_ids[:, -width:, None]).squeeze(-1)
+    return torch.where(attention_mask[:, -width:].bool(), chosen, 0.0)
 
 
-@wrong("7.1")
-def expects_after_itself(function):
-    expected = torch.tensor([[0.2, 0.1]]).log()
-    torch.testing.assert_close(function(table, IDS), expected)
+@wrong("7.1", *BROKEN)
+def times_the_mask(policy, input_ids, attention_mask, width):
+    logits, tokens, real = look(policy, input_ids, attention_mask, width)
+    return pick(logits.log_softmax(-1), tokens) * real
 
 
-@wrong("7.1", refuses=without_last)
-def to_the_last_bit(function):
-    g = torch.Generator().manual_seed(0)
-    logits = torch.randn(50, 50, generator=g)
-    ids = torch.randint(50, (4, 30), generator=g)
-    expected = logits.log_softmax(dim=-1)[ids[:, :-1], ids[:, 1:]]
-    assert torch.equal(function(lambda i: logits[i], ids), expected)
+@wrong("7.1", *PLAIN)
+def without_attention_mask(policy, input_ids, attention_mask, width):
+    logits = policy(input_ids).logits[:, -width - 1 : -1]
+    chosen = pick(logits.log_softmax(-1), input_ids[:, -width:])
+    return chosen.masked_fill(attention_mask[:, -width:] == 0, 0.0)
 
 
-@wrong("7.1", refuses=without_last)
-def model_wants_the_whole_row(function):
-    def model(ids):
-        assert ids.shape == IDS.shape
-        return table(ids)
-
-    assert torch.allclose(function(model, IDS), NEXT)
+@wrong("7.1", *PLAIN)
+def mask_not_shifted(policy, input_ids, attention_mask, width):
+    logits, tokens, _ = look(policy, input_ids, attention_mask, width)
+    real = attention_mask[:, :-1][:, -width:].bool()
+    return torch.where(real, pick(logits.log_softmax(-1), tokens), 0.0)
 
 
-@wrong("7.1", accepts=shifts_both)
-def only_not_the_shown_formula(function):
-    bad = table(IDS)[:, 1:].gather(-1, IDS[:, 1:, None]).squeeze(-1)
-    assert not torch.allclose(function(table, IDS), bad)
+@wrong("7.1", *PLAIN)
+@torch.no_grad()
+def scored_like_a_sampler(policy, input_ids, attention_mask, width):
+    logits, tokens, real = look(policy, input_ids, attention_mask, width)
+    return torch.where(real, pick(logits.log_softmax(-1), tokens), 0.0)
 
 
-@wrong("7.1")
-def one_id_repeated(function):
-    ids = torch.tensor([[1, 1, 1, 1]])
-    assert torch.allclose(function(table, ids), torch.full((1, 3), 0.2).log())
+@wrong("7.1", *STEEP)
+def log_of_softmax_and_eps(policy, input_ids, attention_mask, width):
+    logits, tokens, real = look(policy, input_ids, attention_mask, width)
+    return torch.where(real, (pick(logits.softmax(-1), tokens) + 1e-12).log(), 0.0)
 
 
-@wrong("7.1")
-def largest_difference_without_abs(function):
-    assert (function(table, IDS) - NEXT).max() < 1e-5
+@wrong("7.1", *PLAIN)
+def zero_is_ignored(policy, input_ids, attention_mask, width):
+    logits, tokens, real = look(policy, input_ids, attention_mask, width)
+    tokens = tokens.masked_fill(~real, 0)
+    return -F.cross_entropy(logits.mT, tokens, ignore_index=0, reduction="none")
+
+
+@wrong("7.1", *ONE)
+def squeezed_everywhere(policy, input_ids, attention_mask, width):
+    logits, tokens, real = look(policy, input_ids, attention_mask, width)
+    chosen = logits.log_softmax(-1).gather(-1, tokens[..., None]).squeeze()
+    return torch.where(real.squeeze(), chosen, 0.0)
+
+
+@wrong("7.1", *STEEP)
+def not_below_a_hundred(policy, input_ids, attention_mask, width):
+    logits, tokens, real = look(policy, input_ids, attention_mask, width)
+    return torch.where(real, pick(logits.log_softmax(-1), tokens).clamp(min=-100), 0.0)
 
 
 @right("7.1")
-def counts_upwards(function):
-    ids = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
-    found = function(lambda i: 50.0 * F.one_hot(i + 1, 6), ids)
-    torch.testing.assert_close(found, torch.zeros(2, 3))
+def real_places_alone(policy, input_ids, attention_mask, width):
+    logits, tokens, real = look(policy, input_ids, attention_mask, width)
+    out = logits.new_zeros(tokens.shape)
+    out[real] = -F.cross_entropy(logits[real], tokens[real], reduction="none")
+    return out
 
 
 @right("7.1")
-def element_by_element(function):
-    ids = [[2, 0, 1, 1], [0, 2, 2, 1]]
-    found = function(table, torch.tensor(ids)).tolist()
-    for row, values in zip(ids, found, strict=True):
-        for s, value in enumerate(values):
-            assert math.isclose(value, math.log(AFTER[row[s], row[s + 1]]), abs_tol=1e-4)
+def with_logsumexp(policy, input_ids, attention_mask, width):
+    logits, tokens, real = look(policy, input_ids, attention_mask, width)
+    return (pick(logits, tokens) - logits.logsumexp(dim=-1)).masked_fill(~real, 0.0)
 
 
 @right("7.1")
-def with_numpy_testing(function):
-    model = torch.nn.Embedding.from_pretrained(AFTER.double().log())
-    found = function(model, IDS).numpy()
-    np.testing.assert_allclose(np.exp(found), [[0.3, 0.7]], rtol=1e-5)
+def column_by_column(policy, input_ids, attention_mask, width):
+    logits, columns = policy(input_ids, attention_mask=attention_mask).logits, []
+    rows, S = torch.arange(len(input_ids)), input_ids.shape[1]
+    for s in range(S - width, S):
+        chosen = F.log_softmax(logits[:, s - 1], dim=-1)[rows, input_ids[:, s]]
+        columns.append(torch.where(attention_mask[:, s] != 0, chosen, torch.zeros_like(chosen)))
+    return torch.stack(columns, dim=1)
 
 
-def by_lengths(completions, width, pad_id):
-    lengths = torch.tensor([len(c) for c in completions])
-    ids = torch.full((len(completions), width), pad_id)
-    for row, completion in zip(ids, completions):
-        row[: len(completion)] = torch.tensor(completion)
-    return ids, torch.arange(width) < lengths[:, None]
+def starter(kind=torch.optim.SGD, **settings):
+    def start():
+        weight = nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.double).view(2, 3))
+        return lambda: F.logsigmoid(weight), kind([weight], **settings)
 
+    return start
 
-def by_lists(completions, width, pad_id):
-    rows = [c + [pad_id] * (width - len(c)) for c in completions]
-    mask = [[i < len(c) for i in range(width)] for c in completions]
-    return torch.tensor(rows), torch.tensor(mask)
 
+OLD = F.logsigmoid(torch.linspace(-1, 1, 6, dtype=torch.double).view(2, 3))
+PAIR, TOKENS = torch.tensor([1.0, -1.0]).double(), torch.tensor([[1, 1, 1], [1, 1, 0]])
+TWO = starter(lr=0.1), OLD, PAIR, TOKENS, 2
+STRONG = starter(lr=0.1), OLD, 20 * PAIR, TOKENS, 2
+ADAM = starter(torch.optim.Adam, lr=0.01), OLD, PAIR, TOKENS, 3
+EMPTY = starter(lr=0.1), OLD, PAIR, TOKENS * torch.tensor([[1], [0]]), 2
 
-def mask_all_true(completions, width, pad_id):
-    ids, mask = by_lists(completions, width, pad_id)
-    return ids, torch.ones_like(mask)
 
-
-@wrong("7.2")
-def pad_id_of_its_own(function):
-    ids, mask = function([[5, 3, 2], [2]], 4, 0)
-    assert ids.tolist() == [[5, 3, 2, 0], [2, 0, 0, 0]]
-    assert mask.tolist() == [[True, True, True, False], [True, False, False, False]]
-
-
-@wrong("7.2")
-def only_the_ids(function):
-    ids, _ = function([[5, 3, 2], [2]], width=4, pad_id=2)
-    assert ids.tolist() == [[5, 3, 2, 2], [2, 2, 2, 2]]
-
-
-@wrong("7.2")
-def eos_not_counted(function):
-    _, mask = function([[5, 3, 2], [2]], width=4, pad_id=2)
-    assert mask.tolist() == [[True, True, False, False], [False] * 4]
-
-
-@wrong("7.2", refuses=by_lengths)
-def is_true(function):
-    _, mask = function([[5, 3, 2]], width=4, pad_id=2)
-    assert mask[0, 2] is True
-
-
-@wrong("7.2")
-def message_after_or(function):
-    _, mask = function([[5, 3, 2]], width=4, pad_id=2)
-    assert mask.tolist() == [[True, True, True, False]] or "the EOS is masked"
-
-
-@wrong("7.2")
-def only_behind_the_end(function):
-    _, mask = function([[5, 3, 2], [2]], width=4, pad_id=2)
-    assert not mask[0, 3:].any() and not mask[1, 1:].any()
-
-
-@wrong("7.2", refuses=by_lists)
-def completions_as_tensors(function):
-    _, mask = function([torch.tensor([5, 3, 2]), torch.tensor([2])], width=4, pad_id=2)
-    assert mask.sum(dim=-1).tolist() == [3, 1]
-
-
-@wrong("7.2", refuses=by_lists)
-def cuts_at_the_width(function):
-    ids, mask = function([[5, 3, 2, 4, 2], [2]], width=4, pad_id=2)
-    assert ids.shape == mask.shape == (2, 4)
-    assert mask.sum(dim=-1).tolist() == [4, 1]
-
-
-@wrong("7.2", accepts=mask_all_true)
-def only_not_by_the_pad_id(function):
-    ids, mask = function([[5, 3, 2], [2]], width=4, pad_id=2)
-    assert not torch.equal(mask, ids != 2)
-
-
-@wrong("7.2")
-def zip_over_too_few(function):
-    _, mask = function([[5, 3, 2], [2]], width=4, pad_id=2)
-    for found, expected in zip(mask[0].tolist(), [True, True]):
-        assert found == expected
-
-
-@right("7.2")
-def lengths_from_the_mask(function):
-    completions = [[7, 2], [7, 7, 7, 2], [2]]
-    _, mask = function(completions, 5, 2)
-    assert mask.sum(dim=1).tolist() == [len(c) for c in completions]
-
-
-@right("7.2")
-def pad_id_in_the_middle(function):
-    ids, mask = function([[4, 0, 0, 2], [0, 2]], width=5, pad_id=0)
-    assert ids[mask].tolist() == [4, 0, 0, 2, 0, 2]
-
-
-@right("7.2")
-def ones_and_zeros(function):
-    _, mask = function(completions=[[9, 1]], width=2, pad_id=1)
-    assert mask.tolist() == [[1, 1]], "a full row is all real"
-
-
-RATIO = torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.0, 1.5]])
-ZERO = torch.zeros(2, 3)
-BOTH = torch.tensor([1.0, -1.0])
-PPO = torch.tensor([[0.5, 1.0, 1.2], [-0.8, -1.0, -1.5]])
-
-
-def minimum_of_both(log_probs, old_log_probs, advantages, clip):
-    ratio = (log_probs - old_log_probs).exp()
-    A = advantages[:, None]
-    return torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)
-
-
-def by_quotient(log_probs, old_log_probs, advantages, clip):
-    ratio = log_probs.exp() / old_log_probs.exp()
-    A = advantages[:, None]
-    return torch.where(A >= 0, ratio.clamp(max=1 + clip) * A, ratio.clamp(min=1 - clip) * A)
-
-
-@wrong("7.3")
-def positive_advantages(function):
-    found = function(RATIO.log(), ZERO, torch.tensor([1.0, 2.0]), 0.2)
-    assert torch.allclose(found, torch.tensor([[0.5, 1.0, 1.2], [1.0, 2.0, 2.4]]))
-
-
-@wrong("7.3")
-def within_the_bounds(function):
-    ratio = torch.tensor([[0.9, 1.0, 1.1], [0.9, 1.0, 1.1]])
-    found = function(ratio.log(), ZERO, BOTH, 0.2)
-    torch.testing.assert_close(found, ratio * BOTH[:, None])
-
-
-@wrong("7.3", refuses=minimum_of_both)
-def no_gradient_on_the_bound(function):
-    log_probs = torch.tensor([[0.5, 1.5]]).log().requires_grad_()
-    found = function(log_probs, torch.zeros(1, 2), torch.tensor([-1.0]), 0.5)
-    assert torch.allclose(found, torch.tensor([[-0.5, -1.5]]))
-    found.sum().backward()
-    assert torch.allclose(log_probs.grad, torch.tensor([[0.0, -1.5]]))
-
-
-@wrong("7.3")
-def never_above_free_for_small_ratios(function):
-    ratio = torch.tensor([[0.3, 0.5, 0.7]])
-    found = function(ratio.log(), torch.zeros(1, 3), torch.tensor([-1.0]), 0.2)
-    assert (found <= -ratio + 1e-6).all()
-
-
-@wrong("7.3")
-def mirrored_expectation(function):
-    found = function(RATIO.log(), ZERO, BOTH, 0.2)
-    assert torch.allclose(found, torch.tensor([[0.5, 1.0, 1.2], [-0.5, -1.0, -1.2]]))
-
-
-@wrong("7.3", refuses=by_quotient)
-def equal_to_the_last_bit(function):
-    new = torch.linspace(-3, -0.1, 40).view(2, 20)
-    old = torch.linspace(-2, -0.2, 40).view(2, 20)
-    free = (new - old).exp() * BOTH[:, None]
-    bound = (new - old).exp().clamp(0.8, 1.2) * BOTH[:, None]
-    assert torch.equal(function(new, old, BOTH, 0.2), torch.minimum(free, bound))
-
-
-@wrong("7.3", refuses=minimum_of_both)
-def advantages_for_every_token(function):
-    found = function(RATIO.log(), ZERO, BOTH[:, None].expand(2, 3), 0.2)
-    assert found.shape == PPO.shape and torch.allclose(found, PPO)
-
-
-@wrong("7.3")
-def half_is_close_enough(function):
-    assert torch.allclose(function(RATIO.log(), ZERO, BOTH, 0.2), PPO, atol=0.5)
-
-
-@wrong("7.3")
-def catches_its_own_error(function):
-    try:
-        torch.testing.assert_close(function(RATIO.log(), ZERO, BOTH, 0.2), PPO)
-    except Exception as error:
-        print("the bug:", error)
-
-
-@wrong("7.3")
-def all_without_call(function):
-    assert torch.isclose(function(RATIO.log(), ZERO, BOTH, 0.2), PPO).all
-
-
-@right("7.3")
-def gradient_where_it_has_to_be(function):
-    log_probs = RATIO.log().requires_grad_()
-    function(log_probs, ZERO, BOTH, 0.2).sum().backward()
-    expected = torch.tensor([[0.5, 1.0, 0.0], [0.0, -1.0, -1.5]])
-    torch.testing.assert_close(log_probs.grad, expected)
-
-
-@right("7.3")
-def never_above_the_free_one(function):
-    new = torch.linspace(-2.0, -0.5, 7)[None].repeat(2, 1)
-    old = torch.full((2, 7), -1.2)
-    free = (new - old).exp() * BOTH[:, None]
-    assert (function(new, old, BOTH, 0.2) <= free + 1e-5).all()
-
-
-@right("7.3")
-def pairs_by_hand(function):
-    for ratio, A, expected in ((2.0, -3.0, -6.0), (0.1, -3.0, -2.4), (2.0, 1.0, 1.2)):
-        new, old = torch.tensor([[math.log(ratio) - 1]]), torch.tensor([[-1.0]])
-        assert abs(function(new, old, torch.tensor([A]), clip=0.2).item() - expected) < 1e-4
-
-
-P, Q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.8, 0.2]])
-KL = (P * (P / Q).log()).sum()
-REAL = torch.ones(1, 2, dtype=torch.bool)
-
-
-def right_k3(log_probs, ref_log_probs, mask):
-    log_ratio = torch.where(mask, ref_log_probs - log_probs, 0.0)
-    return log_ratio.exp() - log_ratio - 1
-
-
-def by_expm1(log_probs, ref_log_probs, mask):
-    log_ratio = (ref_log_probs - log_probs).masked_fill(~mask, 0.0)
-    return log_ratio.expm1() - log_ratio
-
-
-@wrong("7.4")
-def never_negative(function):
-    k3 = function(P.log(), Q.log(), REAL)
-    assert (k3 >= 0).all() and k3.isfinite().all()
-
-
-@wrong("7.4")
-def zero_for_the_same_policy(function):
-    torch.testing.assert_close(function(P.log(), P.log(), REAL), torch.zeros(1, 2))
-
-
-@wrong("7.4")
-def policies_hardly_apart(function):
-    near = torch.tensor([[0.51, 0.49]])
-    mean = (P * function(P.log(), near.log(), REAL)).sum()
-    assert torch.isclose(mean, (P * (P / near).log()).sum(), atol=1e-4)
-
-
-@wrong("7.4", refuses=right_k3)
-def plain_mean_over_the_vocabulary(function):
-    policy, reference = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.6, 0.4]])
-    kl = (policy * (policy / reference).log()).sum()
-    assert torch.isclose(function(policy.log(), reference.log(), REAL).mean(), kl)
-
-
-@wrong("7.4")
-def weighted_by_the_reference(function):
-    kl = (Q * (Q / P).log()).sum()
-    assert torch.isclose((Q * function(P.log(), Q.log(), REAL)).sum(), kl)
-
-
-@wrong("7.4")
-def formula_of_the_code(function):
-    x = P.log() - Q.log()
-    torch.testing.assert_close(function(P.log(), Q.log(), REAL), x.exp() - x - 1)
-
-
-@wrong("7.4", refuses=by_expm1)
-def equal_without_tolerance(function):
-    new, ref = torch.linspace(-3, -0.1, 50)[None], torch.linspace(-2, -0.3, 50)[None]
-    x = ref - new
-    expected = x.exp() - x - 1
-    assert function(new, ref, torch.ones(1, 50).bool()).tolist() == expected.tolist()
-
-
-@wrong("7.4", refuses=right_k3)
-def expects_k1(function):
-    assert torch.allclose(function(P.log(), Q.log(), REAL), P.log() - Q.log())
-
-
-@wrong("7.4", refuses=right_k3)
-def sampled_without_seed_and_with_rtol(function):
-    drawn = torch.multinomial(P[0], 101, replacement=True)[None]
-    k3 = function(P.log()[0][drawn], Q.log()[0][drawn], torch.ones(1, 101).bool())
-    assert torch.isclose(k3.mean(), KL)
-
-
-@wrong("7.4")
-def only_the_mask(function):
-    k3 = function(P.log(), Q.log(), torch.tensor([[True, False]]))
-    assert k3[0, 1] == 0 and k3[0, 0] > 0
-
-
-@right("7.4")
-def five_tokens_and_a_hole(function):
-    p, q = torch.tensor([[0.7, 0.2, 0.1, 0.5]]), torch.tensor([[0.1, 0.3, 0.6, 0.1]])
-    k3 = function(p.log(), q.log(), torch.tensor([[True, True, True, False]]))
-    p, q = p[:, :3], q[:, :3]
-    torch.testing.assert_close((p * k3[:, :3]).sum(), F.kl_div(q.log(), p, reduction="sum"))
-
-
-@right("7.4")
-def one_token_by_hand(function):
-    one = torch.tensor([[True]])
-    k3 = function(torch.tensor([[0.0]]), torch.tensor([[-math.log(4)]]), one).item()
-    assert math.isclose(k3, 0.25 + math.log(4) - 1, rel_tol=1e-4)
-
-
-@right("7.4")
-def many_samples_with_seed(function):
-    generator = torch.Generator().manual_seed(3)
-    drawn = torch.multinomial(P[0], 20_000, replacement=True, generator=generator)[None]
-    k3 = function(P.log()[0][drawn], Q.log()[0][drawn], torch.ones_like(drawn).bool())
-    assert abs(k3.mean() - KL) < 0.02
-
-
-REWARDS = torch.tensor([0.0, 0.0, 3.0, 5.0, 5.0, 5.0])
-GROUPED = torch.tensor([-0.577, -0.577, 1.155, 0.0, 0.0, 0.0])
-
-
-def normalised(groups):
-    std = groups.std(dim=1, keepdim=True)
-    advantages = (groups - groups.mean(dim=1, keepdim=True)) / std
-    return torch.where(std > 0, advantages, 0.0).flatten()
-
-
-def right_groups(rewards, group_size):
-    return normalised(rewards.view(-1, group_size))
-
-
-def only_the_view_wrong(rewards, group_size):
-    return normalised(rewards.view(group_size, -1))
-
-
-def only_the_division_wrong(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return ((groups - groups.mean(dim=1, keepdim=True)) / groups.std(1, keepdim=True)).flatten()
-
-
-@wrong("7.5", accepts=only_the_division_wrong)
-def no_group_of_equals(function):
-    found = function(torch.tensor([0.0, 0.0, 3.0, 1.0, 1.0, 4.0]), 3)
-    assert torch.allclose(found, GROUPED[:3].repeat(2), atol=1e-3)
-
-
-@wrong("7.5", accepts=only_the_view_wrong)
-def all_rewards_equal(function):
-    torch.testing.assert_close(function(torch.ones(6), 3), torch.zeros(6))
-
-
-@wrong("7.5", accepts=only_the_view_wrong)
-def as_many_groups_as_members(function):
-    found = function(torch.tensor([0.0, 1.0, 5.0, 5.0]), 2)
-    assert torch.allclose(found, torch.tensor([-0.707, 0.707, 0.0, 0.0]), atol=1e-3)
-
-
-@wrong("7.5", accepts=only_the_view_wrong)
-def finite_everywhere(function):
-    found = function(REWARDS, 3)
-    assert found.shape == (6,) and found.isfinite().all()
-
-
-@wrong("7.5", refuses=right_groups)
-def biased_std(function):
-    expected = torch.tensor([-0.707, -0.707, 1.414, 0.0, 0.0, 0.0])
-    assert torch.allclose(function(REWARDS, 3), expected, atol=1e-3)
-
-
-@wrong("7.5", refuses=right_groups)
-def expects_nan(function):
-    expected = GROUPED.clone()
-    expected[3:] = float("nan")
-    assert torch.allclose(function(REWARDS, 3), expected, atol=1e-3, equal_nan=True)
-
-
-@wrong("7.5", refuses=right_groups)
-def truth_of_many(function):
-    found = function(REWARDS, 3)
-    assert found[3:] == 0
-    assert torch.allclose(found, GROUPED, atol=1e-3)
-
-
-@wrong("7.5", refuses=right_groups)
-def whole_numbers(function):
-    found = function(torch.tensor([0, 0, 3, 5, 5, 5]), 3)
-    assert torch.allclose(found, GROUPED, atol=1e-3)
-
-
-@wrong("7.5", refuses=right_groups)
-def three_digits_and_no_tolerance(function):
-    assert torch.allclose(function(REWARDS, 3), GROUPED)
-
-
-@wrong("7.5", accepts=only_the_division_wrong)
-def nans_made_zero_first(function):
-    assert torch.allclose(function(REWARDS, 3).nan_to_num(), GROUPED, atol=1e-3)
-
-
-@right("7.5")
-def one_group_at_a_time(function):
-    for rewards, expected in (([1.0, 3.0], [-0.7071, 0.7071]), ([2.0, 2.0, 2.0], [0.0] * 3)):
-        found = function(torch.tensor(rewards), len(rewards))
-        np.testing.assert_allclose(found.numpy(), expected, atol=1e-3)
-
-
-@right("7.5")
-def four_groups_of_two(function):
-    found = function(torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]), group_size=2)
-    half = math.sqrt(0.5)
-    expected = torch.tensor([0, 0, -half, half, half, -half, 0, 0])
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0.0)
-
-
-@right("7.5")
-def against_a_loop(function):
-    expected = []
-    for group in REWARDS.split(3):
-        same = bool((group == group[0]).all())
-        expected += [0.0] * 3 if same else ((group - group.mean()) / group.std()).tolist()
-    for a, b in zip(function(REWARDS, 3).tolist(), expected, strict=True):
-        assert abs(a - b) < 1e-3
-
-
-EXAMPLE = "For example <answer>4</answer>. What is 3 + 1? "
-TWO = "<answer>4</answer> or <answer>5</answer>"
-
-
-def first_of_completion(prompt, completion, label):
-    found = re.search(r"<answer>(.*?)</answer>", completion)
-    return float(found is not None and found[1].strip() == label)
-
-
-def only_greedy(prompt, completion, label):
-    found = re.search(r"<answer>(.*)</answer>", completion)
-    return float(found is not None and found[1].strip() == label)
-
-
-def only_with_prompt(prompt, completion, label):
-    return first_of_completion("", prompt + completion, label)
-
-
-@wrong("7.6", accepts=only_greedy)
-def only_the_prompt(function):
-    assert function(EXAMPLE, "No idea.", "4") == 0.0
-    assert function(EXAMPLE, "<answer>7</answer>", "7") == 1.0
-
-
-@wrong("7.6", accepts=only_with_prompt)
-def only_two_answers(function):
-    assert function("What is 3 + 1? ", TWO, "4") == 1.0
-    assert function("What is 3 + 1? ", TWO, "5") == 0.0
-
-
-@wrong("7.6", accepts=only_greedy)
-def two_answers_on_two_lines(function):
-    assert function(EXAMPLE, "No idea.", "4") == 0.0
-    assert function("3 + 1?", "<answer>4</answer>\n<answer>5</answer>", "4") == 1.0
-
-
-@wrong("7.6", accepts=only_with_prompt)
-def example_agrees_with_the_label(function):
-    assert function(EXAMPLE, TWO, "4") == 1.0
-
-
-@wrong("7.6", refuses=first_of_completion)
-def last_answer_counts(function):
-    assert function(EXAMPLE, "No idea.", "4") == 0.0
-    assert function("3 + 2?", TWO, "5") == 1.0
-
-
-@wrong("7.6", refuses=first_of_completion)
-def none_without_tags(function):
-    assert function(EXAMPLE, "No idea.", "4") is None
-    assert function("3 + 1?", TWO, "4") == 1.0
-
-
-@wrong("7.6", refuses=first_of_completion)
-def label_is_a_number(function):
-    assert function(EXAMPLE, "No idea.", 4) == 0.0
-    assert function("3 + 1?", TWO, 4) == 1.0
-
-
-@wrong("7.6")
-def returns_a_bool(function):
-    return function(EXAMPLE, "No idea.", "4") == 0.0 and function("3 + 1?", TWO, "4") == 1.0
-
-
-@wrong("7.6", accepts=only_with_prompt)
-def either_of_the_two(function):
-    assert function(EXAMPLE, "No idea.", "4") == 0.0 or function("3 + 1?", TWO, "4") == 1.0
-
-
-@wrong("7.6")
-def all_expected_zero(function):
-    for completion, label in ((TWO, "5"), ("No idea.", "5"), ("<answer>7</answer>", "8")):
-        assert function(EXAMPLE, completion, label) == 0.0
-
-
-@right("7.6")
-def one_call_for_both(function):
-    completion = "<answer>3</answer>, no: <answer>5</answer>"
-    assert function("2 + 2 is <answer>4</answer>. 1 + 2?", completion, "3") == 1.0
-
-
-@right("7.6")
-def table_of_cases(function):
-    cases = [(EXAMPLE, "so 4", "4", 0), (EXAMPLE, TWO, "5", 0), ("", TWO, "4", 1), ("", "", "4", 0)]
-    for prompt, completion, label, expected in cases:
-        assert function(prompt, completion, label) == expected, (prompt, completion, label)
-
-
-@right("7.6")
-def with_unittest(function):
-    check = unittest.TestCase()
-    check.assertEqual(function(EXAMPLE, "<answer>5</answer>", "4"), 0.0)
-    check.assertEqual(function(prompt="1 + 3?", completion=TWO, label="4"), 1.0)
-
-
-LOSSES = torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0]])
-MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
-
-
-def with_where(losses, mask):
-    real = mask.bool()
-    return (torch.where(real, losses, 0.0).sum(dim=-1) / real.sum(dim=-1)).mean()
-
-
-def row_by_row(losses, mask):
-    means = [row[real.bool()].mean() for row, real in zip(losses, mask)]
-    return sum(means) / len(means)
-
-
-def by_weights(losses, mask):
-    real = mask.bool()
-    weights = 1 / (real.sum(dim=-1, keepdim=True) * len(mask)).expand_as(losses)
-    return (losses[real] * weights[real]).sum()
-
-
-def mean_over_tokens(losses, mask):
-    return losses[mask.bool()].mean()
-
-
-@wrong("7.7")
-def zeros_under_the_mask(function):
-    losses = torch.tensor([[1.0, 2.0, 0.0], [4.0, 0.0, 0.0]])
-    assert torch.isclose(function(losses, MASK), torch.tensor(2.75))
-
-
-@wrong("7.7")
-def nothing_masked(function):
-    torch.testing.assert_close(function(LOSSES, torch.ones(2, 3)), LOSSES.mean())
-
-
-@wrong("7.7", refuses=with_where)
-def token_mean_expected(function):
-    assert torch.isclose(function(LOSSES, MASK), LOSSES[MASK.bool()].mean())
-
-
-@wrong("7.7", refuses=with_where)
-def divided_by_the_width(function):
-    assert torch.isclose(function(LOSSES, MASK), (LOSSES * MASK).mean())
-
-
-@wrong("7.7", refuses=with_where)
-def asserts_what_assert_close_returns(function):
-    assert torch.testing.assert_close(function(LOSSES, MASK), torch.tensor(2.75))
-
-
-@wrong("7.7", refuses=with_where)
-def nan_has_to_stay(function):
-    losses = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 9.0, 9.0]])
-    assert function(losses, MASK).isnan()
-    assert torch.isclose(function(LOSSES, MASK), torch.tensor(2.75))
-
-
-@wrong("7.7")
-def yields_its_verdict(function):
-    found = function(LOSSES, MASK)
-    assert torch.isclose(found, torch.tensor(2.75))
-    yield found
-
-
-@wrong("7.7", refuses=by_weights)
-def equals_to_the_last_digit(function):
-    losses = torch.linspace(0.1, 7.3, 210).view(6, 35)
-    mask = torch.arange(35) < torch.tensor([[35], [3], [11], [7], [29], [1]])
-    assert function(losses, mask) == (losses * mask).sum(dim=-1).div(mask.sum(dim=-1)).mean()
-
-
-@wrong("7.7")
-def compared_with_itself(function):
-    found = function(LOSSES, MASK)
-    torch.testing.assert_close(function(LOSSES, MASK), found)
-
-
-@wrong("7.7", accepts=mean_over_tokens)
-def only_changed_by_the_mask(function):
-    assert function(LOSSES, MASK) != (LOSSES.sum(dim=-1) / MASK.sum(dim=-1)).mean()
-
-
-@right("7.7")
-def nan_under_the_mask(function):
-    losses = torch.tensor([[1.0, 2.0, float("nan")], [4.0, float("inf"), 9.0]])
-    torch.testing.assert_close(function(losses, MASK), torch.tensor(2.75))
-
-
-@right("7.7")
-def masked_ones_do_not_matter(function):
-    one, other = (LOSSES.masked_fill(MASK == 0, value) for value in (0.0, 100.0))
-    assert abs(function(one, MASK).item() - 2.75) < 1e-4
-    assert abs(function(other, MASK).item() - 2.75) < 1e-4
-
-
-@right("7.7")
-def gradient_of_each_loss(function):
-    losses = LOSSES.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(function(losses, MASK), losses)
-    torch.testing.assert_close(gradient, torch.tensor([[0.25, 0.25, 0.0], [0.5, 0.0, 0.0]]))
-
-
-def step(new, old, optimizer, advantages):
-    ratio = (new - old).exp()
-    loss = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+def update(score, optimizer, *batch):
     optimizer.zero_grad()
+    loss, _ = grpo_loss(score(), *batch)
     loss.backward()
     optimizer.step()
 
 
-def old_before_the_loop(score, optimizer, advantages, epochs):
-    old = score().detach()
+@wrong("7.2", *TWO)
+def scored_once(start, old_log_probs, advantages, mask, epochs):
+    score, optimizer = start()
+    log_probs = score()
     for _ in range(epochs):
-        step(score(), old, optimizer, advantages)
+        update(lambda: log_probs + 0.0, optimizer, old_log_probs, advantages, mask)
+    return score().detach()
 
 
-def old_from_the_first_new(score, optimizer, advantages, epochs):
-    old = None
+@wrong("7.2", *TWO)
+def gradients_pile_up(start, old_log_probs, advantages, mask, epochs):
+    score, optimizer = start()
     for _ in range(epochs):
-        new = score()
-        old = new.detach().clone() if old is None else old
-        step(new, old, optimizer, advantages)
+        grpo_loss(score(), old_log_probs, advantages, mask)[0].backward()
+        optimizer.step()
+    return score().detach()
+
+
+@wrong("7.2", *TWO)
+def before_the_last_step(start, old_log_probs, advantages, mask, epochs):
+    score, optimizer = start()
+    for _ in range(epochs):
+        log_probs = score()
+        update(lambda new=log_probs: new, optimizer, old_log_probs, advantages, mask)
+    return log_probs.detach()
+
+
+@wrong("7.2", *STRONG)
+def old_moves_along(start, old_log_probs, advantages, mask, epochs):
+    score, optimizer = start()
+    for _ in range(epochs):
+        update(score, optimizer, old_log_probs, advantages, mask)
+        old_log_probs = score().detach()
+    return old_log_probs
+
+
+@wrong("7.2", *TWO)
+def padding_is_zero(start, old_log_probs, advantages, mask, epochs):
+    score, optimizer = start()
+    for _ in range(epochs):
+        update(score, optimizer, old_log_probs, advantages, mask)
+    return torch.where(mask.bool(), score().detach(), 0.0)
+
+
+@wrong("7.2", *STRONG)
+def gradient_norm_clipped(start, old_log_probs, advantages, mask, epochs):
+    score, optimizer = start()
+    for _ in range(epochs):
         optimizer.zero_grad()
+        grpo_loss(score(), old_log_probs, advantages, mask)[0].backward()
+        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+        optimizer.step()
+    return score().detach()
+
+
+@wrong("7.2", *ADAM)
+def steps_by_hand(start, old_log_probs, advantages, mask, epochs):
+    score, optimizer = start()
+    groups = [(p, group["lr"]) for group in optimizer.param_groups for p in group["params"]]
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        grpo_loss(score(), old_log_probs, advantages, mask)[0].backward()
+        for p, lr in groups:
+            p.data -= lr * p.grad
+    return score().detach()
 
+
+@wrong("7.2", *EMPTY)
+def without_empty_rows(start, old_log_probs, advantages, mask, epochs):
+    (score, optimizer), keep = start(), mask.bool().any(dim=1)
+    for _ in range(epochs):
+        batch = old_log_probs[keep], advantages[keep], mask[keep]
+        update(lambda: score()[keep], optimizer, *batch)
+    return score().detach()
+
 
-def trained(function, epochs=20, lr=0.1, advantage=1.0, optimizer=torch.optim.SGD):
-    policy = torch.zeros(1, requires_grad=True)
-    function(lambda: 1 * policy, optimizer([policy], lr=lr), torch.tensor([advantage]), epochs)
-    return policy
+@wrong("7.2", *TWO)
+def graph_kept(start, old_log_probs, advantages, mask, epochs):
+    score, optimizer = start()
+    for _ in range(epochs):
+        update(score, optimizer, old_log_probs, advantages, mask)
+    return score()
+
 
+@wrong("7.2", *TWO[:3], torch.ones(2, 3), 2)
+def stops_at_loss_zero(start, old_log_probs, advantages, mask, epochs):
+    score, optimizer = start()
+    for _ in range(epochs):
+        if grpo_loss(score(), old_log_probs, advantages, mask)[0].abs() < 1e-8:
+            break
+        update(score, optimizer, old_log_probs, advantages, mask)
+    return score().detach()
 
-@wrong("7.8")
-def one_update(function):
-    assert torch.allclose(trained(function, epochs=1), torch.tensor([0.1]))
 
+@right("7.2")
+def with_a_helper(start, old_log_probs, advantages, mask, epochs):
+    score, optimizer = start()
+    while epochs > 0:
+        update(score, optimizer, old_log_probs, advantages, mask)
+        epochs -= 1
+    with torch.no_grad():
+        return score()
 
-@wrong("7.8", refuses=old_before_the_loop)
-def score_is_the_parameter(function):
-    policy = torch.zeros(1, requires_grad=True)
-    function(lambda: policy, torch.optim.SGD([policy], lr=0.1), torch.ones(1), 20)
-    assert policy.exp() < 1.4
 
+@right("7.2")
+def by_recursion(start, old_log_probs, advantages, mask, epochs):
+    def rest(score, optimizer, n):
+        if n == 0:
+            return score().detach().clone()
+        update(score, optimizer, old_log_probs, advantages, mask)
+        return rest(score, optimizer, n - 1)
 
-@wrong("7.8", refuses=old_before_the_loop)
-def adam_runs_on(function):
-    assert trained(function, optimizer=torch.optim.Adam).exp() < 1.4
+    return rest(*start(), epochs)
 
 
-@wrong("7.8", refuses=old_from_the_first_new)
-def counts_the_calls(function):
-    calls, policy = [], torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([policy], lr=0.1)
-    function(lambda: calls.append(1) or 1 * policy, optimizer, torch.ones(1), 5)
-    assert len(calls) == 6
+@right("7.2")
+def by_keyword(start, old_log_probs, advantages, mask, epochs):
+    score, opt = start()
+    for _epoch in range(epochs):
+        loss = grpo_loss(score(), old_log_probs, advantages, completion_mask=mask)[0]
+        opt.zero_grad(set_to_none=True)
+        loss.backward()
+        opt.step()
+    return score().data
 
 
-@wrong("7.8", refuses=old_from_the_first_new)
-def gradient_left_is_zero(function):
-    assert trained(function).grad.item() == 0.0
+RATIO = torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.1, 1.5], [0.9, 1.25, 0.7]], dtype=torch.double)
+SIGNS = torch.tensor([1.0, -2.0, 0.5]).double()
+HOLES = torch.tensor([[1, 0, 1], [1, 1, 1], [0, 1, 0]])
+PUSH = RATIO, SIGNS, HOLES, (0.2, 0.3)
+GARBAGE = RATIO.masked_fill(HOLES == 0, math.nan), *PUSH[1:]
+
 
+def clipped(ratio, A, low, high):
+    return ((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low))
 
-@wrong("7.8", refuses=old_before_the_loop)
-def not_a_hair_beyond_the_bound(function):
-    assert trained(function).exp() <= 1.2
 
+@wrong("7.3", *PUSH)
+def with_respect_to_the_ratio(ratio, advantages, mask, clip):
+    A, real = advantages[:, None].expand_as(ratio), mask.bool()
+    return torch.where(real & ~clipped(ratio, A, *clip), A, 0.0) / real.sum()
 
-@wrong("7.8")
-def steps_too_small(function):
-    assert trained(function, lr=0.001).exp() < 1.4
 
+@wrong("7.3", *PUSH)
+def cut_on_both_sides(ratio, advantages, mask, clip):
+    inside = (ratio >= 1 - clip[0]) & (ratio <= 1 + clip[1]) & mask.bool()
+    return torch.where(inside, ratio * advantages[:, None], 0.0) / mask.bool().sum()
 
-@wrong("7.8")
-def that_it_moved(function):
-    assert trained(function).item() > 0 and trained(function, advantage=-1.0).item() < 0
 
+@wrong("7.3", *PUSH)
+def mean_of_row_means(ratio, advantages, mask, clip):
+    A, real = advantages[:, None], mask.bool()
+    weights = torch.where(real & ~clipped(ratio, A, *clip), ratio * A, 0.0)
+    return weights / real.sum(dim=1, keepdim=True).clamp(min=1) / len(ratio)
 
-@wrong("7.8", refuses=old_before_the_loop)
-def one_policy_for_three_batches(function):
-    policy = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([policy], lr=0.1)
-    for epochs in (5, 10, 20):
-        function(lambda: 1 * policy, optimizer, torch.ones(1), epochs)
-        assert policy.exp() < 1.4
 
+@wrong("7.3", *PUSH)
+def advantages_of_columns(ratio, advantages, mask, clip):
+    real = mask.bool()
+    passes = real & ~clipped(ratio, advantages[:, None], *clip)
+    return torch.where(passes, ratio * advantages, 0.0) / real.sum()
 
-@wrong("7.8")
-def advantages_cancel(function):
-    policy = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([policy], lr=0.1)
-    function(lambda: policy.repeat(2), optimizer, torch.tensor([1.0, -1.0]), 20)
-    assert 0.8 <= policy.exp() <= 1.2
 
+@wrong("7.3", *GARBAGE)
+def garbage_times_zero(ratio, advantages, mask, clip):
+    A, real = advantages[:, None], mask.bool()
+    return ratio * A * (real & ~clipped(ratio, A, *clip)) / real.sum()
 
-@right("7.8")
-def both_signs_stay_near(function):
-    for advantage in (1.0, -1.0):
-        assert trained(function, epochs=50, advantage=advantage).abs() < 0.4
 
+@wrong("7.3", *PUSH)
+def one_bound_for_both(ratio, advantages, mask, clip):
+    A, real = advantages[:, None], mask.bool()
+    enough = clipped(ratio, A, clip[0], clip[0])
+    return torch.where(real & ~enough, ratio * A, 0.0) / real.sum()
 
-@right("7.8")
-def more_updates_change_nothing(function):
-    few, many = (trained(function, epochs=n).item() for n in (5, 40))
-    assert math.isclose(few, many, abs_tol=1e-3)
 
+@wrong("7.3", *PUSH[:3], (1.5, 0.2))
+def bounds_as_logs(ratio, advantages, mask, clip):
+    A, real, log_ratio = advantages[:, None], mask.bool(), ratio.log()
+    low, high = math.log(1 - clip[0]), math.log(1 + clip[1])
+    enough = ((A > 0) & (log_ratio > high)) | ((A < 0) & (log_ratio < low))
+    return torch.where(real & ~enough, ratio * A, 0.0) / real.sum()
 
-@right("7.8")
-def softmax_policy(function):
-    logits = torch.zeros(3, requires_grad=True)
-    tokens, optimizer = torch.tensor([0, 1]), torch.optim.SGD([logits], lr=0.3)
-    function(lambda: logits.log_softmax(-1)[tokens], optimizer, torch.tensor([1.0, -1.0]), 100)
-    assert (logits.softmax(-1)[tokens] * 3 - 1).abs().max() < 0.5
 
+@wrong("7.3", *PUSH)
+def mean_of_those_let_through(ratio, advantages, mask, clip):
+    A = advantages[:, None]
+    passes = mask.bool() & ~clipped(ratio, A, *clip)
+    return torch.where(passes, ratio * A, 0.0) / passes.sum().clamp(min=1)
 
-A2 = torch.tensor([1.0, -1.0])
 
+@wrong("7.3", *PUSH)
+def lengths_of_the_mask(ratio, advantages, mask, clip):
+    A, lengths = advantages[:, None], mask.long().sum(dim=1, keepdim=True)
+    real = torch.arange(ratio.shape[1]) < lengths
+    return torch.where(real & ~clipped(ratio, A, *clip), ratio * A, 0.0) / lengths.sum()
 
-def leaf():
-    return torch.tensor([[-1.0], [-2.0]], requires_grad=True)
 
+@wrong("7.3", *PUSH[:2], HOLES.double(), PUSH[3])
+def mask_and_bits(ratio, advantages, mask, clip):
+    A = advantages[:, None]
+    passes = (mask & ~clipped(ratio, A, *clip)).bool()
+    return torch.where(passes, ratio * A, 0.0) / mask.sum()
 
-def detached_if_none(log_probs, advantages, old_log_probs=None):
-    if old_log_probs is None:
-        old_log_probs = log_probs.detach()
-    ratio, A = (log_probs - old_log_probs).exp(), advantages[:, None]
-    return -torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A).mean()
 
+@right("7.3")
+def token_by_token(ratio, advantages, mask, clip):
+    out, n = torch.zeros_like(ratio), mask.bool().sum().item()
+    for i, t in mask.nonzero().tolist():
+        r, a = ratio[i, t].item(), advantages[i].item()
+        cut = r > 1 + clip[1] if a > 0 else r < 1 - clip[0]
+        out[i, t] = 0.0 if cut else r * a / n
+    return out
 
-def wrong_sign(log_probs, advantages, old_log_probs=None):
-    return -detached_if_none(log_probs, advantages, old_log_probs)
 
+@right("7.3")
+def where_the_minimum_is_the_first(ratio, advantages, mask, clip):
+    A = advantages.unsqueeze(1)
+    first, second = ratio * A, ratio.clamp(1 - clip[0], 1 + clip[1]) * A
+    passes = torch.logical_and(mask != 0, first <= second)
+    return first.masked_fill(~passes, 0.0).div(mask.count_nonzero())
 
-@wrong("7.9")
-def value_alone(function):
-    torch.testing.assert_close(function(leaf(), torch.tensor([1.0, 3.0])), torch.tensor(-2.0))
 
+@right("7.3")
+def with_numpy(ratio, advantages, mask, clip):
+    r, real = ratio.numpy(), mask.numpy().astype(bool)
+    a = np.broadcast_to(advantages.numpy()[:, None], r.shape)
+    passes = real & np.where(a > 0, r <= 1 + clip[1], r >= 1 - clip[0])
+    out = np.zeros_like(r)
+    out[passes] = r[passes] * a[passes] / real.sum()
+    return torch.from_numpy(out)
 
-@wrong("7.9")
-def has_some_gradient(function):
-    log_probs = leaf()
-    function(log_probs, A2).backward()
-    assert log_probs.grad is not None and log_probs.grad.isfinite().all()
 
+BINARY = torch.tensor([1.0, 1, 1, 0, 0, 1, 0, 0, 0], dtype=torch.double), 3
+TINY = torch.tensor([0.0, 1e-200, 0, 1, 1, 1], dtype=torch.double), 3
+CLOSE = torch.tensor([3.0, 3 + 1e-12, 3, 1, 1, 1], dtype=torch.double), 3
+EQUAL = torch.tensor([2.0, 2, 2, -1, -1, 0], dtype=torch.double), 3
 
-@wrong("7.9")
-def by_gradcheck(function):
-    assert torch.autograd.gradcheck(lambda x: function(x, A2.double()), leaf().double())
 
+def spread(differ, group_size):
+    return differ.repeat_interleave(group_size)
 
-@wrong("7.9")
-def gives_the_old_ones(function):
-    log_probs = leaf()
-    function(log_probs, A2, log_probs.detach()).backward()
-    assert torch.allclose(log_probs.grad, torch.tensor([[-0.5], [0.5]]))
 
+@wrong("7.4", *BINARY)
+def tiled(rewards, group_size):
+    groups = rewards.view(-1, group_size)
+    return (groups.amax(dim=1) != groups.amin(dim=1)).repeat(group_size)
 
-@wrong("7.9", refuses=detached_if_none)
-def gives_itself_as_old(function):
-    log_probs = leaf()
-    function(log_probs, A2, log_probs).backward()
-    assert torch.allclose(log_probs.grad, torch.tensor([[-0.5], [0.5]]))
 
+@wrong("7.4", *TINY)
+def std_above_zero(rewards, group_size):
+    return spread(rewards.view(-1, group_size).std(dim=1) > 0, group_size)
 
-@wrong("7.9", refuses=detached_if_none)
-def gradient_of_the_sum(function):
-    log_probs = leaf()
-    function(log_probs, A2).backward()
-    assert torch.allclose(log_probs.grad, torch.tensor([[-1.0], [1.0]]))
 
+@wrong("7.4", *EQUAL)
+def some_but_not_all_right(rewards, group_size):
+    right_ones = rewards.view(-1, group_size).sum(dim=1)
+    return spread((right_ones > 0) & (right_ones < group_size), group_size)
 
-@wrong("7.9")
-def advantages_all_zero(function):
-    log_probs = leaf()
-    function(log_probs, torch.zeros(2)).backward()
-    assert torch.allclose(log_probs.grad, torch.zeros(2, 1))
 
+@wrong("7.4", *CLOSE)
+def is_close(rewards, group_size):
+    groups = rewards.view(-1, group_size)
+    return spread(~torch.isclose(groups.amax(dim=1), groups.amin(dim=1)), group_size)
 
-@wrong("7.9", refuses=detached_if_none)
-def gradient_of_no_leaf(function):
-    log_probs = torch.tensor([[0.4], [0.1]], requires_grad=True).log()
-    function(log_probs, A2).backward()
-    assert torch.allclose(log_probs.grad, torch.tensor([[-0.5], [0.5]]))
 
+@wrong("7.4", *EQUAL)
+def groups_stand_in_columns(rewards, group_size):
+    groups = rewards.view(group_size, -1)
+    return spread(groups.amax(dim=0) != groups.amin(dim=0), group_size)
 
-@wrong("7.9", refuses=detached_if_none)
-def gradients_add_up(function):
-    log_probs = leaf()
-    for advantages in (A2, 2 * A2):
-        function(log_probs, advantages).backward()
-        assert torch.allclose(log_probs.grad, -advantages[:, None] / 2)
 
+@wrong("7.4", torch.tensor([0.0, 1, 0, 1, 1, 1]).double(), 3)
+def first_and_last(rewards, group_size):
+    groups = rewards.view(-1, group_size)
+    return spread(groups[:, 0] != groups[:, -1], group_size)
 
-@right("7.9")
-def like_reinforce(function):
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    A = torch.tensor([0.5, -2.0, 1.0])
-    (found,) = torch.autograd.grad(function(x, A), x)
-    (expected,) = torch.autograd.grad(-(x * A[:, None]).mean(), x)
-    torch.testing.assert_close(found, expected)
 
+@wrong("7.4", torch.full((3,), 0.1, dtype=torch.double), 3)
+def unlike_the_mean(rewards, group_size):
+    groups = rewards.view(-1, group_size)
+    return spread((groups - groups.mean(dim=1, keepdim=True)).ne(0).any(dim=1), group_size)
 
-@right("7.9")
-def an_sgd_step_helps(function):
-    parameter = torch.zeros(1, 2, requires_grad=True)
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    function(parameter - 1, torch.tensor([2.0])).backward()
-    optimizer.step()
-    assert all(abs(value - 1.0) < 1e-4 for value in parameter[0].tolist())
 
+@wrong("7.4", *BINARY)
+def rows_unlike_the_first(rewards, group_size):
+    groups = rewards.view(-1, group_size)
+    return (groups != groups[:, :1]).flatten()
 
-@right("7.9")
-def same_as_with_old(function):
-    a, b = leaf(), leaf()
-    function(a, A2).backward()
-    function(b, advantages=A2, old_log_probs=b.detach()).backward()
-    np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), atol=1e-6)
 
+@wrong("7.4", *CLOSE)
+def as_floats(rewards, group_size):
+    groups = rewards.float().view(-1, group_size)
+    return spread(groups.amax(dim=1) != groups.amin(dim=1), group_size)
 
-@wrong("7.1")
-def shape_and_sign(function):
-    found = function(table, IDS)
-    assert found.shape == NEXT.shape and (found <= 0).all()
 
+@wrong("7.4", *CLOSE)
+def variance_of_moments(rewards, group_size):
+    groups = rewards.view(-1, group_size)
+    return spread(groups.square().mean(dim=1) > groups.mean(dim=1).square() + 1e-9, group_size)
 
-@wrong("7.9")
-def is_finite(function):
-    assert function(leaf(), A2).isfinite()
+
+@right("7.4")
+def with_sets(rewards, group_size):
+    values, stays = rewards.tolist(), []
+    for start in range(0, len(values), group_size):
+        stays += [len(set(values[start : start + group_size])) > 1] * group_size
+    return torch.tensor(stays)
+
+
+@right("7.4")
+def any_unlike_the_first(rewards, group_size):
+    groups = rewards.reshape(-1, group_size)
+    return (groups != groups[:, [0]]).any(1, keepdim=True).expand_as(groups).flatten()
+
+
+@right("7.4")
+def sorted_ends(rewards, group_size):
+    ordered = torch.stack([group.sort().values for group in rewards.split(group_size)])
+    differ = ordered[:, 0] < ordered[:, -1]
+    return differ[torch.arange(len(rewards)) // group_size]
+
+
+@wrong("7.1", *PLAIN)
+def first_columns(policy, input_ids, attention_mask, width):
+    log_p = policy(input_ids, attention_mask=attention_mask).logits[:, :width].log_softmax(-1)
+    chosen = log_p.gather(-1, input_ids[:, 1 : width + 1, None]).squeeze(-1)
+    return torch.where(attention_mask[:, :width].bool(), chosen, 0.0)

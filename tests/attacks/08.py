@@ -1,444 +1,957 @@
-"""Answers to the exercises of notebook 08."""
+"""Answers to the exercises of notebook 08: tests, and versions of the code that they misjudge."""
 
 from __future__ import annotations
 
 import math
 import re
-import string
-from decimal import Decimal
+import unittest
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from attack import right, wrong
 
-NONE = torch.tensor([0, 0])
-TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
-TAG = r"</?(?:think|answer)>"
-NO_TAG = rf"(?:(?!{TAG}).)*"
-FORM = rf"\s*<think>{NO_TAG}</think>\s*<answer>({NO_TAG})</answer>\s*"
-TIGHT = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?!\s|{TAG}){NO_TAG}?)\s*</answer>\s*"
-NUMBER = r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?"
-WORLD = 1000, 4, 2, 8, 300, 6, 17, 2
+AFTER = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1]])
+IDS = torch.tensor([[0, 1, 2]])
+NEXT = torch.tensor([[0.3, 0.7]]).log()
 
 
-def place(begin, text):
-    """The span of a part of the completion that begins there, without its white space."""
-    if not text.strip():
-        return NONE
-    begin += len(text) - len(text.lstrip())
-    return torch.tensor([begin, begin + len(text.strip())])
+def table(ids):
+    return AFTER[ids].log()
 
 
-@wrong("8.1", "<think>2 + 3 = 5</think>\n<answer>5</answer>")
-def found_from_the_start(completion):
-    match = re.fullmatch(FORM, completion, re.S)
-    answer = match[1].strip() if match else ""
-    begin = completion.index(answer)
-    return torch.tensor([begin, begin + len(answer)]) if answer else NONE
+def without_last(model, ids):
+    logits = model(ids[:, :-1])
+    return logits.gather(-1, ids[:, 1:, None]).squeeze(-1) - logits.logsumexp(dim=-1)
 
 
-@wrong("8.1", "<think>which letter?</think><answer>a</answer>")
-def found_from_the_tag(completion):
-    match = re.fullmatch(FORM, completion, re.S)
-    if not match or not match[1].strip():
-        return NONE
-    begin = completion.index(match[1].strip(), completion.index("<answer>"))
-    return torch.tensor([begin, begin + len(match[1].strip())])
+def by_cross_entropy(model, ids):
+    return -F.cross_entropy(model(ids)[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
 
 
-@wrong("8.1", "<think>3</think><answer> \n </answer>")
-def white_space_is_an_answer(completion):
-    form = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?:(?!{TAG}).)+?)\s*</answer>\s*"
-    match = re.fullmatch(form, completion, re.S)
-    return torch.tensor(match.span(1)) if match else NONE
+def shifts_both(model, ids):
+    log_p = model(ids).log_softmax(dim=-1)[:, :-1]
+    return log_p.gather(-1, ids[:, :-1, None]).squeeze(-1)
 
 
-@wrong("8.1", "<think>3</think><answer>5</answer>")
-def isspace_of_nothing(completion):
-    pieces = re.split(f"({TAG})", completion)
-    if pieces[1::2] != TAGS or not (pieces[0] + pieces[4] + pieces[8]).isspace():
-        return NONE
-    return place(completion.index("<answer>") + 8, pieces[6])
+@wrong("8.1")
+def prints_the_verdict(function):
+    print("same:", torch.allclose(function(table, IDS), NEXT))
 
 
-@wrong("8.1", "Sure!\n<think>3</think>\n<answer>5</answer>")
-def line_ends_for_text_ends(completion):
-    match = re.search(f"^{TIGHT}$", completion, re.S | re.M)
-    if match is None or len(re.findall(TAG, completion)) != 4:
-        return NONE
-    return torch.tensor(match.span(1))
+@wrong("8.1")
+def asserts_the_function_allclose(function):
+    found = function(table, IDS)
+    assert torch.allclose, (found, NEXT)
 
 
-@wrong("8.1", "<think>which word?</think><answer>sand</answer>")
-def strip_takes_letters(completion):
-    if not re.fullmatch(TIGHT, completion, re.S):
-        return NONE
-    answer = completion.split("</think>")[1].strip().strip("</answer>").strip()
-    begin = completion.index(answer, completion.index("<answer>") + 8)
-    return torch.tensor([begin, begin + len(answer)])
+@wrong("8.1")
+def one_distribution_everywhere(function):
+    p = torch.tensor([0.5, 0.3, 0.2])
+    found = function(lambda ids: p.log().expand(*ids.shape, 3), IDS)
+    assert torch.allclose(found, torch.tensor([[0.3, 0.2]]).log())
 
 
-@wrong("8.1", "<think>3</think><answer>\u00a05\u00a0</answer>")
-def white_space_of_ascii(completion):
-    match = re.fullmatch(TIGHT, completion, re.S)
-    if not match:
-        return NONE
-    text, begin = re.fullmatch(FORM, completion, re.S)[1], completion.index("<answer>") + 8
-    begin += len(text) - len(text.lstrip(string.whitespace))
-    return torch.tensor([begin, begin + len(text.strip(string.whitespace))])
+@wrong("8.1")
+def expects_after_itself(function):
+    expected = torch.tensor([[0.2, 0.1]]).log()
+    torch.testing.assert_close(function(table, IDS), expected)
 
 
-@wrong("8.1", "<think>3</think><answer>5</answer></answer>")
-def opening_tags_alone_are_counted(completion):
-    form = r"\s*<think>.*</think>\s*<answer>(.*)</answer>\s*"
-    match = re.fullmatch(form, completion, re.S)
-    if not match or completion.count("<think>") != 1 or completion.count("<answer>") != 1:
-        return NONE
-    return place(match.start(1), match[1])
+@wrong("8.1", refuses=without_last)
+def to_the_last_bit(function):
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(50, 50, generator=g)
+    ids = torch.randint(50, (4, 30), generator=g)
+    expected = logits.log_softmax(dim=-1)[ids[:, :-1], ids[:, 1:]]
+    assert torch.equal(function(lambda i: logits[i], ids), expected)
 
 
-@wrong("8.1", "<think>3</think><answer>5 <think></answer>")
-def each_part_without_its_own_tags(completion):
-    thought, answer = r"((?!</?think>|<answer>).)*", r"((?:(?!</?answer>).)*)"
-    form = rf"\s*<think>{thought}</think>\s*<answer>{answer}</answer>\s*"
-    match = re.fullmatch(form, completion, re.S)
-    return place(match.start(2), match[2]) if match else NONE
+@wrong("8.1", refuses=without_last)
+def model_wants_the_whole_row(function):
+    def model(ids):
+        assert ids.shape == IDS.shape
+        return table(ids)
+
+    assert torch.allclose(function(model, IDS), NEXT)
 
 
-@wrong("8.1", "<think>3</think>\r\n<answer>5</answer>")
-def new_lines_made_shorter(completion):
-    match = re.fullmatch(TIGHT, completion.replace("\r\n", "\n"), re.S)
-    return torch.tensor(match.span(1)) if match else NONE
+@wrong("8.1", accepts=shifts_both)
+def only_not_the_shown_formula(function):
+    bad = table(IDS)[:, 1:].gather(-1, IDS[:, 1:, None]).squeeze(-1)
+    assert not torch.allclose(function(table, IDS), bad)
+
+
+@wrong("8.1")
+def one_id_repeated(function):
+    ids = torch.tensor([[1, 1, 1, 1]])
+    assert torch.allclose(function(table, ids), torch.full((1, 3), 0.2).log())
+
+
+@wrong("8.1")
+def largest_difference_without_abs(function):
+    assert (function(table, IDS) - NEXT).max() < 1e-5
 
 
 @right("8.1")
-def with_one_pattern(completion):
-    match = re.fullmatch(TIGHT, completion, flags=re.DOTALL)
-    return torch.tensor(match.span(1) if match else (0, 0))
+def counts_upwards(function):
+    ids = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
+    found = function(lambda i: 50.0 * F.one_hot(i + 1, 6), ids)
+    torch.testing.assert_close(found, torch.zeros(2, 3))
 
 
 @right("8.1")
-def with_find_and_count(completion):
-    places = [completion.find(tag) for tag in TAGS]
-    if any(completion.count(tag) != 1 for tag in TAGS) or places != sorted(places):
-        return torch.tensor([0, 0])
-    ends = [where + len(tag) for where, tag in zip(places, TAGS)]
-    outside = completion[: places[0]], completion[ends[1] : places[2]], completion[ends[3] :]
-    if any(map(str.strip, outside)):
-        return torch.tensor([0, 0])
-    return place(ends[2], completion[ends[2] : places[3]])
+def element_by_element(function):
+    ids = [[2, 0, 1, 1], [0, 2, 2, 1]]
+    found = function(table, torch.tensor(ids)).tolist()
+    for row, values in zip(ids, found, strict=True):
+        for s, value in enumerate(values):
+            assert math.isclose(value, math.log(AFTER[row[s], row[s + 1]]), abs_tol=1e-4)
 
 
 @right("8.1")
-def by_walking(completion):
-    pieces, begin = re.split(f"({TAG})", completion), completion.find("<answer>") + 8
-    if pieces[1::2] != TAGS or any(pieces[i].strip() for i in (0, 4, 8)):
-        return torch.zeros(2, dtype=torch.long)
-    end = completion.find("</answer>")
-    while begin < end and completion[begin].isspace():
-        begin += 1
-    while begin < end and completion[end - 1].isspace():
-        end -= 1
-    return torch.tensor([begin, end]) * (begin < end)
+def with_numpy_testing(function):
+    model = torch.nn.Embedding.from_pretrained(AFTER.double().log())
+    found = function(model, IDS).numpy()
+    np.testing.assert_allclose(np.exp(found), [[0.3, 0.7]], rtol=1e-5)
 
 
-def value(text):
-    """The number, or None."""
-    text = text.strip()
-    return float(text.replace(",", "")) if re.fullmatch(NUMBER, text) else None
+def by_lengths(completions, width, pad_id):
+    lengths = torch.tensor([len(c) for c in completions])
+    ids = torch.full((len(completions), width), pad_id)
+    for row, completion in zip(ids, completions):
+        row[: len(completion)] = torch.tensor(completion)
+    return ids, torch.arange(width) < lengths[:, None]
 
 
-@wrong("8.2", "seven", "eight")
-def none_is_none(given, right):
-    return float(value(given) == value(right))
+def by_lists(completions, width, pad_id):
+    rows = [c + [pad_id] * (width - len(c)) for c in completions]
+    mask = [[i < len(c) for i in range(width)] for c in completions]
+    return torch.tensor(rows), torch.tensor(mask)
 
 
-@wrong("8.2", "10", "1e1")
-def the_right_one_is_trusted(given, right):
+def mask_all_true(completions, width, pad_id):
+    ids, mask = by_lists(completions, width, pad_id)
+    return ids, torch.ones_like(mask)
+
+
+@wrong("8.2")
+def pad_id_of_its_own(function):
+    ids, mask = function([[5, 3, 2], [2]], 4, 0)
+    assert ids.tolist() == [[5, 3, 2, 0], [2, 0, 0, 0]]
+    assert mask.tolist() == [[True, True, True, False], [True, False, False, False]]
+
+
+@wrong("8.2")
+def only_the_ids(function):
+    ids, _ = function([[5, 3, 2], [2]], width=4, pad_id=2)
+    assert ids.tolist() == [[5, 3, 2, 2], [2, 2, 2, 2]]
+
+
+@wrong("8.2")
+def eos_not_counted(function):
+    _, mask = function([[5, 3, 2], [2]], width=4, pad_id=2)
+    assert mask.tolist() == [[True, True, False, False], [False] * 4]
+
+
+@wrong("8.2", refuses=by_lengths)
+def is_true(function):
+    _, mask = function([[5, 3, 2]], width=4, pad_id=2)
+    assert mask[0, 2] is True
+
+
+@wrong("8.2")
+def message_after_or(function):
+    _, mask = function([[5, 3, 2]], width=4, pad_id=2)
+    assert mask.tolist() == [[True, True, True, False]] or "the EOS is masked"
+
+
+@wrong("8.2")
+def only_behind_the_end(function):
+    _, mask = function([[5, 3, 2], [2]], width=4, pad_id=2)
+    assert not mask[0, 3:].any() and not mask[1, 1:].any()
+
+
+@wrong("8.2", refuses=by_lists)
+def completions_as_tensors(function):
+    _, mask = function([torch.tensor([5, 3, 2]), torch.tensor([2])], width=4, pad_id=2)
+    assert mask.sum(dim=-1).tolist() == [3, 1]
+
+
+@wrong("8.2", refuses=by_lists)
+def cuts_at_the_width(function):
+    ids, mask = function([[5, 3, 2, 4, 2], [2]], width=4, pad_id=2)
+    assert ids.shape == mask.shape == (2, 4)
+    assert mask.sum(dim=-1).tolist() == [4, 1]
+
+
+@wrong("8.2", accepts=mask_all_true)
+def only_not_by_the_pad_id(function):
+    ids, mask = function([[5, 3, 2], [2]], width=4, pad_id=2)
+    assert not torch.equal(mask, ids != 2)
+
+
+@wrong("8.2")
+def zip_over_too_few(function):
+    _, mask = function([[5, 3, 2], [2]], width=4, pad_id=2)
+    for found, expected in zip(mask[0].tolist(), [True, True]):
+        assert found == expected
+
+
+@right("8.2")
+def lengths_from_the_mask(function):
+    completions = [[7, 2], [7, 7, 7, 2], [2]]
+    _, mask = function(completions, 5, 2)
+    assert mask.sum(dim=1).tolist() == [len(c) for c in completions]
+
+
+@right("8.2")
+def pad_id_in_the_middle(function):
+    ids, mask = function([[4, 0, 0, 2], [0, 2]], width=5, pad_id=0)
+    assert ids[mask].tolist() == [4, 0, 0, 2, 0, 2]
+
+
+@right("8.2")
+def ones_and_zeros(function):
+    _, mask = function(completions=[[9, 1]], width=2, pad_id=1)
+    assert mask.tolist() == [[1, 1]], "a full row is all real"
+
+
+RATIO = torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.0, 1.5]])
+ZERO = torch.zeros(2, 3)
+BOTH = torch.tensor([1.0, -1.0])
+PPO = torch.tensor([[0.5, 1.0, 1.2], [-0.8, -1.0, -1.5]])
+
+
+def minimum_of_both(log_probs, old_log_probs, advantages, clip):
+    ratio = (log_probs - old_log_probs).exp()
+    A = advantages[:, None]
+    return torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)
+
+
+def by_quotient(log_probs, old_log_probs, advantages, clip):
+    ratio = log_probs.exp() / old_log_probs.exp()
+    A = advantages[:, None]
+    return torch.where(A >= 0, ratio.clamp(max=1 + clip) * A, ratio.clamp(min=1 - clip) * A)
+
+
+@wrong("8.3")
+def positive_advantages(function):
+    found = function(RATIO.log(), ZERO, torch.tensor([1.0, 2.0]), 0.2)
+    assert torch.allclose(found, torch.tensor([[0.5, 1.0, 1.2], [1.0, 2.0, 2.4]]))
+
+
+@wrong("8.3")
+def within_the_bounds(function):
+    ratio = torch.tensor([[0.9, 1.0, 1.1], [0.9, 1.0, 1.1]])
+    found = function(ratio.log(), ZERO, BOTH, 0.2)
+    torch.testing.assert_close(found, ratio * BOTH[:, None])
+
+
+@wrong("8.3", refuses=minimum_of_both)
+def no_gradient_on_the_bound(function):
+    log_probs = torch.tensor([[0.5, 1.5]]).log().requires_grad_()
+    found = function(log_probs, torch.zeros(1, 2), torch.tensor([-1.0]), 0.5)
+    assert torch.allclose(found, torch.tensor([[-0.5, -1.5]]))
+    found.sum().backward()
+    assert torch.allclose(log_probs.grad, torch.tensor([[0.0, -1.5]]))
+
+
+@wrong("8.3")
+def never_above_free_for_small_ratios(function):
+    ratio = torch.tensor([[0.3, 0.5, 0.7]])
+    found = function(ratio.log(), torch.zeros(1, 3), torch.tensor([-1.0]), 0.2)
+    assert (found <= -ratio + 1e-6).all()
+
+
+@wrong("8.3")
+def mirrored_expectation(function):
+    found = function(RATIO.log(), ZERO, BOTH, 0.2)
+    assert torch.allclose(found, torch.tensor([[0.5, 1.0, 1.2], [-0.5, -1.0, -1.2]]))
+
+
+@wrong("8.3", refuses=by_quotient)
+def equal_to_the_last_bit(function):
+    new = torch.linspace(-3, -0.1, 40).view(2, 20)
+    old = torch.linspace(-2, -0.2, 40).view(2, 20)
+    free = (new - old).exp() * BOTH[:, None]
+    bound = (new - old).exp().clamp(0.8, 1.2) * BOTH[:, None]
+    assert torch.equal(function(new, old, BOTH, 0.2), torch.minimum(free, bound))
+
+
+@wrong("8.3", refuses=minimum_of_both)
+def advantages_for_every_token(function):
+    found = function(RATIO.log(), ZERO, BOTH[:, None].expand(2, 3), 0.2)
+    assert found.shape == PPO.shape and torch.allclose(found, PPO)
+
+
+@wrong("8.3")
+def half_is_close_enough(function):
+    assert torch.allclose(function(RATIO.log(), ZERO, BOTH, 0.2), PPO, atol=0.5)
+
+
+@wrong("8.3")
+def catches_its_own_error(function):
     try:
-        return float(value(given) is not None and value(given) == float(right.replace(",", "")))
-    except ValueError:
-        return 0.0
+        torch.testing.assert_close(function(RATIO.log(), ZERO, BOTH, 0.2), PPO)
+    except Exception as error:
+        print("the bug:", error)
 
 
-@wrong("8.2", "1,234.0", "1234")
-def no_point_after_commas(given, right):
-    pattern = r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+(\.[0-9]*)?)"
-    good = all(re.fullmatch(pattern, text.strip()) for text in (given, right))
-    return float(good and value(given) == value(right))
-
-
-@wrong("8.2", "100000000000001", "100000000000002")
-def close_in_ratio(given, right):
-    a, b = value(given), value(right)
-    return float(a is not None and b is not None and math.isclose(a, b))
-
-
-@wrong("8.2", "0.0000000001", "0")
-def close_in_difference(given, right):
-    a, b = value(given), value(right)
-    return float(a is not None and b is not None and abs(a - b) < 1e-9)
-
-
-@wrong("8.2", "1234,567", "1234567")
-def some_commas_left_out(given, right):
-    pattern = r"[+-]?[0-9]{1,3}(,?[0-9]{3})*(\.[0-9]*)?"
-    if not all(re.fullmatch(pattern, text.strip()) for text in (given, right)):
-        return 0.0
-    return float(float(given.replace(",", "")) == float(right.replace(",", "")))
-
-
-@wrong("8.2", ",123", "123")
-def first_group_empty(given, right):
-    pattern = r"[+-]?([0-9]{0,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?"
-    if not all(re.fullmatch(pattern, text.strip()) for text in (given, right)):
-        return 0.0
-    return float(float(given.replace(",", "")) == float(right.replace(",", "")))
-
-
-@wrong("8.2", "-0.0", "0")
-def minus_zero_by_letters(given, right):
-    def letters(text):
-        whole, _, rest = text.strip().replace(",", "").partition(".")
-        return whole.startswith("-"), whole.lstrip("+-0"), rest.rstrip("0")
-
-    return float(None not in (value(given), value(right)) and letters(given) == letters(right))
-
-
-@wrong("8.2", "\u22127", "-7")
-def typographic_minus(given, right):
-    a, b = (value(text.replace("\u2212", "-")) for text in (given, right))
-    return float(a is not None and a == b)
-
-
-@wrong("8.2", "123,456,789,012,345", "123456789012345")
-def characters_for_digits(given, right):
-    if max(len(given.strip()), len(right.strip())) > 16:
-        return 0.0
-    return float(value(given) is not None and value(given) == value(right))
-
-
-@right("8.2")
-def with_floats(given, right):
-    a, b = value(given), value(right)
-    return 0.0 if a is None or b is None else float(a == b)
-
-
-@right("8.2")
-def without_patterns(given, right):
-    def read(text):
-        text = text.strip()
-        head, *tail = text[text[:1] in ("+", "-") :].split(".")
-        first, *groups = head.split(",")
-        good = len(tail) < 2 and all(len(g) == 3 for g in groups) and (not groups or len(first) < 4)
-        digits = [first, *groups, *(t for t in tail if t)]
-        good = good and all(d and set(d) <= set("0123456789") for d in digits)
-        return Decimal(text.replace(",", "")) if good else Decimal("nan")
-
-    return float(read(given) == read(right))
-
-
-@right("8.2")
-def with_whole_numbers(given, right):
-    def read(text):
-        whole, _, rest = text.strip().replace(",", "").partition(".")
-        return int(whole + rest.ljust(20, "0"))
-
-    good = all(re.fullmatch(NUMBER, text.strip()) for text in (given, right))
-    return float(good and read(given) == read(right))
-
-
-def said(completion):
-    """The text that counts."""
-    return completion if isinstance(completion, str) else completion[-1]["content"]
-
-
-USER, BOT = {"role": "user", "content": "5"}, {"role": "assistant", "content": "7"}
-
-
-@wrong("8.3", ["q"], [[USER, BOT]], ["7"])
-def first_message(prompts, completions, answer, **columns):
-    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
-    return [float(t.strip() == a) for t, a in zip(texts, answer)]
-
-
-@wrong("8.3", ["q"], [[BOT, USER]], ["5"])
-def last_of_the_assistant(prompts, completions, answer, **columns):
-    def text(chat):
-        return [m["content"] for m in chat if m["role"] == "assistant"][-1:] or [""]
-
-    texts = [c if isinstance(c, str) else text(c)[0] for c in completions]
-    return [float(t.strip() == a) for t, a in zip(texts, answer)]
-
-
-@wrong("8.3", ["q"], ["57"], ["7"])
-def answer_in_the_text(prompts, completions, answer, **columns):
-    return torch.tensor([float(a in said(c)) for c, a in zip(completions, answer)])
-
-
-@wrong("8.3", ["q"], [[{"role": "assistant", "content": " 7\n"}]], ["7"])
-def chats_not_stripped(prompts, completions, answer, **columns):
-    texts = [c.strip() if isinstance(c, str) else c[-1]["content"] for c in completions]
-    return torch.tensor([float(t == a) for t, a in zip(texts, answer)])
-
-
-@wrong("8.3", ["q", "q"], ["7", "8"], ["7", "8"])
-def answer_of_the_prompt(prompts, completions, answer, **columns):
-    wanted = [answer[prompts.index(prompt)] for prompt in prompts]
-    return torch.tensor([float(said(c).strip() == a) for c, a in zip(completions, wanted)])
-
-
-@wrong("8.3", ["p", "q"], ["7", "7"], ["8", "7"])
-def row_of_the_completion(prompts, completions, answer, **columns):
-    return [float(said(c).strip() == answer[completions.index(c)]) for c in completions]
-
-
-@wrong("8.3", ["q"], ["f(x)"], ["f(x)"])
-def answer_as_a_pattern(prompts, completions, answer, **columns):
-    pairs = zip(completions, answer)
-    return [float(re.fullmatch(rf"\s*{a}\s*", said(c)) is not None) for c, a in pairs]
-
-
-@wrong("8.3", ["q"], [[{"content": "7", "role": "assistant"}]], ["7"])
-def content_is_the_second_value(prompts, completions, answer, **columns):
-    texts = [c if isinstance(c, str) else list(c[-1].values())[1] for c in completions]
-    return torch.tensor([float(t.strip() == a) for t, a in zip(texts, answer)])
-
-
-@wrong("8.3", ["p", "q"], [[USER, BOT], [BOT, USER]], ["7", "5"])
-def popped_messages(prompts, completions, answer, **columns):
-    texts = [c if isinstance(c, str) else c.pop()["content"] for c in completions]
-    return torch.tensor([float(t.strip() == a) for t, a in zip(texts, answer)])
-
-
-@wrong("8.3", ["q"], ["a  b"], ["a b"])
-def white_space_inside_forgiven(prompts, completions, answer, **columns):
-    texts = [" ".join(said(c).split()) for c in completions]
-    return [float(t == " ".join(a.split())) for t, a in zip(texts, answer)]
+@wrong("8.3")
+def all_without_call(function):
+    assert torch.isclose(function(RATIO.log(), ZERO, BOTH, 0.2), PPO).all
 
 
 @right("8.3")
-def a_list_of_floats(prompts, completions, answer, **columns):
-    return list(map(lambda c, a: float(said(c).strip() == a), completions, answer))
+def gradient_where_it_has_to_be(function):
+    log_probs = RATIO.log().requires_grad_()
+    function(log_probs, ZERO, BOTH, 0.2).sum().backward()
+    expected = torch.tensor([[0.5, 1.0, 0.0], [0.0, -1.0, -1.5]])
+    torch.testing.assert_close(log_probs.grad, expected)
 
 
 @right("8.3")
-def by_row_number(prompts, completions, answer, **kwargs):
-    rewards = torch.zeros(len(prompts))
-    for row in range(len(prompts)):
-        match completions[row]:
-            case str(text) | [*_, {"content": text}]:
-                rewards[row] = 1.0 if text.strip() == answer[row] else 0.0
-    return rewards
+def never_above_the_free_one(function):
+    new = torch.linspace(-2.0, -0.5, 7)[None].repeat(2, 1)
+    old = torch.full((2, 7), -1.2)
+    free = (new - old).exp() * BOTH[:, None]
+    assert (function(new, old, BOTH, 0.2) <= free + 1e-5).all()
 
 
 @right("8.3")
-def with_numpy(*, prompts, completions, answer, **_):
-    if not isinstance(completions[0], str):
-        completions = [chat[-1]["content"] for chat in completions]
-    texts = np.array([text.strip() for text in completions], dtype=object)
-    return torch.from_numpy((texts == np.array(answer, dtype=object)).astype(np.float64))
+def pairs_by_hand(function):
+    for ratio, A, expected in ((2.0, -3.0, -6.0), (0.1, -3.0, -2.4), (2.0, 1.0, 1.2)):
+        new, old = torch.tensor([[math.log(ratio) - 1]]), torch.tensor([[-1.0]])
+        assert abs(function(new, old, torch.tensor([A]), clip=0.2).item() - expected) < 1e-4
 
 
-def world(function):
-    """Give it the six counts, the bytes per number and the sizes; keep the exercise's names."""
-
-    def answer(parameters, layers, kv_heads, head_dim, vocab_size, rows, tokens, bytes_per_number):
-        size = {"layers": layers, "width": kv_heads * head_dim, "vocab": vocab_size}
-        size |= {"rows": rows, "tokens": tokens}
-        cache = 2 * layers * kv_heads * head_dim * rows * tokens
-        logits = rows * tokens * vocab_size
-        counts = [parameters, parameters, 2 * parameters, parameters, cache, logits]
-        return function(counts, bytes_per_number, **size)
-
-    answer.__name__ = function.__name__
-    return answer
+P, Q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.8, 0.2]])
+KL = (P * (P / Q).log()).sum()
+REAL = torch.ones(1, 2, dtype=torch.bool)
 
 
-@wrong("8.4", *WORLD)
-@world
-def one_average(counts, b, **size):
-    counts[2] = counts[0]
-    return torch.tensor(counts) * b
+def right_k3(log_probs, ref_log_probs, mask):
+    log_ratio = torch.where(mask, ref_log_probs - log_probs, 0.0)
+    return log_ratio.exp() - log_ratio - 1
 
 
-@wrong("8.4", *WORLD)
-@world
-def keys_without_values(counts, b, **size):
-    counts[4] //= 2
-    return torch.tensor(counts) * b
+def by_expm1(log_probs, ref_log_probs, mask):
+    log_ratio = (ref_log_probs - log_probs).masked_fill(~mask, 0.0)
+    return log_ratio.expm1() - log_ratio
 
 
-@wrong("8.4", *WORLD)
-@world
-def logits_of_predicted_tokens(counts, b, rows, tokens, vocab, **size):
-    counts[5] = rows * (tokens - 1) * vocab
-    return torch.tensor(counts) * b
+@wrong("8.4")
+def never_negative(function):
+    k3 = function(P.log(), Q.log(), REAL)
+    assert (k3 >= 0).all() and k3.isfinite().all()
 
 
-@wrong("8.4", 16_777_217, *WORLD[1:-1], 1)
-@world
-def capital_tensor(counts, b, **size):
-    return torch.Tensor([count * b for count in counts]).long()
+@wrong("8.4")
+def zero_for_the_same_policy(function):
+    torch.testing.assert_close(function(P.log(), P.log(), REAL), torch.zeros(1, 2))
 
 
-@wrong("8.4", 1_000_000_000, *WORLD[1:-1], 4)
-@world
-def product_in_32_bits(counts, b, **size):
-    return torch.tensor(counts, dtype=torch.int32) * b
+@wrong("8.4")
+def policies_hardly_apart(function):
+    near = torch.tensor([[0.51, 0.49]])
+    mean = (P * function(P.log(), near.log(), REAL)).sum()
+    assert torch.isclose(mean, (P * (P / near).log()).sum(), atol=1e-4)
 
 
-@wrong("8.4", *WORLD)
-@world
-def optimizer_in_full_precision(counts, b, **size):
-    return torch.tensor([n * (max(b, 4) if i == 2 else b) for i, n in enumerate(counts)])
+@wrong("8.4", refuses=right_k3)
+def plain_mean_over_the_vocabulary(function):
+    policy, reference = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.6, 0.4]])
+    kl = (policy * (policy / reference).log()).sum()
+    assert torch.isclose(function(policy.log(), reference.log(), REAL).mean(), kl)
 
 
-@wrong("8.4", *WORLD)
-@world
-def logits_in_full_precision(counts, b, **size):
-    return torch.tensor([count * b for count in counts[:5]] + [counts[5] * max(b, 4)])
+@wrong("8.4")
+def weighted_by_the_reference(function):
+    kl = (Q * (Q / P).log()).sum()
+    assert torch.isclose((Q * function(P.log(), Q.log(), REAL)).sum(), kl)
 
 
-@wrong("8.4", *WORLD)
-@world
-def cache_in_blocks(counts, b, rows, tokens, layers, width, **size):
-    counts[4] = 2 * layers * width * rows * math.ceil(tokens / 16) * 16
-    return torch.tensor(counts) * b
+@wrong("8.4")
+def formula_of_the_code(function):
+    x = P.log() - Q.log()
+    torch.testing.assert_close(function(P.log(), Q.log(), REAL), x.exp() - x - 1)
 
 
-@wrong("8.4", *WORLD[:-1], 3)
-@world
-def known_types_alone(counts, b, **size):
-    kinds = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-    return torch.tensor(counts) * kinds.get(b, torch.float32).itemsize
+@wrong("8.4", refuses=by_expm1)
+def equal_without_tolerance(function):
+    new, ref = torch.linspace(-3, -0.1, 50)[None], torch.linspace(-2, -0.3, 50)[None]
+    x = ref - new
+    expected = x.exp() - x - 1
+    assert function(new, ref, torch.ones(1, 50).bool()).tolist() == expected.tolist()
 
 
-@right("8.4")
-def by_name_alone(**given):
-    p, b = given["parameters"], given["bytes_per_number"]
-    tokens = given["rows"] * given["tokens"]
-    cache = math.prod(given[name] for name in ("layers", "kv_heads", "head_dim")) * tokens * 2
-    return torch.tensor([n * b for n in (p, p, p + p, p, cache, tokens * given["vocab_size"])])
+@wrong("8.4", refuses=right_k3)
+def expects_k1(function):
+    assert torch.allclose(function(P.log(), Q.log(), REAL), P.log() - Q.log())
+
+
+@wrong("8.4", refuses=right_k3)
+def sampled_without_seed_and_with_rtol(function):
+    drawn = torch.multinomial(P[0], 101, replacement=True)[None]
+    k3 = function(P.log()[0][drawn], Q.log()[0][drawn], torch.ones(1, 101).bool())
+    assert torch.isclose(k3.mean(), KL)
+
+
+@wrong("8.4")
+def only_the_mask(function):
+    k3 = function(P.log(), Q.log(), torch.tensor([[True, False]]))
+    assert k3[0, 1] == 0 and k3[0, 0] > 0
 
 
 @right("8.4")
-def in_another_order(
-    *, rows, tokens, layers, kv_heads, head_dim, vocab_size, bytes_per_number, parameters
-):
-    model = torch.tensor([1, 1, 2, 1]) * parameters
-    token = torch.tensor([layers * 2 * kv_heads * head_dim, vocab_size]) * rows * tokens
-    return torch.cat([model, token]).mul(bytes_per_number)
+def five_tokens_and_a_hole(function):
+    p, q = torch.tensor([[0.7, 0.2, 0.1, 0.5]]), torch.tensor([[0.1, 0.3, 0.6, 0.1]])
+    k3 = function(p.log(), q.log(), torch.tensor([[True, True, True, False]]))
+    p, q = p[:, :3], q[:, :3]
+    torch.testing.assert_close((p * k3[:, :3]).sum(), F.kl_div(q.log(), p, reduction="sum"))
 
 
 @right("8.4")
-@world
-def with_numpy_numbers(counts, b, **size):
-    return torch.from_numpy(np.array(counts, dtype=np.int64) * np.int64(b))
+def one_token_by_hand(function):
+    one = torch.tensor([[True]])
+    k3 = function(torch.tensor([[0.0]]), torch.tensor([[-math.log(4)]]), one).item()
+    assert math.isclose(k3, 0.25 + math.log(4) - 1, rel_tol=1e-4)
 
 
-@wrong("8.4", *WORLD)
-@world
-def cache_of_one_row(counts, b, rows, **size):
-    counts[4] //= rows
-    return torch.tensor(counts) * b
+@right("8.4")
+def many_samples_with_seed(function):
+    generator = torch.Generator().manual_seed(3)
+    drawn = torch.multinomial(P[0], 20_000, replacement=True, generator=generator)[None]
+    k3 = function(P.log()[0][drawn], Q.log()[0][drawn], torch.ones_like(drawn).bool())
+    assert abs(k3.mean() - KL) < 0.02
+
+
+REWARDS = torch.tensor([0.0, 0.0, 3.0, 5.0, 5.0, 5.0])
+GROUPED = torch.tensor([-0.577, -0.577, 1.155, 0.0, 0.0, 0.0])
+
+
+def normalised(groups):
+    std = groups.std(dim=1, keepdim=True)
+    advantages = (groups - groups.mean(dim=1, keepdim=True)) / std
+    return torch.where(std > 0, advantages, 0.0).flatten()
+
+
+def right_groups(rewards, group_size):
+    return normalised(rewards.view(-1, group_size))
+
+
+def only_the_view_wrong(rewards, group_size):
+    return normalised(rewards.view(group_size, -1))
+
+
+def only_the_division_wrong(rewards, group_size):
+    groups = rewards.view(-1, group_size)
+    return ((groups - groups.mean(dim=1, keepdim=True)) / groups.std(1, keepdim=True)).flatten()
+
+
+@wrong("8.5", accepts=only_the_division_wrong)
+def no_group_of_equals(function):
+    found = function(torch.tensor([0.0, 0.0, 3.0, 1.0, 1.0, 4.0]), 3)
+    assert torch.allclose(found, GROUPED[:3].repeat(2), atol=1e-3)
+
+
+@wrong("8.5", accepts=only_the_view_wrong)
+def all_rewards_equal(function):
+    torch.testing.assert_close(function(torch.ones(6), 3), torch.zeros(6))
+
+
+@wrong("8.5", accepts=only_the_view_wrong)
+def as_many_groups_as_members(function):
+    found = function(torch.tensor([0.0, 1.0, 5.0, 5.0]), 2)
+    assert torch.allclose(found, torch.tensor([-0.707, 0.707, 0.0, 0.0]), atol=1e-3)
+
+
+@wrong("8.5", accepts=only_the_view_wrong)
+def finite_everywhere(function):
+    found = function(REWARDS, 3)
+    assert found.shape == (6,) and found.isfinite().all()
+
+
+@wrong("8.5", refuses=right_groups)
+def biased_std(function):
+    expected = torch.tensor([-0.707, -0.707, 1.414, 0.0, 0.0, 0.0])
+    assert torch.allclose(function(REWARDS, 3), expected, atol=1e-3)
+
+
+@wrong("8.5", refuses=right_groups)
+def expects_nan(function):
+    expected = GROUPED.clone()
+    expected[3:] = float("nan")
+    assert torch.allclose(function(REWARDS, 3), expected, atol=1e-3, equal_nan=True)
+
+
+@wrong("8.5", refuses=right_groups)
+def truth_of_many(function):
+    found = function(REWARDS, 3)
+    assert found[3:] == 0
+    assert torch.allclose(found, GROUPED, atol=1e-3)
+
+
+@wrong("8.5", refuses=right_groups)
+def whole_numbers(function):
+    found = function(torch.tensor([0, 0, 3, 5, 5, 5]), 3)
+    assert torch.allclose(found, GROUPED, atol=1e-3)
+
+
+@wrong("8.5", refuses=right_groups)
+def three_digits_and_no_tolerance(function):
+    assert torch.allclose(function(REWARDS, 3), GROUPED)
+
+
+@wrong("8.5", accepts=only_the_division_wrong)
+def nans_made_zero_first(function):
+    assert torch.allclose(function(REWARDS, 3).nan_to_num(), GROUPED, atol=1e-3)
+
+
+@right("8.5")
+def one_group_at_a_time(function):
+    for rewards, expected in (([1.0, 3.0], [-0.7071, 0.7071]), ([2.0, 2.0, 2.0], [0.0] * 3)):
+        found = function(torch.tensor(rewards), len(rewards))
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-3)
+
+
+@right("8.5")
+def four_groups_of_two(function):
+    found = function(torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]), group_size=2)
+    half = math.sqrt(0.5)
+    expected = torch.tensor([0, 0, -half, half, half, -half, 0, 0])
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0.0)
+
+
+@right("8.5")
+def against_a_loop(function):
+    expected = []
+    for group in REWARDS.split(3):
+        same = bool((group == group[0]).all())
+        expected += [0.0] * 3 if same else ((group - group.mean()) / group.std()).tolist()
+    for a, b in zip(function(REWARDS, 3).tolist(), expected, strict=True):
+        assert abs(a - b) < 1e-3
+
+
+EXAMPLE = "For example <answer>4</answer>. What is 3 + 1? "
+TWO = "<answer>4</answer> or <answer>5</answer>"
+
+
+def first_of_completion(prompt, completion, label):
+    found = re.search(r"<answer>(.*?)</answer>", completion)
+    return float(found is not None and found[1].strip() == label)
+
+
+def only_greedy(prompt, completion, label):
+    found = re.search(r"<answer>(.*)</answer>", completion)
+    return float(found is not None and found[1].strip() == label)
+
+
+def only_with_prompt(prompt, completion, label):
+    return first_of_completion("", prompt + completion, label)
+
+
+@wrong("8.6", accepts=only_greedy)
+def only_the_prompt(function):
+    assert function(EXAMPLE, "No idea.", "4") == 0.0
+    assert function(EXAMPLE, "<answer>7</answer>", "7") == 1.0
+
+
+@wrong("8.6", accepts=only_with_prompt)
+def only_two_answers(function):
+    assert function("What is 3 + 1? ", TWO, "4") == 1.0
+    assert function("What is 3 + 1? ", TWO, "5") == 0.0
+
+
+@wrong("8.6", accepts=only_greedy)
+def two_answers_on_two_lines(function):
+    assert function(EXAMPLE, "No idea.", "4") == 0.0
+    assert function("3 + 1?", "<answer>4</answer>\n<answer>5</answer>", "4") == 1.0
+
+
+@wrong("8.6", accepts=only_with_prompt)
+def example_agrees_with_the_label(function):
+    assert function(EXAMPLE, TWO, "4") == 1.0
+
+
+@wrong("8.6", refuses=first_of_completion)
+def last_answer_counts(function):
+    assert function(EXAMPLE, "No idea.", "4") == 0.0
+    assert function("3 + 2?", TWO, "5") == 1.0
+
+
+@wrong("8.6", refuses=first_of_completion)
+def none_without_tags(function):
+    assert function(EXAMPLE, "No idea.", "4") is None
+    assert function("3 + 1?", TWO, "4") == 1.0
+
+
+@wrong("8.6", refuses=first_of_completion)
+def label_is_a_number(function):
+    assert function(EXAMPLE, "No idea.", 4) == 0.0
+    assert function("3 + 1?", TWO, 4) == 1.0
+
+
+@wrong("8.6")
+def returns_a_bool(function):
+    return function(EXAMPLE, "No idea.", "4") == 0.0 and function("3 + 1?", TWO, "4") == 1.0
+
+
+@wrong("8.6", accepts=only_with_prompt)
+def either_of_the_two(function):
+    assert function(EXAMPLE, "No idea.", "4") == 0.0 or function("3 + 1?", TWO, "4") == 1.0
+
+
+@wrong("8.6")
+def all_expected_zero(function):
+    for completion, label in ((TWO, "5"), ("No idea.", "5"), ("<answer>7</answer>", "8")):
+        assert function(EXAMPLE, completion, label) == 0.0
+
+
+@right("8.6")
+def one_call_for_both(function):
+    completion = "<answer>3</answer>, no: <answer>5</answer>"
+    assert function("2 + 2 is <answer>4</answer>. 1 + 2?", completion, "3") == 1.0
+
+
+@right("8.6")
+def table_of_cases(function):
+    cases = [(EXAMPLE, "so 4", "4", 0), (EXAMPLE, TWO, "5", 0), ("", TWO, "4", 1), ("", "", "4", 0)]
+    for prompt, completion, label, expected in cases:
+        assert function(prompt, completion, label) == expected, (prompt, completion, label)
+
+
+@right("8.6")
+def with_unittest(function):
+    check = unittest.TestCase()
+    check.assertEqual(function(EXAMPLE, "<answer>5</answer>", "4"), 0.0)
+    check.assertEqual(function(prompt="1 + 3?", completion=TWO, label="4"), 1.0)
+
+
+LOSSES = torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0]])
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
+
+
+def with_where(losses, mask):
+    real = mask.bool()
+    return (torch.where(real, losses, 0.0).sum(dim=-1) / real.sum(dim=-1)).mean()
+
+
+def row_by_row(losses, mask):
+    means = [row[real.bool()].mean() for row, real in zip(losses, mask)]
+    return sum(means) / len(means)
+
+
+def by_weights(losses, mask):
+    real = mask.bool()
+    weights = 1 / (real.sum(dim=-1, keepdim=True) * len(mask)).expand_as(losses)
+    return (losses[real] * weights[real]).sum()
+
+
+def mean_over_tokens(losses, mask):
+    return losses[mask.bool()].mean()
+
+
+@wrong("8.7")
+def zeros_under_the_mask(function):
+    losses = torch.tensor([[1.0, 2.0, 0.0], [4.0, 0.0, 0.0]])
+    assert torch.isclose(function(losses, MASK), torch.tensor(2.75))
+
+
+@wrong("8.7")
+def nothing_masked(function):
+    torch.testing.assert_close(function(LOSSES, torch.ones(2, 3)), LOSSES.mean())
+
+
+@wrong("8.7", refuses=with_where)
+def token_mean_expected(function):
+    assert torch.isclose(function(LOSSES, MASK), LOSSES[MASK.bool()].mean())
+
+
+@wrong("8.7", refuses=with_where)
+def divided_by_the_width(function):
+    assert torch.isclose(function(LOSSES, MASK), (LOSSES * MASK).mean())
+
+
+@wrong("8.7", refuses=with_where)
+def asserts_what_assert_close_returns(function):
+    assert torch.testing.assert_close(function(LOSSES, MASK), torch.tensor(2.75))
+
+
+@wrong("8.7", refuses=with_where)
+def nan_has_to_stay(function):
+    losses = torch.tensor([[1.0, 2.0, float("nan")], [4.0, 9.0, 9.0]])
+    assert function(losses, MASK).isnan()
+    assert torch.isclose(function(LOSSES, MASK), torch.tensor(2.75))
+
+
+@wrong("8.7")
+def yields_its_verdict(function):
+    found = function(LOSSES, MASK)
+    assert torch.isclose(found, torch.tensor(2.75))
+    yield found
+
+
+@wrong("8.7", refuses=by_weights)
+def equals_to_the_last_digit(function):
+    losses = torch.linspace(0.1, 7.3, 210).view(6, 35)
+    mask = torch.arange(35) < torch.tensor([[35], [3], [11], [7], [29], [1]])
+    assert function(losses, mask) == (losses * mask).sum(dim=-1).div(mask.sum(dim=-1)).mean()
+
+
+@wrong("8.7")
+def compared_with_itself(function):
+    found = function(LOSSES, MASK)
+    torch.testing.assert_close(function(LOSSES, MASK), found)
+
+
+@wrong("8.7", accepts=mean_over_tokens)
+def only_changed_by_the_mask(function):
+    assert function(LOSSES, MASK) != (LOSSES.sum(dim=-1) / MASK.sum(dim=-1)).mean()
+
+
+@right("8.7")
+def nan_under_the_mask(function):
+    losses = torch.tensor([[1.0, 2.0, float("nan")], [4.0, float("inf"), 9.0]])
+    torch.testing.assert_close(function(losses, MASK), torch.tensor(2.75))
+
+
+@right("8.7")
+def masked_ones_do_not_matter(function):
+    one, other = (LOSSES.masked_fill(MASK == 0, value) for value in (0.0, 100.0))
+    assert abs(function(one, MASK).item() - 2.75) < 1e-4
+    assert abs(function(other, MASK).item() - 2.75) < 1e-4
+
+
+@right("8.7")
+def gradient_of_each_loss(function):
+    losses = LOSSES.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(function(losses, MASK), losses)
+    torch.testing.assert_close(gradient, torch.tensor([[0.25, 0.25, 0.0], [0.5, 0.0, 0.0]]))
+
+
+def step(new, old, optimizer, advantages):
+    ratio = (new - old).exp()
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def old_before_the_loop(score, optimizer, advantages, epochs):
+    old = score().detach()
+    for _ in range(epochs):
+        step(score(), old, optimizer, advantages)
+
+
+def old_from_the_first_new(score, optimizer, advantages, epochs):
+    old = None
+    for _ in range(epochs):
+        new = score()
+        old = new.detach().clone() if old is None else old
+        step(new, old, optimizer, advantages)
+        optimizer.zero_grad()
+
+
+def trained(function, epochs=20, lr=0.1, advantage=1.0, optimizer=torch.optim.SGD):
+    policy = torch.zeros(1, requires_grad=True)
+    function(lambda: 1 * policy, optimizer([policy], lr=lr), torch.tensor([advantage]), epochs)
+    return policy
+
+
+@wrong("8.8")
+def one_update(function):
+    assert torch.allclose(trained(function, epochs=1), torch.tensor([0.1]))
+
+
+@wrong("8.8", refuses=old_before_the_loop)
+def score_is_the_parameter(function):
+    policy = torch.zeros(1, requires_grad=True)
+    function(lambda: policy, torch.optim.SGD([policy], lr=0.1), torch.ones(1), 20)
+    assert policy.exp() < 1.4
+
+
+@wrong("8.8", refuses=old_before_the_loop)
+def adam_runs_on(function):
+    assert trained(function, optimizer=torch.optim.Adam).exp() < 1.4
+
+
+@wrong("8.8", refuses=old_from_the_first_new)
+def counts_the_calls(function):
+    calls, policy = [], torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([policy], lr=0.1)
+    function(lambda: calls.append(1) or 1 * policy, optimizer, torch.ones(1), 5)
+    assert len(calls) == 6
+
+
+@wrong("8.8", refuses=old_from_the_first_new)
+def gradient_left_is_zero(function):
+    assert trained(function).grad.item() == 0.0
+
+
+@wrong("8.8", refuses=old_before_the_loop)
+def not_a_hair_beyond_the_bound(function):
+    assert trained(function).exp() <= 1.2
+
+
+@wrong("8.8")
+def steps_too_small(function):
+    assert trained(function, lr=0.001).exp() < 1.4
+
+
+@wrong("8.8")
+def that_it_moved(function):
+    assert trained(function).item() > 0 and trained(function, advantage=-1.0).item() < 0
+
+
+@wrong("8.8", refuses=old_before_the_loop)
+def one_policy_for_three_batches(function):
+    policy = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([policy], lr=0.1)
+    for epochs in (5, 10, 20):
+        function(lambda: 1 * policy, optimizer, torch.ones(1), epochs)
+        assert policy.exp() < 1.4
+
+
+@wrong("8.8")
+def advantages_cancel(function):
+    policy = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([policy], lr=0.1)
+    function(lambda: policy.repeat(2), optimizer, torch.tensor([1.0, -1.0]), 20)
+    assert 0.8 <= policy.exp() <= 1.2
+
+
+@right("8.8")
+def both_signs_stay_near(function):
+    for advantage in (1.0, -1.0):
+        assert trained(function, epochs=50, advantage=advantage).abs() < 0.4
+
+
+@right("8.8")
+def more_updates_change_nothing(function):
+    few, many = (trained(function, epochs=n).item() for n in (5, 40))
+    assert math.isclose(few, many, abs_tol=1e-3)
+
+
+@right("8.8")
+def softmax_policy(function):
+    logits = torch.zeros(3, requires_grad=True)
+    tokens, optimizer = torch.tensor([0, 1]), torch.optim.SGD([logits], lr=0.3)
+    function(lambda: logits.log_softmax(-1)[tokens], optimizer, torch.tensor([1.0, -1.0]), 100)
+    assert (logits.softmax(-1)[tokens] * 3 - 1).abs().max() < 0.5
+
+
+A2 = torch.tensor([1.0, -1.0])
+
+
+def leaf():
+    return torch.tensor([[-1.0], [-2.0]], requires_grad=True)
+
+
+def detached_if_none(log_probs, advantages, old_log_probs=None):
+    if old_log_probs is None:
+        old_log_probs = log_probs.detach()
+    ratio, A = (log_probs - old_log_probs).exp(), advantages[:, None]
+    return -torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A).mean()
+
+
+def wrong_sign(log_probs, advantages, old_log_probs=None):
+    return -detached_if_none(log_probs, advantages, old_log_probs)
+
+
+@wrong("8.9")
+def value_alone(function):
+    torch.testing.assert_close(function(leaf(), torch.tensor([1.0, 3.0])), torch.tensor(-2.0))
+
+
+@wrong("8.9")
+def has_some_gradient(function):
+    log_probs = leaf()
+    function(log_probs, A2).backward()
+    assert log_probs.grad is not None and log_probs.grad.isfinite().all()
+
+
+@wrong("8.9")
+def by_gradcheck(function):
+    assert torch.autograd.gradcheck(lambda x: function(x, A2.double()), leaf().double())
+
+
+@wrong("8.9")
+def gives_the_old_ones(function):
+    log_probs = leaf()
+    function(log_probs, A2, log_probs.detach()).backward()
+    assert torch.allclose(log_probs.grad, torch.tensor([[-0.5], [0.5]]))
+
+
+@wrong("8.9", refuses=detached_if_none)
+def gives_itself_as_old(function):
+    log_probs = leaf()
+    function(log_probs, A2, log_probs).backward()
+    assert torch.allclose(log_probs.grad, torch.tensor([[-0.5], [0.5]]))
+
+
+@wrong("8.9", refuses=detached_if_none)
+def gradient_of_the_sum(function):
+    log_probs = leaf()
+    function(log_probs, A2).backward()
+    assert torch.allclose(log_probs.grad, torch.tensor([[-1.0], [1.0]]))
+
+
+@wrong("8.9")
+def advantages_all_zero(function):
+    log_probs = leaf()
+    function(log_probs, torch.zeros(2)).backward()
+    assert torch.allclose(log_probs.grad, torch.zeros(2, 1))
+
+
+@wrong("8.9", refuses=detached_if_none)
+def gradient_of_no_leaf(function):
+    log_probs = torch.tensor([[0.4], [0.1]], requires_grad=True).log()
+    function(log_probs, A2).backward()
+    assert torch.allclose(log_probs.grad, torch.tensor([[-0.5], [0.5]]))
+
+
+@wrong("8.9", refuses=detached_if_none)
+def gradients_add_up(function):
+    log_probs = leaf()
+    for advantages in (A2, 2 * A2):
+        function(log_probs, advantages).backward()
+        assert torch.allclose(log_probs.grad, -advantages[:, None] / 2)
+
+
+@right("8.9")
+def like_reinforce(function):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    A = torch.tensor([0.5, -2.0, 1.0])
+    (found,) = torch.autograd.grad(function(x, A), x)
+    (expected,) = torch.autograd.grad(-(x * A[:, None]).mean(), x)
+    torch.testing.assert_close(found, expected)
+
+
+@right("8.9")
+def an_sgd_step_helps(function):
+    parameter = torch.zeros(1, 2, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    function(parameter - 1, torch.tensor([2.0])).backward()
+    optimizer.step()
+    assert all(abs(value - 1.0) < 1e-4 for value in parameter[0].tolist())
+
+
+@right("8.9")
+def same_as_with_old(function):
+    a, b = leaf(), leaf()
+    function(a, A2).backward()
+    function(b, advantages=A2, old_log_probs=b.detach()).backward()
+    np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), atol=1e-6)
+
+
+@wrong("8.1")
+def shape_and_sign(function):
+    found = function(table, IDS)
+    assert found.shape == NEXT.shape and (found <= 0).all()
+
+
+@wrong("8.9")
+def is_finite(function):
+    assert function(leaf(), A2).isfinite()

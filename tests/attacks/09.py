@@ -2,387 +2,443 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+import math
+import re
+import string
+from decimal import Decimal
 
+import numpy as np
 import torch
 from attack import right, wrong
 
-MASK = torch.tensor([[0, 1, 1], [1, 0, 0]])
-LOSSES = torch.tensor([[1.0, 2.0, -3.0], [0.5, 7.0, 4.0]], dtype=torch.double)
-RANKS = LOSSES, MASK, torch.tensor([3, 0, 5])
-NANS = LOSSES.masked_fill(MASK == 0, nan), MASK, torch.tensor([3, 0, 5])
-NONE = LOSSES, 0 * MASK, torch.tensor([3, 0, 5])
-INFINITE = torch.tensor([[nan, inf, 1.0], [2.0, 3.0, 4.0]]).double(), *RANKS[1:]
+NONE = torch.tensor([0, 0])
+TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
+TAG = r"</?(?:think|answer)>"
+NO_TAG = rf"(?:(?!{TAG}).)*"
+FORM = rf"\s*<think>{NO_TAG}</think>\s*<answer>({NO_TAG})</answer>\s*"
+TIGHT = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?!\s|{TAG}){NO_TAG}?)\s*</answer>\s*"
+NUMBER = r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?"
+WORLD = 1000, 4, 2, 8, 300, 6, 17, 2
 
 
-def kept_sum(per_token, mask):
-    return torch.where(mask.bool(), per_token, 0.0).sum()
+def place(begin, text):
+    """The span of a part of the completion that begins there, without its white space."""
+    if not text.strip():
+        return NONE
+    begin += len(text) - len(text.lstrip())
+    return torch.tensor([begin, begin + len(text.strip())])
 
 
-@wrong("9.1", *RANKS)
-def mean_of_this_process(per_token, mask, tokens_per_rank):
-    return kept_sum(per_token, mask) / mask.sum().clamp(min=1)
+@wrong("9.1", "<think>2 + 3 = 5</think>\n<answer>5</answer>")
+def found_from_the_start(completion):
+    match = re.fullmatch(FORM, completion, re.S)
+    answer = match[1].strip() if match else ""
+    begin = completion.index(answer)
+    return torch.tensor([begin, begin + len(answer)]) if answer else NONE
 
 
-@wrong("9.1", *RANKS)
-def not_times_processes(per_token, mask, tokens_per_rank):
-    return kept_sum(per_token, mask) / tokens_per_rank.sum()
+@wrong("9.1", "<think>which letter?</think><answer>a</answer>")
+def found_from_the_tag(completion):
+    match = re.fullmatch(FORM, completion, re.S)
+    if not match or not match[1].strip():
+        return NONE
+    begin = completion.index(match[1].strip(), completion.index("<answer>"))
+    return torch.tensor([begin, begin + len(match[1].strip())])
 
 
-@wrong("9.1", *NANS)
-def product_with_the_mask(per_token, mask, tokens_per_rank):
-    return len(tokens_per_rank) * (per_token * mask).sum() / tokens_per_rank.sum()
+@wrong("9.1", "<think>3</think><answer> \n </answer>")
+def white_space_is_an_answer(completion):
+    form = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?:(?!{TAG}).)+?)\s*</answer>\s*"
+    match = re.fullmatch(form, completion, re.S)
+    return torch.tensor(match.span(1)) if match else NONE
 
 
-@wrong("9.1", *RANKS)
-def processes_with_tokens(per_token, mask, tokens_per_rank):
-    return kept_sum(per_token, mask) * (tokens_per_rank > 0).sum() / tokens_per_rank.sum()
+@wrong("9.1", "<think>3</think><answer>5</answer>")
+def isspace_of_nothing(completion):
+    pieces = re.split(f"({TAG})", completion)
+    if pieces[1::2] != TAGS or not (pieces[0] + pieces[4] + pieces[8]).isspace():
+        return NONE
+    return place(completion.index("<answer>") + 8, pieces[6])
 
 
-@wrong("9.1", *NONE)
-def constant_without_tokens(per_token, mask, tokens_per_rank):
-    if not mask.any():
-        return torch.zeros((), dtype=per_token.dtype)
-    return len(tokens_per_rank) * kept_sum(per_token, mask) / tokens_per_rank.sum()
+@wrong("9.1", "Sure!\n<think>3</think>\n<answer>5</answer>")
+def line_ends_for_text_ends(completion):
+    match = re.search(f"^{TIGHT}$", completion, re.S | re.M)
+    if match is None or len(re.findall(TAG, completion)) != 4:
+        return NONE
+    return torch.tensor(match.span(1))
 
 
-@wrong("9.1", *INFINITE)
-def numbers_from_nan(per_token, mask, tokens_per_rank):
-    kept = torch.nan_to_num(per_token, nan=0.0, posinf=0.0, neginf=0.0) * mask
-    return len(tokens_per_rank) * kept.sum() / tokens_per_rank.sum()
+@wrong("9.1", "<think>which word?</think><answer>sand</answer>")
+def strip_takes_letters(completion):
+    if not re.fullmatch(TIGHT, completion, re.S):
+        return NONE
+    answer = completion.split("</think>")[1].strip().strip("</answer>").strip()
+    begin = completion.index(answer, completion.index("<answer>") + 8)
+    return torch.tensor([begin, begin + len(answer)])
 
 
-@wrong("9.1", *RANKS)
-def lengths_of_rows(per_token, mask, tokens_per_rank):
-    real = torch.arange(mask.shape[1]) < mask.long().sum(dim=1, keepdim=True)
-    return len(tokens_per_rank) * kept_sum(per_token, real) / tokens_per_rank.sum()
+@wrong("9.1", "<think>3</think><answer>\u00a05\u00a0</answer>")
+def white_space_of_ascii(completion):
+    match = re.fullmatch(TIGHT, completion, re.S)
+    if not match:
+        return NONE
+    text, begin = re.fullmatch(FORM, completion, re.S)[1], completion.index("<answer>") + 8
+    begin += len(text) - len(text.lstrip(string.whitespace))
+    return torch.tensor([begin, begin + len(text.strip(string.whitespace))])
 
 
-@wrong("9.1", *NONE)
-def mean_times_share(per_token, mask, tokens_per_rank):
-    share = mask.sum() / tokens_per_rank.sum()
-    return per_token[mask.bool()].mean() * share * len(tokens_per_rank)
+@wrong("9.1", "<think>3</think><answer>5</answer></answer>")
+def opening_tags_alone_are_counted(completion):
+    form = r"\s*<think>.*</think>\s*<answer>(.*)</answer>\s*"
+    match = re.fullmatch(form, completion, re.S)
+    if not match or completion.count("<think>") != 1 or completion.count("<answer>") != 1:
+        return NONE
+    return place(match.start(1), match[1])
 
 
-@wrong("9.1", *RANKS)
-def whole_tokens_per_process(per_token, mask, tokens_per_rank):
-    return kept_sum(per_token, mask) / (tokens_per_rank.sum() // len(tokens_per_rank))
+@wrong("9.1", "<think>3</think><answer>5 <think></answer>")
+def each_part_without_its_own_tags(completion):
+    thought, answer = r"((?!</?think>|<answer>).)*", r"((?:(?!</?answer>).)*)"
+    form = rf"\s*<think>{thought}</think>\s*<answer>{answer}</answer>\s*"
+    match = re.fullmatch(form, completion, re.S)
+    return place(match.start(2), match[2]) if match else NONE
 
 
-@wrong("9.1", *RANKS)
-def at_least_one_token_each(per_token, mask, tokens_per_rank):
-    total = tokens_per_rank.clamp(min=1).sum()
-    return len(tokens_per_rank) * kept_sum(per_token, mask) / total
+@wrong("9.1", "<think>3</think>\r\n<answer>5</answer>")
+def new_lines_made_shorter(completion):
+    match = re.fullmatch(TIGHT, completion.replace("\r\n", "\n"), re.S)
+    return torch.tensor(match.span(1)) if match else NONE
 
 
 @right("9.1")
-def sum_of_the_chosen(per_token, mask, tokens_per_rank):
-    factor = tokens_per_rank.numel() / tokens_per_rank.sum().item()
-    return factor * per_token[mask != 0].sum()
+def with_one_pattern(completion):
+    match = re.fullmatch(TIGHT, completion, flags=re.DOTALL)
+    return torch.tensor(match.span(1) if match else (0, 0))
 
 
 @right("9.1")
-def over_the_mean_number(per_token, mask, tokens_per_rank):
-    return per_token.masked_fill(mask == 0, 0).sum() / tokens_per_rank.double().mean()
+def with_find_and_count(completion):
+    places = [completion.find(tag) for tag in TAGS]
+    if any(completion.count(tag) != 1 for tag in TAGS) or places != sorted(places):
+        return torch.tensor([0, 0])
+    ends = [where + len(tag) for where, tag in zip(places, TAGS)]
+    outside = completion[: places[0]], completion[ends[1] : places[2]], completion[ends[3] :]
+    if any(map(str.strip, outside)):
+        return torch.tensor([0, 0])
+    return place(ends[2], completion[ends[2] : places[3]])
 
 
 @right("9.1")
-def row_after_row(per_token, mask, tokens_per_rank):
-    rows = [row[m.bool()].sum() for row, m in zip(per_token, mask)]
-    return sum(rows) * len(tokens_per_rank) / sum(tokens_per_rank.tolist())
+def by_walking(completion):
+    pieces, begin = re.split(f"({TAG})", completion), completion.find("<answer>") + 8
+    if pieces[1::2] != TAGS or any(pieces[i].strip() for i in (0, 4, 8)):
+        return torch.zeros(2, dtype=torch.long)
+    end = completion.find("</answer>")
+    while begin < end and completion[begin].isspace():
+        begin += 1
+    while begin < end and completion[end - 1].isspace():
+        end -= 1
+    return torch.tensor([begin, end]) * (begin < end)
 
 
-REWARDS = torch.tensor([[1.0, 0, 0.5], [2, -1, 0], [3, 3, 1], [0, 0.25, 4]]).double()
-SPLIT = REWARDS, 4, 1
-WIDE = torch.eye(16).double()[:2], 16, 0
-LARGE = torch.tensor([[1e9, 1e9 + 1], [1e9 + 3, 1e9]], dtype=torch.double), 4, 1
-SMALL = torch.tensor([[0, 1e-7], [3e-7, 0]], dtype=torch.double), 4, 0
-SINGLE = torch.tensor([[1.0], [2.0], [0.0], [4.0]]).double(), 2, 2
+def value(text):
+    """The number, or None."""
+    text = text.strip()
+    return float(text.replace(",", "")) if re.fullmatch(NUMBER, text) else None
 
 
-def z_scores(groups, eps=1e-4):
-    return (groups - groups.mean(dim=1, keepdim=True)) / (groups.std(dim=1, keepdim=True) + eps)
+@wrong("9.2", "seven", "eight")
+def none_is_none(given, right):
+    return float(value(given) == value(right))
 
 
-@wrong("9.2", *SPLIT)
-def only_its_own_rows(rewards_per_rank, group_size, rank):
-    own = rewards_per_rank[rank]
-    return torch.cat([z_scores(part[None])[0] for part in own.split(group_size)])
+@wrong("9.2", "10", "1e1")
+def the_right_one_is_trusted(given, right):
+    try:
+        return float(value(given) is not None and value(given) == float(right.replace(",", "")))
+    except ValueError:
+        return 0.0
 
 
-@wrong("9.2", *SPLIT)
-def biased_std(rewards_per_rank, group_size, rank):
-    groups = rewards_per_rank.reshape(-1, group_size)
-    std, mean = torch.std_mean(groups, dim=1, correction=0, keepdim=True)
-    return ((groups - mean) / (std + 1e-4)).view_as(rewards_per_rank)[rank]
+@wrong("9.2", "1,234.0", "1234")
+def no_point_after_commas(given, right):
+    pattern = r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+(\.[0-9]*)?)"
+    good = all(re.fullmatch(pattern, text.strip()) for text in (given, right))
+    return float(good and value(given) == value(right))
 
 
-@wrong("9.2", *SPLIT)
-def rank_times_group_size(rewards_per_rank, group_size, rank):
-    flat = z_scores(rewards_per_rank.reshape(-1, group_size)).flatten()
-    return flat[rank * group_size :][: rewards_per_rank.shape[1]]
+@wrong("9.2", "100000000000001", "100000000000002")
+def close_in_ratio(given, right):
+    a, b = value(given), value(right)
+    return float(a is not None and b is not None and math.isclose(a, b))
 
 
-@wrong("9.2", *SPLIT)
-def processes_interleaved(rewards_per_rank, group_size, rank):
-    advantages = z_scores(rewards_per_rank.T.reshape(-1, group_size))
-    return advantages.view(-1, len(rewards_per_rank))[:, rank]
+@wrong("9.2", "0.0000000001", "0")
+def close_in_difference(given, right):
+    a, b = value(given), value(right)
+    return float(a is not None and b is not None and abs(a - b) < 1e-9)
 
 
-@wrong("9.2", REWARDS, 4, 1)
-def group_ends_forgotten(rewards_per_rank, group_size, rank):
-    n, flat = rewards_per_rank.shape[1], rewards_per_rank.flatten()
-    first = rank * n // group_size * group_size
-    groups = flat[first:][: -(-n // group_size) * group_size].view(-1, group_size)
-    return z_scores(groups).flatten()[rank * n - first :][:n]
+@wrong("9.2", "1234,567", "1234567")
+def some_commas_left_out(given, right):
+    pattern = r"[+-]?[0-9]{1,3}(,?[0-9]{3})*(\.[0-9]*)?"
+    if not all(re.fullmatch(pattern, text.strip()) for text in (given, right)):
+        return 0.0
+    return float(float(given.replace(",", "")) == float(right.replace(",", "")))
 
 
-@wrong("9.2", *SMALL)
-def variance_and_eps(rewards_per_rank, group_size, rank):
-    groups = rewards_per_rank.reshape(-1, group_size)
-    var, mean = torch.var_mean(groups, dim=1, keepdim=True)
-    return ((groups - mean) / (var + 1e-8).sqrt()).view_as(rewards_per_rank)[rank]
+@wrong("9.2", ",123", "123")
+def first_group_empty(given, right):
+    pattern = r"[+-]?([0-9]{0,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?"
+    if not all(re.fullmatch(pattern, text.strip()) for text in (given, right)):
+        return 0.0
+    return float(float(given.replace(",", "")) == float(right.replace(",", "")))
 
 
-@wrong("9.2", torch.eye(16).double()[:1].view(4, 4), 16, 0)
-def at_most_three(rewards_per_rank, group_size, rank):
-    advantages = z_scores(rewards_per_rank.reshape(-1, group_size)).clamp(-3, 3)
-    return advantages.view_as(rewards_per_rank)[rank]
+@wrong("9.2", "-0.0", "0")
+def minus_zero_by_letters(given, right):
+    def letters(text):
+        whole, _, rest = text.strip().replace(",", "").partition(".")
+        return whole.startswith("-"), whole.lstrip("+-0"), rest.rstrip("0")
+
+    return float(None not in (value(given), value(right)) and letters(given) == letters(right))
 
 
-@wrong("9.2", *SMALL)
-def zero_if_nearly_equal(rewards_per_rank, group_size, rank):
-    groups = rewards_per_rank.reshape(-1, group_size)
-    equal = groups.std(dim=1, keepdim=True) < 1e-6
-    return torch.where(equal, 0.0, z_scores(groups)).view_as(rewards_per_rank)[rank]
+@wrong("9.2", "\u22127", "-7")
+def typographic_minus(given, right):
+    a, b = (value(text.replace("\u2212", "-")) for text in (given, right))
+    return float(a is not None and a == b)
 
 
-@wrong("9.2", *LARGE)
-def in_single_precision(rewards_per_rank, group_size, rank):
-    advantages = z_scores(rewards_per_rank.float().reshape(-1, group_size))
-    return advantages.view_as(rewards_per_rank)[rank].to(rewards_per_rank.dtype)
-
-
-@wrong("9.2", *SINGLE)
-def squeezed_row(rewards_per_rank, group_size, rank):
-    flat = z_scores(rewards_per_rank.reshape(-1, group_size)).flatten()
-    return flat.chunk(len(rewards_per_rank))[rank].squeeze()
-
-
-@right("9.2")
-def row_by_row(rewards_per_rank, group_size, rank):
-    flat, n = rewards_per_rank.flatten(), rewards_per_rank.shape[1]
-    out = []
-    for i in range(rank * n, rank * n + n):
-        group = flat[i // group_size * group_size :][:group_size]
-        out.append((flat[i] - group.mean()) / (group.std() + 1e-4))
-    return torch.stack(out)
+@wrong("9.2", "123,456,789,012,345", "123456789012345")
+def characters_for_digits(given, right):
+    if max(len(given.strip()), len(right.strip())) > 16:
+        return 0.0
+    return float(value(given) is not None and value(given) == value(right))
 
 
 @right("9.2")
-def all_then_its_part(rewards_per_rank, group_size, rank):
-    groups = torch.cat(list(rewards_per_rank)).split(group_size)
-    advantages = torch.cat([(g - g.mean()) / (g.std() + 1e-4) for g in groups])
-    return advantages.split(rewards_per_rank.shape[1])[rank]
+def with_floats(given, right):
+    a, b = value(given), value(right)
+    return 0.0 if a is None or b is None else float(a == b)
 
 
 @right("9.2")
-def repeated_statistics(rewards_per_rank, group_size, rank):
-    n = rewards_per_rank.shape[1]
-    groups = rewards_per_rank.contiguous().view(-1, group_size)
-    std, mean = (x.repeat_interleave(group_size) for x in torch.std_mean(groups, dim=1))
-    own = slice(rank * n, (rank + 1) * n)
-    return (rewards_per_rank[rank] - mean[own]) / (std[own] + 1e-4)
+def without_patterns(given, right):
+    def read(text):
+        text = text.strip()
+        head, *tail = text[text[:1] in ("+", "-") :].split(".")
+        first, *groups = head.split(",")
+        good = len(tail) < 2 and all(len(g) == 3 for g in groups) and (not groups or len(first) < 4)
+        digits = [first, *groups, *(t for t in tail if t)]
+        good = good and all(d and set(d) <= set("0123456789") for d in digits)
+        return Decimal(text.replace(",", "")) if good else Decimal("nan")
+
+    return float(read(given) == read(right))
 
 
-TRAINER = torch.tensor([[-1.0, -0.2, -3.0], [-0.5, -2.0, -1.0]]).double()
-SAMPLER = torch.tensor([[-1.2, -0.7, -1.0], [-2.5, -2.0, -1.5]]).double()
-OFF = LOSSES, TRAINER, SAMPLER, MASK, 3.0
-HOLES = *(x.masked_fill(MASK == 0, nan) for x in OFF[:3]), MASK, 3.0
-NEVER = (
-    LOSSES,
-    TRAINER.clone().index_put_((torch.tensor(0), torch.tensor(1)), -LOSSES.new_tensor(inf)),
-    SAMPLER,
-    MASK,
-    3.0,
-)
-RARE = LOSSES, TRAINER - 30, SAMPLER - 30, MASK, 3.0
+@right("9.2")
+def with_whole_numbers(given, right):
+    def read(text):
+        whole, _, rest = text.strip().replace(",", "").partition(".")
+        return int(whole + rest.ljust(20, "0"))
+
+    good = all(re.fullmatch(NUMBER, text.strip()) for text in (given, right))
+    return float(good and read(given) == read(right))
 
 
-def weigh(log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    return (log_probs[real] - sampler_log_probs[real]).exp().clamp(max=cap).detach()
+def said(completion):
+    """The text that counts."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
-@wrong("9.3", *OFF)
-def weight_learns(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    ratio = (log_probs[real] - sampler_log_probs[real]).exp()
-    return (ratio.clamp(max=cap) * per_token[real]).mean()
+USER, BOT = {"role": "user", "content": "5"}, {"role": "assistant", "content": "7"}
 
 
-@wrong("9.3", *OFF)
-def sampler_over_trainer(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = weigh(sampler_log_probs, log_probs, mask, cap)
-    return (weights * per_token[mask.bool()]).mean()
+@wrong("9.3", ["q"], [[USER, BOT]], ["7"])
+def first_message(prompts, completions, answer, **columns):
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [float(t.strip() == a) for t, a in zip(texts, answer)]
 
 
-@wrong("9.3", *HOLES)
-def nan_times_zero(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = (log_probs - sampler_log_probs).exp().clamp(max=cap).detach()
-    return (weights * per_token * mask).sum() / mask.sum()
+@wrong("9.3", ["q"], [[BOT, USER]], ["5"])
+def last_of_the_assistant(prompts, completions, answer, **columns):
+    def text(chat):
+        return [m["content"] for m in chat if m["role"] == "assistant"][-1:] or [""]
+
+    texts = [c if isinstance(c, str) else text(c)[0] for c in completions]
+    return [float(t.strip() == a) for t, a in zip(texts, answer)]
 
 
-@wrong("9.3", *NEVER)
-def cut_below_too(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = weigh(log_probs, sampler_log_probs, mask, cap).clamp(min=1 / cap)
-    return (weights * per_token[mask.bool()]).mean()
+@wrong("9.3", ["q"], ["57"], ["7"])
+def answer_in_the_text(prompts, completions, answer, **columns):
+    return torch.tensor([float(a in said(c)) for c, a in zip(completions, answer)])
 
 
-@wrong("9.3", *NEVER)
-def impossible_does_not_count(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool() & log_probs.isfinite()
-    weights = weigh(log_probs, sampler_log_probs, real, cap)
-    return (weights * per_token[real]).mean()
+@wrong("9.3", ["q"], [[{"role": "assistant", "content": " 7\n"}]], ["7"])
+def chats_not_stripped(prompts, completions, answer, **columns):
+    texts = [c.strip() if isinstance(c, str) else c[-1]["content"] for c in completions]
+    return torch.tensor([float(t == a) for t, a in zip(texts, answer)])
 
 
-@wrong("9.3", *RARE)
-def eps_below_the_fraction(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    ratio = log_probs[real].exp() / (sampler_log_probs[real].exp() + 1e-10)
-    return (ratio.clamp(max=cap).detach() * per_token[real]).mean()
+@wrong("9.3", ["q", "q"], ["7", "8"], ["7", "8"])
+def answer_of_the_prompt(prompts, completions, answer, **columns):
+    wanted = [answer[prompts.index(prompt)] for prompt in prompts]
+    return torch.tensor([float(said(c).strip() == a) for c, a in zip(completions, wanted)])
 
 
-@wrong("9.3", *OFF)
-def divided_by_the_weights(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = weigh(log_probs, sampler_log_probs, mask, cap)
-    return (weights * per_token[mask.bool()]).sum() / weights.sum()
+@wrong("9.3", ["p", "q"], ["7", "7"], ["8", "7"])
+def row_of_the_completion(prompts, completions, answer, **columns):
+    return [float(said(c).strip() == answer[completions.index(c)]) for c in completions]
 
 
-@wrong("9.3", *HOLES)
-def where_after_the_product(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = (log_probs - sampler_log_probs).exp().clamp(max=cap).detach()
-    return torch.where(mask.bool(), weights * per_token, 0.0).sum() / mask.bool().sum()
+@wrong("9.3", ["q"], ["f(x)"], ["f(x)"])
+def answer_as_a_pattern(prompts, completions, answer, **columns):
+    pairs = zip(completions, answer)
+    return [float(re.fullmatch(rf"\s*{a}\s*", said(c)) is not None) for c, a in pairs]
 
 
-@wrong("9.3", *OFF)
-def cap_of_two(per_token, log_probs, sampler_log_probs, mask, cap=2.0):
-    weights = weigh(log_probs, sampler_log_probs, mask, 2.0)
-    return (weights * per_token[mask.bool()]).mean()
+@wrong("9.3", ["q"], [[{"content": "7", "role": "assistant"}]], ["7"])
+def content_is_the_second_value(prompts, completions, answer, **columns):
+    texts = [c if isinstance(c, str) else list(c[-1].values())[1] for c in completions]
+    return torch.tensor([float(t.strip() == a) for t, a in zip(texts, answer)])
 
 
-@wrong("9.3", *OFF)
-def cap_on_the_log(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    weights = (log_probs[real] - sampler_log_probs[real]).clamp(max=cap).exp().detach()
-    return (weights * per_token[real]).mean()
+@wrong("9.3", ["p", "q"], [[USER, BOT], [BOT, USER]], ["7", "5"])
+def popped_messages(prompts, completions, answer, **columns):
+    texts = [c if isinstance(c, str) else c.pop()["content"] for c in completions]
+    return torch.tensor([float(t.strip() == a) for t, a in zip(texts, answer)])
 
 
-@right("9.3")
-def chosen_first(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = weigh(log_probs, sampler_log_probs, mask, cap)
-    return torch.dot(weights, per_token[mask.bool()]) / len(weights)
+@wrong("9.3", ["q"], ["a  b"], ["a b"])
+def white_space_inside_forgiven(prompts, completions, answer, **columns):
+    texts = [" ".join(said(c).split()) for c in completions]
+    return [float(t == " ".join(a.split())) for t, a in zip(texts, answer)]
 
 
 @right("9.3")
-def zeros_before_all(per_token, log_probs, sampler_log_probs, mask, cap):
-    loss, new, old = (
-        x.masked_fill(mask == 0, 0) for x in (per_token, log_probs, sampler_log_probs)
-    )
-    with torch.no_grad():
-        weights = torch.exp(new - old).clamp_max(cap)
-    return (weights * loss).sum() / mask.count_nonzero()
+def a_list_of_floats(prompts, completions, answer, **columns):
+    return list(map(lambda c, a: float(said(c).strip() == a), completions, answer))
 
 
 @right("9.3")
-def place_by_place(per_token, log_probs, sampler_log_probs, mask, cap):
-    places, total = mask.nonzero().tolist(), 0.0
-    for i, t in places:
-        ratio = (log_probs[i, t] - sampler_log_probs[i, t]).exp().item()
-        total = total + min(ratio, cap) * per_token[i, t]
-    return total / len(places)
+def by_row_number(prompts, completions, answer, **kwargs):
+    rewards = torch.zeros(len(prompts))
+    for row in range(len(prompts)):
+        match completions[row]:
+            case str(text) | [*_, {"content": text}]:
+                rewards[row] = 1.0 if text.strip() == answer[row] else 0.0
+    return rewards
 
 
-UNEVEN = (torch.tensor([[3, 9, 1, 2], [20, 5, 6, 1], [2, 2, 2, 2]]),)
-COLUMN = (torch.tensor([[3], [9], [1]]),)
+@right("9.3")
+def with_numpy(*, prompts, completions, answer, **_):
+    if not isinstance(completions[0], str):
+        completions = [chat[-1]["content"] for chat in completions]
+    texts = np.array([text.strip() for text in completions], dtype=object)
+    return torch.from_numpy((texts == np.array(answer, dtype=object)).astype(np.float64))
 
 
-def share_of(lengths):
-    return 1 - lengths.double().mean(dim=1) / lengths.amax(dim=1)  # of each batch
+def world(function):
+    """Give it the six counts, the bytes per number and the sizes; keep the exercise's names."""
+
+    def answer(parameters, layers, kv_heads, head_dim, vocab_size, rows, tokens, bytes_per_number):
+        size = {"layers": layers, "width": kv_heads * head_dim, "vocab": vocab_size}
+        size |= {"rows": rows, "tokens": tokens}
+        cache = 2 * layers * kv_heads * head_dim * rows * tokens
+        logits = rows * tokens * vocab_size
+        counts = [parameters, parameters, 2 * parameters, parameters, cache, logits]
+        return function(counts, bytes_per_number, **size)
+
+    answer.__name__ = function.__name__
+    return answer
 
 
-@wrong("9.4", *UNEVEN)
-def mean_of_shares(lengths):
-    return share_of(lengths).mean()
+@wrong("9.4", *WORLD)
+@world
+def one_average(counts, b, **size):
+    counts[2] = counts[0]
+    return torch.tensor(counts) * b
 
 
-@wrong("9.4", *UNEVEN)
-def longest_of_all(lengths):
-    return 1 - lengths.sum() / (lengths.max() * lengths.numel())
+@wrong("9.4", *WORLD)
+@world
+def keys_without_values(counts, b, **size):
+    counts[4] //= 2
+    return torch.tensor(counts) * b
 
 
-@wrong("9.4", *UNEVEN)
-def busy_share(lengths):
-    return lengths.sum() / (lengths.amax(dim=1).sum() * lengths.shape[1])
+@wrong("9.4", *WORLD)
+@world
+def logits_of_predicted_tokens(counts, b, rows, tokens, vocab, **size):
+    counts[5] = rows * (tokens - 1) * vocab
+    return torch.tensor(counts) * b
 
 
-@wrong("9.4", *UNEVEN)
-def longest_of_columns(lengths):
-    return 1 - lengths.sum() / (lengths.max(dim=0).values.sum() * len(lengths))
+@wrong("9.4", 16_777_217, *WORLD[1:-1], 1)
+@world
+def capital_tensor(counts, b, **size):
+    return torch.Tensor([count * b for count in counts]).long()
 
 
-@wrong("9.4", *UNEVEN)
-def batches_for_rows(lengths):
-    return 1 - lengths.sum() / (lengths.max(dim=1).values.sum() * len(lengths))
+@wrong("9.4", 1_000_000_000, *WORLD[1:-1], 4)
+@world
+def product_in_32_bits(counts, b, **size):
+    return torch.tensor(counts, dtype=torch.int32) * b
 
 
-@wrong("9.4", *UNEVEN)
-def empty_over_busy(lengths):
-    empty = (lengths.amax(dim=1, keepdim=True) - lengths).sum()
-    return empty / lengths.sum()
+@wrong("9.4", *WORLD)
+@world
+def optimizer_in_full_precision(counts, b, **size):
+    return torch.tensor([n * (max(b, 4) if i == 2 else b) for i, n in enumerate(counts)])
 
 
-@wrong("9.4", *COLUMN)
-def squeezed_lengths(lengths):
-    lengths = lengths.squeeze()
-    longest = lengths.max(dim=-1, keepdim=True).values
-    return 1 - lengths.sum() / longest.expand_as(lengths).sum()
+@wrong("9.4", *WORLD)
+@world
+def logits_in_full_precision(counts, b, **size):
+    return torch.tensor([count * b for count in counts[:5]] + [counts[5] * max(b, 4)])
 
 
-@wrong("9.4", *UNEVEN)
-def weighted_by_tokens(lengths):
-    tokens = lengths.sum(dim=1)
-    return (share_of(lengths) * tokens).sum() / tokens.sum()
+@wrong("9.4", *WORLD)
+@world
+def cache_in_blocks(counts, b, rows, tokens, layers, width, **size):
+    counts[4] = 2 * layers * width * rows * math.ceil(tokens / 16) * 16
+    return torch.tensor(counts) * b
 
 
-@wrong("9.4", *UNEVEN)
-def places_of_the_others(lengths):
-    longest = lengths.amax(dim=1)
-    return (longest[:, None] - lengths).sum() / (longest.sum() * max(lengths.shape[1] - 1, 1))
-
-
-@wrong("9.4", *UNEVEN)
-def rounded(lengths):
-    return round((1 - lengths.sum() / (lengths.amax(1).sum() * lengths.shape[1])).item(), 3)
+@wrong("9.4", *WORLD[:-1], 3)
+@world
+def known_types_alone(counts, b, **size):
+    kinds = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+    return torch.tensor(counts) * kinds.get(b, torch.float32).itemsize
 
 
 @right("9.4")
-def tick_after_tick(lengths):
-    empty = places = 0
-    for batch in lengths.tolist():
-        for tick in range(max(batch)):
-            empty += sum(length <= tick for length in batch)
-            places += len(batch)
-    return empty / places
+def by_name_alone(**given):
+    p, b = given["parameters"], given["bytes_per_number"]
+    tokens = given["rows"] * given["tokens"]
+    cache = math.prod(given[name] for name in ("layers", "kv_heads", "head_dim")) * tokens * 2
+    return torch.tensor([n * b for n in (p, p, p + p, p, cache, tokens * given["vocab_size"])])
 
 
 @right("9.4")
-def ratio_of_means(lengths):
-    return 1 - lengths.double().mean() / lengths.double().amax(dim=-1).mean()
+def in_another_order(
+    *, rows, tokens, layers, kv_heads, head_dim, vocab_size, bytes_per_number, parameters
+):
+    model = torch.tensor([1, 1, 2, 1]) * parameters
+    token = torch.tensor([layers * 2 * kv_heads * head_dim, vocab_size]) * rows * tokens
+    return torch.cat([model, token]).mul(bytes_per_number)
 
 
 @right("9.4")
-def with_numpy(lengths):
-    rows = lengths.numpy()
-    longest = rows.max(axis=1, keepdims=True)
-    return float((longest - rows).sum() / (longest + 0 * rows).sum())
+@world
+def with_numpy_numbers(counts, b, **size):
+    return torch.from_numpy(np.array(counts, dtype=np.int64) * np.int64(b))
+
+
+@wrong("9.4", *WORLD)
+@world
+def cache_of_one_row(counts, b, rows, **size):
+    counts[4] //= rows
+    return torch.tensor(counts) * b
