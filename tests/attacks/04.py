@@ -211,14 +211,10 @@ OLD = torch.tensor([[-1.0, -2.0, -3.0], [-1.5, -1.0, -2.0], [-4.0, -3.0, -2.0]])
 NEW = OLD + torch.tensor([[-0.6, 0.1, 0.5], [-0.6, 0.0, 0.4], [1.6, -0.3, 0.2]])
 ADVANTAGES = torch.tensor([1.0, -1.0, -0.5])
 MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 1, 0]])
-CLEAN = NEW, OLD, ADVANTAGES, MASK, 0.1, 0.3
-DIRTY = NEW.masked_fill(MASK == 0, NAN), OLD, ADVANTAGES, MASK, 0.1, 0.3
+CLEAN = NEW, OLD, ADVANTAGES, MASK, 1.3
+DIRTY = NEW.masked_fill(MASK == 0, NAN), OLD, ADVANTAGES, MASK, 1.3
 RARE = torch.tensor([[-900.0, -1.0]]), torch.tensor([[-900.1, -1.0]])
 LONE = torch.tensor([-1.0]), torch.tensor([[1, 1]])
-
-
-def terms(ratio, A, low, high):
-    return torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
 
 
 def row_means(table, mask):
@@ -229,94 +225,110 @@ def safe(new, old, mask):
     return torch.where(mask.bool(), new - old, 0.0)
 
 
-@wrong("4.3", *CLEAN)
-def no_minimum(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = safe(log_probs, old_log_probs, mask).exp().clamp(1 - low, 1 + high)
-    return -row_means(ratio * advantages[:, None], mask).mean()
+def capped(log_probs, old_log_probs, mask, cap):
+    return safe(log_probs, old_log_probs, mask).exp().clamp(max=cap).detach()
 
 
 @wrong("4.3", *CLEAN)
-def high_below_and_low_above(log_probs, old_log_probs, advantages, mask, low, high):
+def product_rule(log_probs, old_log_probs, advantages, mask, cap):
+    weight = safe(log_probs, old_log_probs, mask).exp().clamp(max=cap)
+    return -row_means(weight * advantages[:, None] * log_probs, mask).mean()
+
+
+@wrong("4.3", *CLEAN)
+def advantage_detached_instead(log_probs, old_log_probs, advantages, mask, cap):
     ratio = safe(log_probs, old_log_probs, mask).exp()
-    return -row_means(terms(ratio, advantages[:, None], high, low), mask).mean()
+    return -row_means(torch.clamp(ratio, max=cap) * advantages.detach()[:, None], mask).mean()
+
+
+@wrong("4.3", *CLEAN)
+def clipped_tokens_left_out(log_probs, old_log_probs, advantages, mask, cap):
+    ratio, A = safe(log_probs, old_log_probs, mask).exp().detach(), advantages[:, None]
+    return -row_means(torch.where(ratio <= cap, ratio, 0.0) * A * log_probs, mask).mean()
+
+
+@wrong("4.3", *CLEAN)
+def cap_for_praise_only(log_probs, old_log_probs, advantages, mask, cap):
+    ratio, A = safe(log_probs, old_log_probs, mask).exp(), advantages[:, None]
+    weight = torch.where(A > 0, ratio.clamp(max=cap), ratio).detach()
+    return -row_means(weight * A * log_probs, mask).mean()
+
+
+@wrong("4.3", *CLEAN)
+def both_sides_in_log_space(log_probs, old_log_probs, advantages, mask, cap):
+    d, bound = safe(log_probs, old_log_probs, mask).detach(), math.log(cap)
+    return -row_means(d.clamp(-bound, bound).exp() * advantages[:, None] * log_probs, mask).mean()
+
+
+@wrong("4.3", *CLEAN)
+def difference_instead_of_log_prob(log_probs, old_log_probs, advantages, mask, cap):
+    weight = capped(log_probs, old_log_probs, mask, cap) * advantages[:, None]
+    return -row_means(weight * (log_probs - log_probs.detach()), mask).mean()
 
 
 @wrong("4.3", *DIRTY)
-def masked_after_the_minimum(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = (log_probs - old_log_probs).exp()
-    return -row_means(terms(ratio, advantages[:, None], low, high), mask).mean()
+def masked_after_the_weight(log_probs, old_log_probs, advantages, mask, cap):
+    weight = (log_probs - old_log_probs).exp().clamp(max=cap).detach()
+    return -row_means(weight * advantages[:, None] * log_probs, mask).mean()
 
 
-@wrong("4.3", *RARE, *LONE, 0.2, 0.2)
-def quotient_of_probabilities(log_probs, old_log_probs, advantages, mask, low, high):
+@wrong("4.3", *DIRTY)
+def weight_zero_under_the_mask(log_probs, old_log_probs, advantages, mask, cap):
+    weight = capped(log_probs, old_log_probs, mask, cap) * advantages[:, None] * mask
+    return -((weight * log_probs).sum(-1) / mask.sum(-1)).mean()
+
+
+@wrong("4.3", *RARE, *LONE, 2.0)
+def quotient_of_probabilities(log_probs, old_log_probs, advantages, mask, cap):
     real = mask.bool()
     new, old = (torch.where(real, x, 0.0).exp() for x in (log_probs, old_log_probs))
-    return -row_means(terms(new / old, advantages[:, None], low, high), mask).mean()
+    weight = (new / old).clamp(max=cap).detach()
+    return -row_means(weight * advantages[:, None] * log_probs, mask).mean()
 
 
 @wrong("4.3", *CLEAN)
-def advantages_along_the_tokens(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = safe(log_probs, old_log_probs, mask).exp()
-    return -row_means(terms(ratio, advantages, low, high), mask).mean()
+def advantages_along_the_tokens(log_probs, old_log_probs, advantages, mask, cap):
+    weight = capped(log_probs, old_log_probs, mask, cap)
+    return -row_means(weight * advantages * log_probs, mask).mean()
 
 
 @wrong("4.3", *CLEAN)
-def dual_clip(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio, A = safe(log_probs, old_log_probs, mask).exp(), advantages[:, None]
-    term = terms(ratio, A, low, high)
-    return -row_means(torch.where(A < 0, torch.maximum(term, 3 * A), term), mask).mean()
+def every_token_of_the_batch_alike(log_probs, old_log_probs, advantages, mask, cap):
+    weight = capped(log_probs, old_log_probs, mask, cap)
+    terms = torch.where(mask.bool(), weight * advantages[:, None] * log_probs, 0.0)
+    return -terms.sum() / mask.sum()
 
 
 @wrong("4.3", *CLEAN)
-def minimum_of_the_row_means(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = safe(log_probs, old_log_probs, mask).exp()
-    free, held = (row_means(r, mask) for r in (ratio, ratio.clamp(1 - low, 1 + high)))
-    return -torch.minimum(free * advantages, held * advantages).mean()
-
-
-@wrong("4.3", torch.tensor([[-1.0, -1.0]]), torch.tensor([[-16.0, -1.0]]), *LONE, 0.2, 0.2)
-def log_ratio_within_ten(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = safe(log_probs, old_log_probs, mask).clamp(-10, 10).exp()
-    return -row_means(terms(ratio, advantages[:, None], low, high), mask).mean()
-
-
-@wrong("4.3", NEW.masked_fill(MASK == 0, 1e4), *CLEAN[1:])
-def large_garbage_overflows(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = (log_probs - old_log_probs).nan_to_num(0.0, 0.0, 0.0).exp()
-    return -row_means(terms(ratio, advantages[:, None], low, high) * mask, mask).mean()
-
-
-@wrong("4.3", *CLEAN)
-def outside_means_no_gradient(log_probs, old_log_probs, advantages, mask, low, high):
-    ratio = safe(log_probs, old_log_probs, mask).exp()
-    inside = (ratio >= 1 - low) & (ratio <= 1 + high)
-    ratio = torch.where(inside, ratio, ratio.detach())
-    return -row_means(terms(ratio, advantages[:, None], low, high), mask).mean()
+def weights_scaled_to_a_mean_of_one(log_probs, old_log_probs, advantages, mask, cap):
+    weight = capped(log_probs, old_log_probs, mask, cap)
+    weight = weight / row_means(weight, mask)[:, None]
+    return -row_means(weight * advantages[:, None] * log_probs, mask).mean()
 
 
 @right("4.3")
-def token_by_token(log_probs, old_log_probs, advantages, mask, low, high):
-    def text(i):
-        keep, a = mask[i].bool(), advantages[i]
-        rho = torch.exp(log_probs[i][keep] - old_log_probs[i][keep])
-        return (rho.clamp(max=1 + high) if a > 0 else rho.clamp(min=1 - low)).mean() * a
-
-    return -torch.stack([text(i) for i in range(len(mask))]).mean()
-
-
-@right("4.3")
-def maximum_of_losses(log_probs, old_log_probs, advantages, mask, low, high):
-    real = mask > 0.5
-    i, t = real.nonzero(as_tuple=True)
-    rho = (log_probs[i, t] - old_log_probs[i, t].detach()).exp()
-    losses = torch.max(-advantages[i] * rho, -advantages[i] * rho.clip(1 - low, 1 + high))
-    return (losses / real.sum(1)[i]).sum() / len(mask)
+def token_by_token(log_probs, old_log_probs, advantages, mask, cap):
+    total = 0.0
+    for new, old, a, keep in zip(log_probs, old_log_probs, advantages, mask.bool()):
+        with torch.no_grad():
+            weight = (new[keep] - old[keep]).clamp(max=math.log(cap)).exp() * a
+        total = total - weight @ new[keep] / len(weight)
+    return total / len(mask)
 
 
 @right("4.3")
-def inputs_filled_first(log_probs, old_log_probs, advantages, mask, low, high):
-    hidden, A = mask == 0, advantages.unsqueeze(1)
-    rho = (log_probs.masked_fill(hidden, 0.0) - old_log_probs.masked_fill(hidden, 0.0)).exp()
-    closed = ((A > 0) & (rho > 1 + high)) | ((A < 0) & (rho < 1 - low))
-    used = torch.where(closed, rho.detach().clamp(1 - low, 1 + high), rho)
-    return ((-used * A).masked_fill(hidden, 0.0).sum(1) / (~hidden).sum(1)).mean()
+def picked_and_weighted(log_probs, old_log_probs, advantages, mask, cap):
+    i, t = (mask > 0.5).nonzero(as_tuple=True)
+    rho = torch.exp(log_probs.detach()[i, t] - old_log_probs[i, t])
+    each = 1 / (len(mask) * (mask > 0.5).sum(1)[i])
+    weight = torch.minimum(rho, rho.new_tensor(cap)) * advantages[i]
+    return -(each * weight * log_probs[i, t]).sum()
+
+
+@right("4.3")
+def inputs_filled_first(log_probs, old_log_probs, advantages, mask, cap):
+    hidden = mask == 0
+    new, old = log_probs.masked_fill(hidden, 0.0), old_log_probs.masked_fill(hidden, 0.0)
+    weight = (new.detach() - old).exp()
+    weight = weight.masked_fill(weight > cap, cap) * advantages.unsqueeze(1)
+    return ((-weight * new).sum(1) / (~hidden).sum(1)).mean()

@@ -229,124 +229,166 @@ def position_by_position(logits, mask):
 
 
 # 5.3 ----------------------------------------------------------------------------------------------
-WHOLE = NEW, OLD, REF, ADVANTAGES, MASK, 0.2, 0.1
-ZERO = NEW, OLD, REF, ADVANTAGES, MASK, 0, 0.1
-WIDE = NEW, OLD, REF, -ADVANTAGES, MASK, 1.5, 0.1
-STILL = NEW, OLD, REF, torch.tensor([1.0, 0.0, -0.5]), MASK, 0.2, 0.1
+HESITATION = torch.tensor([[0.3, 2.0, 1.1], [0.0, 0.9, 1.7], [2.5, 0.4, 0.6]])
+FIRST = NEW, OLD, REF, HESITATION
+WHOLE = *FIRST, ADVANTAGES, MASK, 0.2, 0.1, 0.05
+ZERO = *FIRST, ADVANTAGES, MASK, 0, 0.1, 0.05
+WIDE = *FIRST, -ADVANTAGES, MASK, 1.5, 0.1, 0.05
+STILL = *FIRST, torch.tensor([1.0, 0.0, -0.5]), MASK, 0.2, 0.1, 0.05
+ALONE = *FIRST, ADVANTAGES, MASK, 0.2, 0.0, 0.5
+HIDDEN = NEW, OLD, REF, HESITATION.masked_fill(MASK == 0, NAN), ADVANTAGES, MASK, 0.2, 0.1, 0.05
 
 
-def parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, low, high):
-    ratio = safe(log_probs, old_log_probs, mask).exp()
-    kl = k3_of(safe(ref_log_probs, log_probs, mask))
-    return ratio, terms(ratio, advantages[:, None], low, high), kl
-
-
-@wrong("5.3", *WHOLE)
-def kl_made_large(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
-    return -row_means(term + kl_weight * kl, mask).mean()
-
-
-@wrong("5.3", *WHOLE)
-def kl_times_ratio(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    rho, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
-    return row_means(kl_weight * rho * kl - term, mask).mean()
+def parts(new, old, ref, H, A, mask, low, high):
+    ratio = safe(new, old, mask).exp()
+    return (
+        ratio,
+        terms(ratio, A[:, None], low, high),
+        k3_of(safe(ref, new, mask)),
+        mean_over(H, mask),
+    )
 
 
 @wrong("5.3", *WHOLE)
-def kl_over_all_tokens(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
-    return kl_weight * mean_over(kl, mask) - row_means(term, mask).mean()
+def kl_made_large(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, kl, bonus = parts(new, old, ref, H, A, mask, clip, clip)
+    return -row_means(term + beta * kl, mask).mean() - alpha * bonus
+
+
+@wrong("5.3", *WHOLE)
+def kl_times_ratio(new, old, ref, H, A, mask, clip, beta, alpha):
+    rho, term, kl, bonus = parts(new, old, ref, H, A, mask, clip, clip)
+    return row_means(beta * rho * kl - term, mask).mean() - alpha * bonus
+
+
+@wrong("5.3", *WHOLE)
+def kl_over_all_tokens(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, kl, bonus = parts(new, old, ref, H, A, mask, clip, clip)
+    return beta * mean_over(kl, mask) - row_means(term, mask).mean() - alpha * bonus
 
 
 @wrong("5.3", *ZERO)
-def clip_or_default(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+def clip_or_default(new, old, ref, H, A, mask, clip, beta, alpha):
     eps = clip or 0.2
-    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, eps, eps)
-    return row_means(kl_weight * kl - term, mask).mean()
+    _, term, kl, bonus = parts(new, old, ref, H, A, mask, eps, eps)
+    return row_means(beta * kl - term, mask).mean() - alpha * bonus
 
 
 @wrong("5.3", *WIDE)
-def clip_of_the_log(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    d, A = safe(log_probs, old_log_probs, mask), advantages[:, None]
+def clip_of_the_log(new, old, ref, H, A, mask, clip, beta, alpha):
+    d, a = safe(new, old, mask), A[:, None]
     held = d.clamp(math.log(1 - clip), math.log(1 + clip))
-    kl = k3_of(safe(ref_log_probs, log_probs, mask))
-    return row_means(kl_weight * kl - torch.minimum(d.exp() * A, held.exp() * A), mask).mean()
+    loss = beta * k3_of(safe(ref, new, mask)) - torch.minimum(d.exp() * a, held.exp() * a)
+    return row_means(loss, mask).mean() - alpha * mean_over(H, mask)
 
 
 @wrong("5.3", *WHOLE)
-def kl_as_a_number(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
-    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
-    return row_means(kl_weight * kl.detach() - term, mask).mean()
+def kl_as_a_number(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, kl, bonus = parts(new, old, ref, H, A, mask, clip, clip)
+    return row_means(beta * kl.detach() - term, mask).mean() - alpha * bonus
 
 
 @wrong("5.3", *WIDE)
-def clip_at_most_one(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+def clip_at_most_one(new, old, ref, H, A, mask, clip, beta, alpha):
     eps = min(clip, 1.0)
-    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, eps, eps)
-    return row_means(kl_weight * kl - term, mask).mean()
+    _, term, kl, bonus = parts(new, old, ref, H, A, mask, eps, eps)
+    return row_means(beta * kl - term, mask).mean() - alpha * bonus
 
 
 @wrong("5.3", *STILL)
-def rows_without_advantage_skipped(
-    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
-):
-    _, term, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
-    loss = row_means(kl_weight * kl - term, mask)
-    return torch.where(advantages == 0, 0.0, loss).mean()
+def rows_without_advantage_skipped(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, kl, bonus = parts(new, old, ref, H, A, mask, clip, clip)
+    loss = row_means(beta * kl - term, mask)
+    return torch.where(A == 0, 0.0, loss).mean() - alpha * bonus
 
 
 @wrong("5.3", *WHOLE)
-def kl_of_the_old_policy(
-    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
-):
-    _, term, _ = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
-    return row_means(
-        kl_weight * k3_of(safe(ref_log_probs, old_log_probs, mask)) - term, mask
-    ).mean()
+def kl_of_the_old_policy(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, _, bonus = parts(new, old, ref, H, A, mask, clip, clip)
+    return row_means(beta * k3_of(safe(ref, old, mask)) - term, mask).mean() - alpha * bonus
 
 
 @wrong("5.3", *WHOLE)
-def kl_inside_the_minimum(
-    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
-):
-    rho, _, kl = parts(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, clip)
-    A = advantages[:, None]
-    inner = torch.minimum(rho * A - kl_weight * kl, rho.clamp(1 - clip, 1 + clip) * A)
-    return -row_means(inner, mask).mean()
+def kl_inside_the_minimum(new, old, ref, H, A, mask, clip, beta, alpha):
+    rho, _, kl, bonus = parts(new, old, ref, H, A, mask, clip, clip)
+    a = A[:, None]
+    inner = torch.minimum(rho * a - beta * kl, rho.clamp(1 - clip, 1 + clip) * a)
+    return -row_means(inner, mask).mean() - alpha * bonus
+
+
+@wrong("5.3", *WHOLE)
+def hesitation_is_punished(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, kl, bonus = parts(new, old, ref, H, A, mask, clip, clip)
+    return row_means(beta * kl - term, mask).mean() + alpha * bonus
+
+
+@wrong("5.3", *WHOLE)
+def three_terms_in_one_average(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, kl, _ = parts(new, old, ref, H, A, mask, clip, clip)
+    return row_means(beta * kl - term - alpha * H, mask).mean()
+
+
+@wrong("5.3", *WHOLE)
+def three_terms_over_all_tokens(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, kl, _ = parts(new, old, ref, H, A, mask, clip, clip)
+    return mean_over(beta * kl - term - alpha * H, mask)
+
+
+@wrong("5.3", *HIDDEN)
+def entropy_times_the_mask(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, kl, _ = parts(new, old, ref, H, A, mask, clip, clip)
+    return row_means(beta * kl - term, mask).mean() - alpha * (H * mask).sum() / mask.sum()
+
+
+@wrong("5.3", *WHOLE)
+def entropy_as_a_number(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, kl, bonus = parts(new, old, ref, H, A, mask, clip, clip)
+    return row_means(beta * kl - term, mask).mean() - alpha * bonus.item()
+
+
+@wrong("5.3", *ALONE)
+def one_weight_switches_both(new, old, ref, H, A, mask, clip, beta, alpha):
+    _, term, kl, bonus = parts(new, old, ref, H, A, mask, clip, clip)
+    loss = -row_means(term, mask).mean()
+    return loss + beta * row_means(kl, mask).mean() - alpha * bonus if beta else loss
+
+
+@wrong("5.3", *WHOLE)
+def entropy_of_the_clipped_tokens_left_out(new, old, ref, H, A, mask, clip, beta, alpha):
+    rho, term, kl, _ = parts(new, old, ref, H, A, mask, clip, clip)
+    held = torch.where((rho - 1).abs() > clip, 0.0, H)
+    return row_means(beta * kl - term, mask).mean() - alpha * mean_over(held, mask)
 
 
 @right("5.3")
-def one_text_after_the_other(
-    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
-):
-    total = 0.0
-    for new, old, ref, a, keep in zip(
-        log_probs, old_log_probs, ref_log_probs, advantages, mask.bool()
-    ):
-        rho, x = (new - old)[keep].exp(), (ref - new)[keep]
+def one_text_after_the_other(new, old, ref, H, A, mask, clip, beta, alpha):
+    total, entropies, tokens = 0.0, 0.0, 0
+    for n, o, r, h, a, keep in zip(new, old, ref, H, A, mask.bool()):
+        rho, x = (n - o)[keep].exp(), (r - n)[keep]
         push = torch.min(rho * a, rho.clamp(1 - clip, 1 + clip) * a)
-        total = total + (kl_weight * (x.expm1() - x) - push).mean()
-    return total / len(mask)
+        total = total + (beta * (x.expm1() - x) - push).mean()
+        entropies, tokens = entropies + h[keep].sum(), tokens + len(x)
+    return total / len(mask) - alpha / tokens * entropies
 
 
 @right("5.3")
-def only_the_policy_filled(
-    log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight
-):
-    new = log_probs.masked_fill(mask == 0, 0.0)
-    rho, x, A = (new - old_log_probs).exp(), ref_log_probs - new, advantages.view(-1, 1)
-    push = torch.where(A >= 0, rho.clamp(max=1 + clip), rho.clamp(min=1 - clip)) * A
-    loss = kl_weight * (x.exp() - x - 1) - push
-    return (loss.masked_fill(mask == 0, 0.0).sum(1) / mask.sum(1)).mean()
+def only_the_policy_filled(new, old, ref, H, A, mask, clip, beta, alpha):
+    hidden, a = mask == 0, A.view(-1, 1)
+    filled = new.masked_fill(hidden, 0.0)
+    rho, x = (filled - old).exp(), ref - filled
+    push = torch.where(a >= 0, rho.clamp(max=1 + clip), rho.clamp(min=1 - clip)) * a
+    loss = (beta * (x.exp() - x - 1) - push).masked_fill(hidden, 0.0)
+    bonus = alpha * H.masked_fill(hidden, 0.0) / (~hidden).sum()
+    return (loss.sum(1) / mask.sum(1)).mean() - bonus.sum()
 
 
 @right("5.3")
-def two_averages(log_probs, old_log_probs, ref_log_probs, advantages, mask, clip, kl_weight):
+def one_sum_of_weighted_tokens(new, old, ref, H, A, mask, clip, beta, alpha):
     n, t = mask.nonzero(as_tuple=True)
-    new, A = log_probs[n, t], advantages[n]
-    d, x = new - old_log_probs[n, t], ref_log_probs[n, t] - new
-    worst = F.relu(d.exp() - (1 + clip)) * A.clamp(min=0)
-    worst = worst + F.relu(1 - clip - d.exp()) * (-A).clamp(min=0)
+    policy, a = new[n, t], A[n]
+    d, x = policy - old[n, t], ref[n, t] - policy
+    worst = F.relu(d.exp() - (1 + clip)) * a.clamp(min=0)
+    worst = worst + F.relu(1 - clip - d.exp()) * (-a).clamp(min=0)
     weight = 1 / (mask.sum(dim=1)[n] * len(mask))
-    return (weight * kl_weight * (x.exp() - 1 - x)).sum() - (weight * (d.exp() * A - worst)).sum()
+    loss = weight * (beta * (x.exp() - 1 - x) - (d.exp() * a - worst))
+    return (loss - alpha * H[n, t] / len(n)).sum()
