@@ -76,53 +76,53 @@ def _logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) 
     return model(input_ids, attention_mask=attention_mask.long(), position_ids=positions).logits
 
 
-def completion_log_probs_and_entropy(
+def completion_logits(
     model: nn.Module,
     prompt_ids: Tensor,  # (N, P)
     prompt_mask: Tensor,  # (N, P), padded on the left, 1 = real token
     completions: Tensor,  # (N, T)
     completion_mask: Tensor,  # (N, T), 1 up to and including EOS
-    *,
-    temperature: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (N, T) of the completions, with gradient, exactly 0 where masked.
+) -> Tensor:
+    """Logits (N, T, V), with gradient: column t has read all that comes before completion token t.
 
     Each different prompt is read once, however many rows answer it. The completions go on from the
     keys and values of that reading, through which the gradient flows back into it.
     """
     check_prompts("prompt_mask", prompt_mask, prompt_ids)
     check_shape("completion_mask", completion_mask, completions.shape)
-    P, T, real = prompt_ids.shape[1], completions.shape[1], completion_mask.bool()
-    seen = torch.cat([prompt_mask.bool(), real], dim=1)  # (N, P + T)
+    seen = torch.cat([prompt_mask.bool(), completion_mask.bool()], dim=1)  # (N, P + T)
     # A prompt is its tokens and its mask; `source` says which one each row answers.
     keys = torch.cat([prompt_ids, prompt_mask.to(prompt_ids.dtype)], dim=1)
     different, source = keys.unique(dim=0, return_inverse=True)  # (U, 2 P), (N,)
-    ids, mask = different.chunk(2, dim=1)
     padded = not bool(prompt_mask.all())
-    output = model(
-        ids,
-        attention_mask=mask if padded else None,
-        position_ids=positions_from_mask(mask) if padded else None,
-        use_cache=True,
-    )
+
+    def read(ids: Tensor, mask: Tensor, cache=None):  # mask: of all that has been read by then
+        positions = positions_from_mask(mask)[:, -ids.shape[1] :]
+        given = {"attention_mask": mask.long(), "position_ids": positions} if padded else {}
+        return model(ids, past_key_values=cache, use_cache=True, **given)
+
+    output = read(*different.chunk(2, dim=1))
     cache = output.past_key_values
     if cache is None:  # a model without a cache reads every row from the start
         whole = torch.cat([prompt_ids, completions], dim=1)
-        logits = next_token_pairs(_logits(model, whole, seen), whole)[0][:, -T:]
-    else:
-        logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt
-        if T > 1:  # the last token predicts nothing that is scored
-            cache.batch_select_indices(source)
-            # Padding on the right needs no mask: nothing real comes after it.
-            later = model(
-                completions[:, :-1],
-                attention_mask=seen[:, :-1].long() if padded else None,
-                position_ids=positions_from_mask(seen)[:, P:-1] if padded else None,
-                past_key_values=cache,
-                use_cache=True,
-            ).logits
-            logits = torch.cat([logits, later], dim=1)  # (N, T, V)
-    distribution = next_token_log_probs(logits, temperature=temperature)
+        return next_token_pairs(_logits(model, whole, seen), whole)[0][:, prompt_ids.shape[1] - 1 :]
+    logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt
+    if completions.shape[1] == 1:  # the last token predicts nothing that is scored
+        return logits
+    cache.batch_select_indices(source)
+    later = read(completions[:, :-1], seen[:, :-1], cache).logits
+    return torch.cat([logits, later], dim=1)
+
+
+def completion_log_probs_and_entropy(
+    model: nn.Module, *text: Tensor, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies (N, T) of the completions, with gradient, exactly 0 where masked.
+
+    text: prompt_ids, prompt_mask, completions, completion_mask, see `completion_logits`.
+    """
+    completions, real = text[2], text[3].bool()
+    distribution = next_token_log_probs(completion_logits(model, *text), temperature=temperature)
     log_probs = distribution.gather(-1, completions[..., None]).squeeze(-1)
     return torch.where(real, log_probs, 0.0), torch.where(real, token_entropy(distribution), 0.0)
 

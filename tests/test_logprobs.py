@@ -26,6 +26,7 @@ from minigrpo.logprobs import (
     _logits,
     _only,
     completion_log_probs_and_entropy,
+    completion_logits,
     masked_mean,
     next_token_log_probs,
     sequence_log_probs,
@@ -450,29 +451,30 @@ def scored_twice(policy, prompts=PROMPTS):
 
 @must_fail_on(
     (
-        completion_log_probs_and_entropy,
+        completion_logits,
         "keys = torch.cat([prompt_ids, prompt_mask.to(prompt_ids.dtype)], dim=1)",
         "keys = torch.cat([prompt_ids, torch.ones_like(prompt_ids)], dim=1)",
     ),
     (
-        completion_log_probs_and_entropy,
+        completion_logits,
         "logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt",
         "logits = output.logits[:1, -1:].expand(len(source), -1, -1)",
     ),
     (
-        completion_log_probs_and_entropy,
-        "position_ids=positions_from_mask(seen)[:, P:-1] if padded else None,",
-        "position_ids=None,",
+        completion_logits,
+        "positions = positions_from_mask(mask)[:, -ids.shape[1] :]",
+        "positions = torch.arange(ids.shape[1])[None]",
+    ),
+    (
+        completion_logits,
+        "later = read(completions[:, :-1], seen[:, :-1], cache).logits",
+        "later = read(completions[:, 1:], seen[:, :-1], cache).logits",
     ),
     (
         completion_log_probs_and_entropy,
-        "completions[:, :-1],",
-        "completions[:, 1:],",
-    ),
-    (
-        completion_log_probs_and_entropy,
-        "distribution = next_token_log_probs(logits, temperature=temperature)",
-        "distribution = next_token_log_probs(logits)",
+        "distribution = next_token_log_probs(completion_logits(model, *text), "
+        "temperature=temperature)",
+        "distribution = next_token_log_probs(completion_logits(model, *text))",
     ),
 )
 def test_a_prompt_read_once_scores_like_every_row_read_whole():

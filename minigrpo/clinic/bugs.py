@@ -117,7 +117,7 @@ kl_to_old = line("ref = old")
 detached_entropy = line('metrics["entropy"] = aggregate(entropy.detach(), mask, how="token_mean")')
 wrong_side = line("return torch.minimum(ratio, ratio.clamp(1 - low, 1 + high)) * advantages")
 padding_counted = line(  # the scorer's part of an unmasked sum: it scores the filling too
-    "P, T, real = prompt_ids.shape[1], completions.shape[1], torch.ones_like(completions) > 0"
+    "completions, real = text[2], torch.ones_like(text[3]).bool()"
 )
 denominator_only = line(
     "mask = torch.ones_like(completion_mask).bool()",
