@@ -9,28 +9,27 @@ import torch
 
 from minigrpo.gpt import load_gpt
 from minigrpo.objective import grpo_loss
-from minigrpo.study import reuse
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-import reuse as tool  # noqa: E402
+import reuse  # noqa: E402
 
 
 def test_every_run_is_stored_with_the_present_settings():
     """A change of settings or of the starting weights empties the table until it is run again."""
-    assert [tool.name(one) for one in tool.stored()] == reuse.RUNS
-    for one in tool.stored():
+    assert [reuse.name(one) for one in reuse.stored()] == reuse.RUNS
+    for one in reuse.stored():
         assert len(one["reward"]) == len(one["clipped"]) == reuse.STEPS
         assert one["clipped"][0] == 0 or one["epochs"] > 1
 
 
 def test_runs_of_other_settings_are_not_taken_for_stored(tmp_path, monkeypatch):
-    changed = json.loads(tool.PATH.read_text("utf-8"))
+    changed = json.loads(reuse.PATH.read_text("utf-8"))
     changed["settings"]["config"]["group_size"] = 8
     (tmp_path / "reuse.json").write_text(json.dumps(changed), "utf-8")
-    monkeypatch.setattr(tool, "PATH", tmp_path / "reuse.json")
-    assert tool.stored() == []
+    monkeypatch.setattr(reuse, "PATH", tmp_path / "reuse.json")
+    assert reuse.stored() == []
 
 
 @pytest.mark.parametrize("arm", reuse.ARMS)
@@ -58,7 +57,7 @@ def test_a_range_without_a_bound_never_clips():
 
 
 def test_a_run_repeats_itself():
-    base = load_gpt(tool.BASE).eval()
+    base = load_gpt(reuse.BASE).eval()
     one = reuse.Run("product", 4, 2, 3e-4, 0)
     steps = reuse.run(base, one), reuse.run(base, one)
     first, again = (next(s) for s in steps)
