@@ -1,0 +1,120 @@
+"""PPO (Schulman et al. 2017, arXiv 1707.06347) beside GRPO, for the same policies and tasks.
+
+GRPO compares a text with others that answer the same prompt. PPO asks a second network, the critic,
+which predicts before every token how much reward is still to come. A token's advantage is how much
+better it went than predicted. From there on the two are the same: `grpo.learn`.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from minigrpo import grpo
+from minigrpo.checks import check_shape
+from minigrpo.logprobs import completion_logits, masked_mean
+from minigrpo.objective import group_advantages
+from minigrpo.sampling import Rollouts
+
+
+def critic_of(policy: nn.Module) -> nn.Module:
+    """A copy of the policy with one output instead of V, the value; at first it's 0 everywhere."""
+    critic = copy.deepcopy(policy)
+    critic.lm_head.weight = nn.Parameter(torch.zeros_like(critic.lm_head.weight[:1]))  # (1, width)
+    return critic
+
+
+def state_values(critic: nn.Module, rollouts: Rollouts) -> Tensor:
+    """(N, T), with gradient, 0 where masked: column t has read all that comes before token t."""
+    r = rollouts
+    text = (r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
+    return torch.where(r.completion_mask, completion_logits(critic, *text).squeeze(-1), 0.0)
+
+
+def at_the_end(rewards: Tensor, rollouts: Rollouts) -> Tensor:
+    """(N,) -> (N, T): the reward of a text comes with its last token."""
+    last = rollouts.completion_mask.sum(dim=1, keepdim=True) - 1  # (N, 1)
+    return rewards.new_zeros(rollouts.completions.shape).scatter(1, last, rewards[:, None])
+
+
+@torch.no_grad()
+def gae(
+    rewards: Tensor,  # (N, T), one per token
+    values: Tensor,  # (N, T), of the state before each token
+    mask: Tensor,  # (N, T), 1 = real token, padded on the right; the others are never read
+    gamma: float = 1.0,  # how much less a reward counts if it comes one token later
+    lam: float = 0.95,  # 1 waits for the end of the text, 0 believes what the critic says next
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation (Schulman et al. 2015, arXiv 1506.02438, section 3).
+
+    A_t = delta_t + gamma lam A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t. After the last real
+    token A and V are 0. Returns A and what the critic should have said, A + V, both (N, T).
+    """
+    check_shape("values", values, rewards.shape)
+    check_shape("mask", mask, rewards.shape)
+    real = mask.bool()
+    if (real[:, 1:] & ~real[:, :-1]).any():
+        raise ValueError("mask: expected padding on the right, got some before a real token")
+    rewards, values = torch.where(real, rewards, 0.0), torch.where(real, values, 0.0)
+    advantages = torch.zeros_like(values)
+    next_value = next_advantage = torch.zeros_like(values[:, 0])  # (N,)
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantages[:, t] = delta + gamma * lam * next_advantage
+        next_value, next_advantage = values[:, t], advantages[:, t]
+    return advantages, advantages + values
+
+
+def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
+    """(N, T): mean 0 and std 1 over the batch's real tokens, as if they were one group."""
+    whitened = group_advantages(advantages[mask.bool()], int(mask.sum()))
+    return torch.zeros_like(advantages).masked_scatter(mask.bool(), whitened)
+
+
+def value_loss(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """Half the mean squared error over the real tokens; all (N, T) -> ()."""
+    check_shape("returns", returns, values.shape)
+    return (values - returns.detach())[mask.bool()].square().mean() / 2
+
+
+def train_ppo(
+    policy: nn.Module,  # trained in place, as the critic is; both are left in eval mode
+    critic: nn.Module,  # see `critic_of`
+    task: grpo.Task,
+    config: grpo.GRPOConfig,  # scale and baseline are not used: no text is compared with its group
+    *,
+    gamma: float = 1.0,  # this and the next: see `gae`
+    lam: float = 0.95,
+    critic_lr: float = 1e-3,
+    per_token: Callable[[Tensor, Rollouts], Tensor] = at_the_end,  # rewards (N,) -> (N, T)
+) -> Iterator[grpo.StepMetrics]:
+    """`train_grpo` with a critic: the same number of texts and updates, the same loss.
+
+    evaluation["value_loss"] is how far off the critic was on texts it hadn't learned from yet.
+    """
+    policy.eval(), critic.eval()
+    reference = grpo.frozen_copy(policy) if config.kl_weight else None
+    optimizer = torch.optim.Adam(policy.parameters(), config.lr, config.betas)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), critic_lr, config.betas)
+    order = torch.Generator().manual_seed(config.seed)
+    sampling = torch.Generator(next(policy.parameters()).device).manual_seed(config.seed)
+    for step in range(1, config.steps + 1):
+        began = time.perf_counter()
+        prompts = list(task.prompts(config.prompts_per_step, order))
+        rollouts, rewards = grpo.rollout(policy, task, prompts, config, sampling)  # P * G rows
+        values, mask = state_values(critic, rollouts), rollouts.completion_mask  # (N, T)
+        advantages, returns = gae(per_token(rewards.to(values), rollouts), values, mask, gamma, lam)
+        advantages = whiten(advantages, mask)
+        updates = grpo.learn(policy, reference, optimizer, rollouts, advantages, config, step)
+        for epoch in range(config.inner_epochs):
+            loss = value_loss(state_values(critic, rollouts) if epoch else values, returns, mask)
+            critic_optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(critic.parameters(), config.max_grad_norm)
+            critic_optimizer.step()
+        means, off = masked_mean(advantages, mask, dim=1), value_loss(values, returns, mask).item()
+        metrics = grpo.measure(step, began, rollouts, rewards, means, updates, config)
+        yield replace(metrics, evaluation={"value_loss": off})

@@ -1,0 +1,390 @@
+"""PPO: generalized advantage estimation, the critic, and what it shares with GRPO."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import float64, must_fail_on, tiny_gpt, tiny_llama, uniform
+from torch import Tensor
+from torch.testing import assert_close
+
+from minigrpo.gpt import positions_from_mask
+from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.objective import group_advantages, grpo_loss
+from minigrpo.sampling import left_pad, sample
+from minigrpo.study import ppo
+from minigrpo.study.ppo import (
+    at_the_end,
+    critic_of,
+    gae,
+    state_values,
+    train_ppo,
+    value_loss,
+    whiten,
+)
+
+NAN, EOS = math.nan, 10
+POLICIES = {"char GPT": tiny_gpt, "Llama": tiny_llama}
+
+# Lines that are replaced below.
+MASKED = "rewards, values = torch.where(real, rewards, 0.0), torch.where(real, values, 0.0)"
+DELTA = "delta = rewards[:, t] + gamma * next_value - values[:, t]"
+ADVANTAGE = "advantages[:, t] = delta + gamma * lam * next_advantage"
+NEXT = "next_value, next_advantage = values[:, t], advantages[:, t]"
+LAST = "next_value = next_advantage = torch.zeros_like(values[:, 0])  # (N,)"
+VALUES = "return torch.where(r.completion_mask, completion_logits(critic, *text).squeeze(-1), 0.0)"
+LOSS = "return (values - returns.detach())[mask.bool()].square().mean() / 2"
+
+
+def ends_after(lengths: list[int], width: int) -> Tensor:
+    return torch.arange(width) < torch.tensor(lengths)[:, None]
+
+
+# ---------------------------------------------------------------------------------------------
+# generalized advantage estimation
+
+
+@must_fail_on(
+    (gae, MASKED, "pass"),
+    (gae, MASKED, "rewards = torch.where(real, rewards, 0.0); values = values.nan_to_num(9.0)"),
+    (gae, LAST, "next_value, next_advantage = values[:, -1], torch.zeros_like(values[:, 0])"),
+    (gae, DELTA, "delta = rewards[:, t] + lam * next_value - values[:, t]"),
+    (gae, DELTA, "delta = rewards[:, t] + next_value - values[:, t]"),
+    (gae, DELTA, "delta = values[:, t] - rewards[:, t] - gamma * next_value"),
+    (gae, DELTA, "delta = rewards[:, t] + gamma * values[:, t] - next_value"),
+    (gae, ADVANTAGE, "advantages[:, t] = delta + gamma * next_advantage"),
+    (gae, ADVANTAGE, "advantages[:, t] = delta + lam * next_advantage"),
+    (gae, ADVANTAGE, "advantages[:, t] = delta"),
+    (gae, NEXT, "next_value, next_advantage = values[:, t], delta"),
+    (gae, "return advantages, advantages + values", "return advantages, advantages"),
+    (gae, "return advantages, advantages + values", "return advantages, rewards - values"),
+)
+def test_advantages_by_hand():
+    """gamma 0.5 and lam 0.25, so that gamma lam is 0.125; the second text ends after two tokens.
+
+    text 1   delta  0 + 0.5 * 0.25 - 0.5 = -0.375   0 + 0.5 * 0.5 - 0.25 = 0   1 + 0 - 0.5 = 0.5
+             A      -0.375 + 0.125 * 0.0625         0 + 0.125 * 0.5            0.5
+    text 2   delta  0 + 0.5 * 0.5 - 1 = -0.75       2 + 0 - 0.5 = 1.5
+             A      -0.75 + 0.125 * 1.5             1.5
+    """
+    rewards = float64([0, 0, 1], [0, 2, NAN])
+    values = float64([0.5, 0.25, 0.5], [1, 0.5, NAN])
+    advantages, returns = gae(rewards, values, ends_after([3, 2], 3), gamma=0.5, lam=0.25)
+    assert_close(advantages, float64([-0.3671875, 0.0625, 0.5], [-0.5625, 1.5, 0]))
+    assert_close(returns, float64([0.1328125, 0.3125, 1], [0.4375, 2, 0]))
+
+
+def by_definition(rewards: Tensor, values: Tensor, length: int, gamma: float, lam: float) -> list:
+    """sum_k (gamma lam)^k delta_{t+k} over the tokens that are left, one text."""
+    V = [*values[:length].tolist(), 0.0]
+    delta = [rewards[t].item() + gamma * V[t + 1] - V[t] for t in range(length)]
+    return [
+        sum((gamma * lam) ** (s - t) * delta[s] for s in range(t, length)) for t in range(length)
+    ]
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=4), st.floats(0, 1), st.floats(0, 1), st.data()
+)
+def test_advantages_are_the_sums_of_their_definition(lengths, gamma, lam, data):
+    shape, seed = (len(lengths), 6), data.draw(st.integers(0, 99))
+    rewards, values = uniform(*shape, seed=seed), uniform(*shape, seed=seed + 100)
+    mask = ends_after(lengths, 6)
+    advantages, returns = gae(rewards, values, mask, gamma, lam)
+    for row, length in enumerate(lengths):
+        wanted = by_definition(rewards[row], values[row], length, gamma, lam)
+        assert_close(advantages[row, :length], float64(*wanted))
+        assert_close(returns[row, :length], advantages[row, :length] + values[row, :length])
+    assert not advantages[~mask].any() and not returns[~mask].any()
+
+
+def outcome(lengths=(5, 2, 1)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rewards (N,) at the last tokens (N, T), values and mask (N, T) of ragged texts."""
+    mask, totals = ends_after(list(lengths), 5), uniform(len(lengths), seed=1)
+    rewards = torch.zeros(mask.shape, dtype=torch.float64)
+    rewards[range(len(lengths)), [n - 1 for n in lengths]] = totals
+    return totals, rewards, uniform(*mask.shape, seed=2), mask
+
+
+def test_with_lam_1_the_outcome_is_compared_with_the_value():
+    totals, rewards, values, mask = outcome()
+    advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=1.0)
+    assert_close(advantages, torch.where(mask, totals[:, None] - values, 0.0))
+    assert_close(returns, torch.where(mask, totals[:, None].expand(mask.shape), 0.0))
+
+
+def test_with_lam_0_a_value_is_compared_with_the_next():
+    _, rewards, values, mask = outcome()
+    advantages, _ = gae(rewards, values, mask, gamma=0.9, lam=0.0)
+    V = torch.where(mask, values, 0.0)
+    following = torch.cat([V[:, 1:], torch.zeros(3, 1, dtype=V.dtype)], dim=1)
+    assert_close(advantages, torch.where(mask, rewards + 0.9 * following - V, 0.0))
+
+
+def test_advantages_carry_no_gradient():
+    _, rewards, values, mask = outcome()
+    assert not any(x.requires_grad for x in gae(rewards, values.requires_grad_(), mask))
+
+
+@pytest.mark.parametrize(
+    ("values", "mask", "message"),
+    [
+        (torch.zeros(2, 1), torch.ones(2, 3), r"values: expected shape \(2, 3\), got \(2, 1\)"),
+        (torch.zeros(2, 3), torch.ones(1, 3), r"mask: expected shape \(2, 3\), got \(1, 3\)"),
+        (torch.zeros(2, 3), torch.tensor([[1, 0, 1]] * 2), "mask: expected padding on the right"),
+        (torch.zeros(2, 3), torch.tensor([[0, 1, 1]] * 2), "mask: expected padding on the right"),
+    ],
+)
+def test_what_would_broadcast_or_skip_a_token_is_refused(values, mask, message):
+    with pytest.raises(ValueError, match=message):
+        gae(torch.zeros(2, 3), values, mask)
+
+
+@must_fail_on(
+    (
+        whiten,
+        "whitened = group_advantages(advantages[mask.bool()], int(mask.sum()))",
+        "whitened = group_advantages(advantages.flatten(), mask.numel())",
+    ),
+)
+def test_whitened_advantages_have_mean_0_and_std_1_over_the_real_tokens():
+    mask = ends_after([4, 2, 1], 4)
+    white = whiten(torch.where(mask, 3 + uniform(3, 4), 7.0), mask)
+    assert_close(white[mask].mean().item(), 0.0)
+    assert_close(white[mask].std().item(), 1.0, atol=1e-3, rtol=0)  # 1e-4 is added to the std
+    assert not white[~mask].any()
+    assert_close(whiten(torch.where(mask, 3 + uniform(3, 4), NAN), mask), white)
+
+
+# ---------------------------------------------------------------------------------------------
+# the critic
+
+
+@must_fail_on(
+    (value_loss, LOSS, "return (values - returns.detach()).square().mean() / 2"),
+    (value_loss, LOSS, "return (values - returns.detach())[mask.bool()].square().mean()"),
+    (value_loss, LOSS, "return (values - returns.detach())[mask.bool()].square().sum() / 2"),
+    (value_loss, LOSS, "return (values - returns)[mask.bool()].square().mean() / 2"),
+    (value_loss, LOSS, "return (values.detach() - returns)[mask.bool()].square().mean() / 2"),
+    (
+        value_loss,
+        LOSS,
+        "return torch.where(mask, (values - returns.detach()) ** 2, 0).sum() / 2 / mask.sum()",
+    ),
+)
+def test_the_value_loss_by_hand():
+    """Errors -0.5, 0 and 1: (0.25 + 0 + 1) / 3 / 2, and a third of each as the gradient."""
+    values = float64([0.5, 0.25], [1, NAN]).requires_grad_()
+    returns = float64([1, 0.25], [0, NAN]).requires_grad_()
+    loss = value_loss(values, returns, ends_after([2, 1], 2))
+    assert_close(loss.item(), 1.25 / 6)
+    gradients = torch.autograd.grad(loss, (values, returns), allow_unused=True)
+    assert gradients[0] is not None and gradients[1] is None
+    assert_close(gradients[0], float64([-0.5, 0], [1, 0]) / 3)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_the_value_loss_and_its_gradient_are_those_of_a_loop(lengths):
+    mask, returns = ends_after(lengths, 5), uniform(len(lengths), 5, seed=1)
+    ours, theirs = (uniform(len(lengths), 5).requires_grad_() for _ in range(2))
+    real = [(n, t) for n, length in enumerate(lengths) for t in range(length)]
+    (sum((theirs[i] - returns[i]) ** 2 for i in real) / (2 * len(real))).backward()
+    value_loss(ours, returns, mask).backward()
+    assert_close(ours.grad, theirs.grad)
+
+
+def test_returns_that_would_broadcast_are_refused():
+    with pytest.raises(ValueError, match=r"returns: expected shape \(2, 3\), got \(2, 1\)"):
+        value_loss(torch.zeros(2, 3), torch.zeros(2, 1), torch.ones(2, 3))
+
+
+def ragged_rollouts(policy):
+    """Answers of several lengths to prompts of two lengths."""
+    prompts = left_pad([torch.tensor(p) for p in ([3, 1, 4], [9, 5])])
+    settings = {"max_new_tokens": 5, "completions_per_prompt": 4, "eos_id": EOS}
+    rollouts = sample(policy, *prompts, generator=torch.Generator().manual_seed(1), **settings)
+    assert len(rollouts.completion_mask.sum(dim=1).unique()) > 1
+    return rollouts
+
+
+def some_critic(policy):
+    """A critic that says something else in every state."""
+    critic = critic_of(policy)
+    critic.lm_head.weight.data = uniform(1, 16)
+    return critic
+
+
+@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+def test_a_critic_begins_at_0_and_shares_nothing_with_the_policy(make):
+    policy = make()
+    before, state = copy.deepcopy(policy.state_dict()), torch.get_rng_state()
+    critic = critic_of(policy)
+    assert torch.equal(torch.get_rng_state(), state)
+    values = state_values(critic, ragged_rollouts(policy))
+    assert not values.any()
+    for parameter in critic.parameters():
+        parameter.data += 1
+    assert all(torch.equal(before[name], w) for name, w in policy.state_dict().items())
+
+
+@must_fail_on(
+    (ppo.state_values, VALUES, VALUES.replace("(-1)", "(-1).roll(1, dims=1)")),
+    (ppo.state_values, VALUES, VALUES.replace("(-1)", "(-1).roll(-1, dims=1)")),
+    (ppo.state_values, VALUES, "return completion_logits(critic, *text).squeeze(-1)"),
+)
+def test_a_value_has_read_all_that_comes_before_its_token():
+    for make in POLICIES.values():
+        policy = make()
+        critic, r = some_critic(policy), ragged_rollouts(policy)
+        values = ppo.state_values(critic, r)
+        seen = r.attention_mask
+        positions = positions_from_mask(seen)
+        whole = critic(r.input_ids, attention_mask=seen.long(), position_ids=positions).logits
+        before = whole[:, r.prompt_ids.shape[1] - 1 : -1, 0]  # the state before each token
+        wanted = torch.where(r.completion_mask, before, 0.0)
+        assert_close(values, wanted, atol=1e-5, rtol=1e-5)  # Llama's norms stay in float32
+        other = r.completions.clone()
+        other[:, 2] = (other[:, 2] + 1) % 10
+        changed = ppo.state_values(critic, replace(r, completions=other)) != values
+        assert not changed[:, :3].any() and changed[:, 3][r.completion_mask[:, 3]].all()
+
+
+def test_the_reward_of_a_text_comes_with_its_last_token():
+    rollouts = ragged_rollouts(tiny_gpt())
+    rewards, mask = uniform(8), rollouts.completion_mask
+    per_token = at_the_end(rewards, rollouts)
+    assert_close(per_token.sum(dim=1), rewards)
+    ends = torch.cat([~mask[:, 1:], torch.ones(8, 1, dtype=torch.bool)], dim=1) & mask
+    assert torch.equal(per_token != 0, ends)
+
+
+# ---------------------------------------------------------------------------------------------
+# what PPO and GRPO share
+
+
+def batch(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """New and old log-probs and mask of 2 groups of 3 ragged texts."""
+    mask = ends_after([4, 2, 3, 1, 4, 4], 4)
+    new, old = -1 - uniform(6, 4, seed=seed), -1 - uniform(6, 4, seed=seed + 1)
+    return torch.where(mask, new, NAN).requires_grad_(), torch.where(mask, old, NAN), mask
+
+
+def loss_and_gradient(advantages: Tensor, **settings) -> tuple[Tensor, Tensor]:
+    new, old, mask = batch()
+    loss, _ = grpo_loss(new, old, advantages, mask, **settings)
+    return loss.detach(), torch.autograd.grad(loss, new)[0]
+
+
+@pytest.mark.parametrize("surrogate", ["clip", "cispo"])
+@pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "constant"])
+def test_a_critic_that_knows_the_mean_of_each_group_makes_ppo_grpo(how, surrogate):
+    """V = the group's mean, with lam = gamma = 1: A_t = reward - mean for every token of a text."""
+    rewards, (_, _, mask) = float64(1, 0, 0.5, 0, 0, 2), batch()
+    means = rewards.view(2, 3).mean(dim=1).repeat_interleave(3)
+    last = mask & ~torch.cat([mask[:, 1:], torch.zeros(6, 1, dtype=torch.bool)], dim=1)
+    per_token, values = torch.where(last, rewards[:, None], 0.0), means[:, None].expand(6, 4)
+    of_tokens, returns = gae(per_token, values, mask, gamma=1.0, lam=1.0)
+    assert_close(returns[mask], rewards[:, None].expand(6, 4)[mask])
+    settings = {"how": how, "surrogate": surrogate, "max_length": 4}
+    ours = loss_and_gradient(of_tokens, **settings)
+    grpo = loss_and_gradient(group_advantages(rewards, 3, scale="none"), **settings)
+    for one, other in zip(ours, grpo):
+        assert_close(one, other)
+
+
+def test_each_token_is_pushed_by_its_own_advantage():
+    """At ratio 1 the gradient of a log-prob is minus its advantage, over the number of tokens."""
+    new, _, mask = batch()
+    advantages = torch.where(mask, uniform(6, 4, seed=5), NAN)
+    loss, _ = grpo_loss(new, None, advantages, mask, how="token_mean")
+    loss.backward()
+    assert_close(loss.item(), -advantages[mask].mean().item())
+    assert_close(new.grad, torch.where(mask, -advantages / mask.sum(), 0.0))
+
+
+class Threes:
+    """A task: write the token 3. The reward is the fraction of them, plus what comes anyway."""
+
+    def __init__(self, anyway: float = 0.0) -> None:
+        self.anyway = anyway
+
+    def prompts(self, n, generator):
+        return [torch.randint(10, (3,), generator=generator) for _ in range(n)]
+
+    def reward(self, prompts, completions):
+        return [self.anyway + (ids == 3).double().mean().item() for ids in completions]
+
+
+CONFIG = GRPOConfig(
+    steps=1, prompts_per_step=2, group_size=8, max_new_tokens=6, how="token_mean", lr=3e-3
+)
+
+
+@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("eos", [None, EOS])
+def test_with_a_critic_that_knows_nothing_a_step_of_ppo_is_one_of_reinforce(make, eos, monkeypatch):
+    """All the way from sampling to the weights: V = 0, lam = 1, the reward itself as advantage."""
+    monkeypatch.setattr(ppo, "whiten", lambda advantages, mask: advantages)
+    config = replace(CONFIG, scale="none", baseline="none", inner_epochs=2, kl_weight=0.1)
+    config = replace(config, eos_id=eos)
+    one, other = make(), make()
+    (plain,) = train_grpo(one, Threes(), config)
+    (metrics,) = train_ppo(other, critic_of(other), Threes(), config, lam=1.0)
+    assert metrics.reward == plain.reward and metrics.loss == pytest.approx(plain.loss)
+    assert metrics.kl == pytest.approx(plain.kl)
+    for ours, theirs in zip(other.parameters(), one.parameters()):
+        assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------
+# the loop
+
+
+@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+def test_one_step_moves_both_networks_and_stays_finite(make):
+    policy = make()
+    critic = critic_of(policy)
+    before = [copy.deepcopy(model.state_dict()) for model in (policy, critic)]
+    config = replace(CONFIG, eos_id=EOS, inner_epochs=2, kl_weight=0.1, entropy_weight=0.01)
+    (metrics,) = train_ppo(policy, critic, Threes(), config)
+    for model, old in zip((policy, critic), before):
+        assert all(weight.isfinite().all() for weight in model.state_dict().values())
+        assert any(not torch.equal(old[name], w) for name, w in model.state_dict().items())
+    assert metrics.step == 1 and metrics.advantages.shape == (16,) and metrics.kl is not None
+    half = metrics.rewards[:, None].square() / 2  # V = 0: what it should have said is the reward
+    wanted = half.expand(16, 6)[ends_after(metrics.rollouts.completion_mask.sum(1).tolist(), 6)]
+    (again,) = train_ppo(make(), critic_of(make()), Threes(), config, lam=1.0)
+    assert again.evaluation["value_loss"] == pytest.approx(wanted.mean().item())
+    assert metrics.table(str, rows=[0]).count("\n") == 1
+
+
+def test_the_critic_learns_what_texts_are_worth():
+    policy = tiny_gpt()
+    still = replace(CONFIG, steps=40, lr=1e-12)  # texts of one and the same policy
+    run = train_ppo(policy, critic_of(policy), Threes(1), still, lam=1.0, critic_lr=1e-2)
+    losses = [metrics.evaluation["value_loss"] for metrics in run]
+    assert losses[0] > 0.5 and max(losses[-10:]) < 0.05
+
+
+@pytest.mark.parametrize("every", [False, True], ids=["at the end", "token by token"])
+def test_the_policy_learns(every):
+    policy, settings = tiny_gpt(), {}
+    if every:  # the same total, each part of it when it was earned
+        settings["per_token"] = lambda rewards, r: (r.completions == 3).to(rewards) / 6
+    run = train_ppo(policy, critic_of(policy), Threes(), replace(CONFIG, steps=30), **settings)
+    rewards = [metrics.reward for metrics in run]
+    assert sum(rewards[-5:]) / 5 > 2 * max(sum(rewards[:5]) / 5, 0.1)
+
+
+def test_the_same_seed_gives_the_same_run():
+    runs = [
+        [m.grad_norm for m in train_ppo(tiny_gpt(), critic_of(tiny_gpt()), Threes(), config)]
+        for config in (replace(CONFIG, steps=2, seed=seed) for seed in (0, 0, 1))
+    ]
+    assert runs[0] == runs[1] != runs[2]
