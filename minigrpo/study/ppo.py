@@ -107,14 +107,14 @@ def train_ppo(
         rollouts, rewards = grpo.rollout(policy, task, prompts, config, sampling)  # P * G rows
         values, mask = state_values(critic, rollouts), rollouts.completion_mask  # (N, T)
         advantages, returns = gae(per_token(rewards.to(values), rollouts), values, mask, gamma, lam)
-        advantages = whiten(advantages, mask)
-        updates = grpo.learn(policy, reference, optimizer, rollouts, advantages, config, step)
         for epoch in range(config.inner_epochs):
             loss = value_loss(state_values(critic, rollouts) if epoch else values, returns, mask)
             critic_optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(critic.parameters(), config.max_grad_norm)
             critic_optimizer.step()
+        advantages = whiten(advantages, mask)
+        updates = grpo.learn(policy, reference, optimizer, rollouts, advantages, config, step)
         means, off = masked_mean(advantages, mask, dim=1), value_loss(values, returns, mask).item()
         metrics = grpo.measure(step, began, rollouts, rewards, means, updates, config)
         yield replace(metrics, evaluation={"value_loss": off})
