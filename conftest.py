@@ -26,7 +26,7 @@ LONGEST = (
     *("07_grpo", "01_char_gpt", "test_clinic", "test_exercises", "08_bug_clinic"),
     *("03_sequence_grpo", "test_mutants", "test_reviews", "test_attacks"),
     *("10_scaling_out", "06_a_llama_that_answers", "09_text_models"),
-    *("04_the_objective", "test_oracle", "test_parallel", "test_llama"),
+    *("05_kl_and_family", "04_policy_gradient", "test_oracle", "test_parallel", "test_llama"),
 )
 ALONE = "test_notebook_passes_with_all_solutions_pasted_in"
 

@@ -39,7 +39,7 @@ AT_A_TIME = min(2, os.cpu_count() or 1)
 """Notebooks that `run` has going: with a core each they are done sooner than one with all cores."""
 # Notebooks by the time they take; the others come after them.
 LONGEST = ["01_char_gpt", "07_grpo", "10_scaling_out", "08_bug_clinic", "03_sequence_grpo"]
-LONGEST += ["09_text_models", "06_a_llama_that_answers", "04_the_objective"]
+LONGEST += ["09_text_models", "06_a_llama_that_answers", "05_kl_and_family"]
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 # ---------------------------------------------------------------------------------------------
