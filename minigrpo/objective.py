@@ -145,7 +145,7 @@ def aggregate(
 def grpo_loss(
     log_probs: Tensor,  # (N, T) under the policy that learns, with gradient
     old_log_probs: Tensor | None,  # (N, T) of the sampler; None = on-policy: the same, ratio 1
-    advantages: Tensor,  # (N,), the same for every token of a row; or (N, T), with level="token"
+    advantages: Tensor,  # (N,)
     completion_mask: Tensor,  # (N, T), 1 up to and including EOS; a row may be all 0
     *,
     ref_log_probs: Tensor | None = None,  # (N, T) under the reference policy
@@ -177,8 +177,8 @@ def grpo_loss(
     mask = completion_mask.bool()
     new = _real("log_probs", log_probs, mask)
     old = (new if old_log_probs is None else _real("old_log_probs", old_log_probs, mask)).detach()
-    check_shape("advantages", advantages, new.shape[: advantages.dim() if level == "token" else 1])
-    A = advantages.detach().to(new.dtype).reshape(len(new), -1)  # (N, 1) or (N, T)
+    check_shape("advantages", advantages, new.shape[:1])  # (N, T) would broadcast where N = T
+    A = advantages.detach().to(new.dtype)[:, None]  # (N, 1): the same for every token of a row
 
     ratio = policy_ratio(new, old, mask, level=level)  # (N, T) or (N, 1)
     if surrogate == "clip":

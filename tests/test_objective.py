@@ -843,7 +843,8 @@ def test_the_weight_of_cispo_is_a_constant(ratio, advantage, slope):
 @must_fail_on(
     (
         grpo_loss,
-        "A = advantages.detach().to(new.dtype).reshape(len(new), -1)  # (N, 1) or (N, T)",
+        "A = advantages.detach().to(new.dtype)[:, None]"
+        "  # (N, 1): the same for every token of a row",
         "A = advantages.to(new.dtype)[:, None]",
     ),
     (
@@ -1300,13 +1301,9 @@ REFUSED = {
         loss_of(completion_mask=ONES[:, :2]),
         r"completion_mask: expected shape \(2, 3\), got \(2, 2\)$",
     ),
-    "loss: an advantage per token, and one ratio": (
-        loss_of(advantages=ONES, level="sequence"),
+    "loss: an advantage per token": (
+        loss_of(advantages=ONES),
         r"advantages: expected shape \(2,\), got \(2, 3\)$",
-    ),
-    "loss: an advantage for some tokens": (
-        loss_of(advantages=ONES[:, :2]),
-        r"advantages: expected shape \(2, 3\), got \(2, 2\)$",
     ),
     "loss: log-probs of nan": (
         loss_of(log_probs=WITH_NAN),

@@ -458,7 +458,9 @@ def group_of_one_accepted():
     raise AssertionError(f"accepted, with advantages {advantages.tolist()}")
 
 
-ADVANTAGES = "A = advantages.detach().to(new.dtype).reshape(len(new), -1)  # (N, 1) or (N, T)"
+ADVANTAGES = (
+    "A = advantages.detach().to(new.dtype)[:, None]  # (N, 1): the same for every token of a row"
+)
 
 
 @finds(grpo_loss, ADVANTAGES, "A = advantages.detach().to(new.dtype)[None, :]")

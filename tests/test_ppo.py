@@ -23,6 +23,7 @@ from minigrpo.study.ppo import (
     at_the_end,
     critic_of,
     gae,
+    ppo_loss,
     state_values,
     train_ppo,
     value_loss,
@@ -275,15 +276,16 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(mask, new, NAN).requires_grad_(), torch.where(mask, old, NAN), mask
 
 
-def loss_and_gradient(advantages: Tensor, **settings) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(loss_of, advantages: Tensor, **settings) -> tuple[Tensor, Tensor]:
     new, old, mask = batch()
-    loss, _ = grpo_loss(new, old, advantages, mask, **settings)
+    others = {"ref_log_probs": old - 0.3, "entropy": -new, "how": "token_mean"}
+    loss, _ = loss_of(new, old, advantages, mask, **others, **settings)
     return loss.detach(), torch.autograd.grad(loss, new)[0]
 
 
 @pytest.mark.parametrize("surrogate", ["clip", "cispo"])
-@pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "constant"])
-def test_a_critic_that_knows_the_mean_of_each_group_makes_ppo_grpo(how, surrogate):
+@pytest.mark.parametrize("weights", [{}, {"kl_weight": 0.3, "entropy_weight": 0.2}])
+def test_a_critic_that_knows_the_mean_of_each_group_makes_ppo_grpo(weights, surrogate):
     """V = the group's mean, with lam = gamma = 1: A_t = reward - mean for every token of a text."""
     rewards, (_, _, mask) = float64(1, 0, 0.5, 0, 0, 2), batch()
     means = rewards.view(2, 3).mean(dim=1).repeat_interleave(3)
@@ -291,9 +293,9 @@ def test_a_critic_that_knows_the_mean_of_each_group_makes_ppo_grpo(how, surrogat
     per_token, values = torch.where(last, rewards[:, None], 0.0), means[:, None].expand(6, 4)
     of_tokens, returns = gae(per_token, values, mask, gamma=1.0, lam=1.0)
     assert_close(returns[mask], rewards[:, None].expand(6, 4)[mask])
-    settings = {"how": how, "surrogate": surrogate, "max_length": 4}
-    ours = loss_and_gradient(of_tokens, **settings)
-    grpo = loss_and_gradient(group_advantages(rewards, 3, scale="none"), **settings)
+    of_texts = group_advantages(rewards, 3, scale="none")
+    ours = loss_and_gradient(ppo_loss, of_tokens, surrogate=surrogate, **weights)
+    grpo = loss_and_gradient(grpo_loss, of_texts, surrogate=surrogate, **weights)
     for one, other in zip(ours, grpo):
         assert_close(one, other)
 
@@ -302,7 +304,7 @@ def test_each_token_is_pushed_by_its_own_advantage():
     """At ratio 1 the gradient of a log-prob is minus its advantage, over the number of tokens."""
     new, _, mask = batch()
     advantages = torch.where(mask, uniform(6, 4, seed=5), NAN)
-    loss, _ = grpo_loss(new, None, advantages, mask, how="token_mean")
+    loss, _ = ppo_loss(new, new.detach(), advantages, mask)
     loss.backward()
     assert_close(loss.item(), -advantages[mask].mean().item())
     assert_close(new.grad, torch.where(mask, -advantages / mask.sum(), 0.0))

@@ -1,8 +1,7 @@
 """PPO (Schulman et al. 2017, arXiv 1707.06347) beside GRPO, for the same policies and tasks.
 
-GRPO compares a text with others that answer the same prompt. PPO asks a second network, the critic,
-which predicts before every token how much reward is still to come. A token's advantage is how much
-better it went than predicted. From there on the two are the same: `grpo.learn`.
+GRPO compares a text with others that answer its prompt. PPO asks a second network, the critic, how
+much reward is still to come before each token, whose advantage is how much better it then went.
 """
 
 import copy
@@ -16,8 +15,7 @@ from torch import Tensor, nn
 from minigrpo import grpo
 from minigrpo.checks import check_shape
 from minigrpo.logprobs import completion_logits, masked_mean
-from minigrpo.objective import group_advantages
-from minigrpo.sampling import Rollouts
+from minigrpo.objective import group_advantages, grpo_loss
 
 
 def critic_of(policy: nn.Module) -> nn.Module:
@@ -27,31 +25,25 @@ def critic_of(policy: nn.Module) -> nn.Module:
     return critic
 
 
-def state_values(critic: nn.Module, rollouts: Rollouts) -> Tensor:
+def state_values(critic: nn.Module, r: grpo.Rollouts) -> Tensor:
     """(N, T), with gradient, 0 where masked: column t has read all that comes before token t."""
-    r = rollouts
     text = (r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
     return torch.where(r.completion_mask, completion_logits(critic, *text).squeeze(-1), 0.0)
 
 
-def at_the_end(rewards: Tensor, rollouts: Rollouts) -> Tensor:
+def at_the_end(rewards: Tensor, rollouts: grpo.Rollouts) -> Tensor:
     """(N,) -> (N, T): the reward of a text comes with its last token."""
     last = rollouts.completion_mask.sum(dim=1, keepdim=True) - 1  # (N, 1)
     return rewards.new_zeros(rollouts.completions.shape).scatter(1, last, rewards[:, None])
 
 
 @torch.no_grad()
-def gae(
-    rewards: Tensor,  # (N, T), one per token
-    values: Tensor,  # (N, T), of the state before each token
-    mask: Tensor,  # (N, T), 1 = real token, padded on the right; the others are never read
-    gamma: float = 1.0,  # how much less a reward counts if it comes one token later
-    lam: float = 0.95,  # 1 waits for the end of the text, 0 believes what the critic says next
-) -> tuple[Tensor, Tensor]:
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95):
     """Generalized advantage estimation (Schulman et al. 2015, arXiv 1506.02438, section 3).
 
-    A_t = delta_t + gamma lam A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t. After the last real
-    token A and V are 0. Returns A and what the critic should have said, A + V, both (N, T).
+    rewards (one per token), values (of the state before it), mask (padded on the right): (N, T).
+    A_t = delta_t + gamma lam A_{t+1}, where delta_t = r_t + gamma V_{t+1} - V_t, and A and V are 0
+    after the last real token. Returns A and what the critic should have said, A + V, both (N, T).
     """
     check_shape("values", values, rewards.shape)
     check_shape("mask", mask, rewards.shape)
@@ -80,41 +72,49 @@ def value_loss(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     return (values - returns.detach())[mask.bool()].square().mean() / 2
 
 
+def ppo_loss(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, **others):
+    """`grpo_loss` with an advantage per token, each token a text of its own. All tensors (N, T)."""
+    others = {k: x[mask][:, None] if isinstance(x, Tensor) else x for k, x in others.items()}
+    new, old, real = (x[mask][:, None] for x in (new, old, mask))  # (tokens, 1)
+    return grpo_loss(new, old, advantages[mask], real, **others)
+
+
 def train_ppo(
     policy: nn.Module,  # trained in place, as the critic is; both are left in eval mode
     critic: nn.Module,  # see `critic_of`
     task: grpo.Task,
-    config: grpo.GRPOConfig,  # scale and baseline are not used: no text is compared with its group
+    config: grpo.GRPOConfig,  # not used: scale, baseline and how
     *,
-    gamma: float = 1.0,  # this and the next: see `gae`
-    lam: float = 0.95,
+    lam: float = 0.95,  # see `gae`: 0 believes what the critic says next, 1 waits for the end
     critic_lr: float = 1e-3,
-    per_token: Callable[[Tensor, Rollouts], Tensor] = at_the_end,  # rewards (N,) -> (N, T)
+    per_token: Callable[[Tensor, grpo.Rollouts], Tensor] = at_the_end,  # rewards (N,) -> (N, T)
 ) -> Iterator[grpo.StepMetrics]:
-    """`train_grpo` with a critic: the same number of texts and updates, the same loss.
-
-    evaluation["value_loss"] is how far off the critic was on texts it hadn't learned from yet.
-    """
+    """`train_grpo` with a critic; evaluation["value_loss"] is how far off it was on new texts."""
     policy.eval(), critic.eval()
     reference = grpo.frozen_copy(policy) if config.kl_weight else None
-    optimizer = torch.optim.Adam(policy.parameters(), config.lr, config.betas)
-    critic_optimizer = torch.optim.Adam(critic.parameters(), critic_lr, config.betas)
+    groups = [{"params": policy.parameters()}, {"params": critic.parameters(), "lr": critic_lr}]
+    optimizer = torch.optim.Adam(groups, config.lr, config.betas)
     order = torch.Generator().manual_seed(config.seed)
     sampling = torch.Generator(next(policy.parameters()).device).manual_seed(config.seed)
+    given = config.only(grpo.LOSS) | {"how": "token_mean"}
     for step in range(1, config.steps + 1):
-        began = time.perf_counter()
+        began, updates = time.perf_counter(), []
         prompts = list(task.prompts(config.prompts_per_step, order))
         rollouts, rewards = grpo.rollout(policy, task, prompts, config, sampling)  # P * G rows
-        values, mask = state_values(critic, rollouts), rollouts.completion_mask  # (N, T)
-        advantages, returns = gae(per_token(rewards.to(values), rollouts), values, mask, gamma, lam)
-        for epoch in range(config.inner_epochs):
-            loss = value_loss(state_values(critic, rollouts) if epoch else values, returns, mask)
-            critic_optimizer.zero_grad()
+        values, mask = state_values(critic, rollouts).detach(), rollouts.completion_mask  # (N, T)
+        advantages, returns = gae(per_token(rewards.to(values), rollouts), values, mask, lam=lam)
+        advantages, off = whiten(advantages, mask), value_loss(values, returns, mask).item()
+        given["ref_log_probs"] = reference and grpo.score(reference, rollouts, config)[0]
+        for _ in range(config.inner_epochs):
+            new, given["entropy"] = grpo.score(policy, rollouts, config)  # (N, T)
+            loss, metrics = ppo_loss(new, rollouts.log_probs, advantages, mask, **given)
+            optimizer.zero_grad()
             loss.backward()
+            value_loss(state_values(critic, rollouts), returns, mask).backward()
+            norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm).item()
             nn.utils.clip_grad_norm_(critic.parameters(), config.max_grad_norm)
-            critic_optimizer.step()
-        advantages = whiten(advantages, mask)
-        updates = grpo.learn(policy, reference, optimizer, rollouts, advantages, config, step)
-        means, off = masked_mean(advantages, mask, dim=1), value_loss(values, returns, mask).item()
+            optimizer.step()
+            updates.append({**metrics, "loss": loss.item(), "grad_norm": norm})
+        means = masked_mean(advantages, mask, dim=1)
         metrics = grpo.measure(step, began, rollouts, rewards, means, updates, config)
         yield replace(metrics, evaluation={"value_loss": off})
