@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +32,11 @@ from minigrpo.study.ppo import (
     value_loss,
     whiten,
 )
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+
+import ppo as tool  # noqa: E402
+import results  # noqa: E402
 
 NAN, EOS = math.nan, 10
 POLICIES = {"char GPT": tiny_gpt, "Llama": tiny_llama}
@@ -390,3 +398,78 @@ def test_the_same_seed_gives_the_same_run():
         for config in (replace(CONFIG, steps=2, seed=seed) for seed in (0, 0, 1))
     ]
     assert runs[0] == runs[1] != runs[2]
+
+
+# ---------------------------------------------------------------------------------------------
+# what is stored
+
+
+def test_everything_is_stored_with_the_present_settings():
+    """A change of settings or of the base model empties it until `make results` has run."""
+    stored = tool.stored()
+    assert [{name: one[name] for name in tool.SEARCH[0]} for one in stored["search"]] == tool.SEARCH
+    assert [one["seed"] for one in stored["runs"]] == list(tool.SEEDS)
+    assert tool.SEARCH_SEED not in tool.SEEDS
+    for one in stored["runs"]:
+        assert {name: one[name] for name in tool.SEARCH[0]} == tool.best(stored["search"])
+        assert [*one["noise"]] == [str(step) for step in tool.BATCHES]
+        for name in ("grpo", "ppo", "asleep"):
+            assert one[name]["curve"]["step"] == list(range(0, 101, tool.EVERY))
+
+
+def test_grpo_is_the_run_of_the_experiments():
+    """The same seed, the same base: the accuracy that `make results` stores for notebook 07."""
+    runs = results.load()["experiments"][results.SUMMIT_NAME]["runs"]
+    for one in tool.stored()["runs"]:
+        then = runs[one["seed"]]["curve"]["accuracy"]
+        assert one["grpo"]["curve"]["accuracy"] == pytest.approx(then, abs=0.02)
+
+
+def test_what_was_found_with_other_settings_is_not_taken_for_stored(tmp_path, monkeypatch):
+    changed = json.loads(tool.PATH.read_text("utf-8"))
+    changed["settings"]["config"]["lr"] = 1.0
+    (tmp_path / "ppo.json").write_text(json.dumps(changed), "utf-8")
+    monkeypatch.setattr(tool, "PATH", tmp_path / "ppo.json")
+    assert tool.stored()["runs"] == tool.stored()["search"] == []
+
+
+def test_what_is_saved_is_loaded_again(tmp_path, monkeypatch):
+    stored = tool.stored()
+    monkeypatch.setattr(tool, "PATH", tmp_path / "ppo.json")
+    tool.save(stored)
+    assert tool.stored() == stored and [path.name for path in tmp_path.iterdir()] == ["ppo.json"]
+
+
+def test_the_bytes_are_counted():
+    policy, critic = 4 * 135_488, 4 * (135_488 - 31 * 64)
+    memory = tool.stored()["memory"]
+    assert (memory["policy"], memory["critic"]) == (policy, critic)
+    assert memory["kept"] == {"grpo": 5 * policy, "ppo": 5 * policy + 4 * critic}
+    assert memory["peak"]["ppo"] > memory["peak"]["grpo"] > memory["kept"]["grpo"]
+
+
+def noise_and_signal(rows: Tensor, others: Tensor) -> dict[str, float]:
+    one, other = tool.Gradients(), tool.Gradients()
+    for row, another in zip(rows, others, strict=True):
+        one.add(row, another)
+        other.add(another, another)
+    return one.beside(other)
+
+
+def test_noise_and_signal_by_hand():
+    """Mean (1, 1), deviations (0, -1) and (0, 1): noise 2, and the product of the rows is 1."""
+    rows = float64([1, 0], [1, 2])
+    found = noise_and_signal(rows, 3 * rows)
+    assert found == {"noise_to_signal": pytest.approx(math.sqrt(2), abs=1e-4), "cosine": 1.0}
+    found = noise_and_signal(rows, float64([1, 0], [1, 0]))  # cross products 1 and 1; norms 1, 1
+    assert found["cosine"] == 1.0
+    assert noise_and_signal(float64([1, 0], [-1, 0]), rows)["noise_to_signal"] is None
+    assert noise_and_signal(rows, float64([1, 0], [-1, 0]))["cosine"] is None
+
+
+def test_the_noise_does_not_count_as_signal():
+    """2,000 gradients of length 1 and noise 10 in 100 dimensions: a ratio of 10."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(2000, 100, dtype=torch.float64, generator=generator)
+    found = noise_and_signal(noise + 0.1, noise + 0.1)
+    assert found["noise_to_signal"] == pytest.approx(10, rel=0.1)
