@@ -197,7 +197,7 @@ def score(policy: nn.Module, rollouts: Rollouts, config: GRPOConfig) -> tuple[Te
 
 
 def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) -> list[dict]:
-    """K updates on the same rollouts, advantages (N,) or (N, T); returns the metrics of each."""
+    """K updates on the same rollouts, advantages (N,); returns the metrics of each."""
     ref_log_probs = None if reference is None else score(reference, rollouts, config)[0]
     updates: list[dict[str, float]] = []
     for _ in range(config.inner_epochs):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from minigrpo.gpt import positions_from_mask
-from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.grpo import GRPOConfig, rollout, score, train_grpo
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.sampling import left_pad, sample
 from minigrpo.study import ppo
@@ -473,3 +473,47 @@ def test_the_noise_does_not_count_as_signal():
     noise = torch.randn(2000, 100, dtype=torch.float64, generator=generator)
     found = noise_and_signal(noise + 0.1, noise + 0.1)
     assert found["noise_to_signal"] == pytest.approx(10, rel=0.1)
+
+
+@pytest.mark.parametrize("surrogate", ["clip", "cispo"])
+def test_two_steps_are_those_of_a_loop_written_out(surrogate):
+    """Rewards of up to 20, KL, entropy bonus, two epochs, norms that are clipped: same weights."""
+    weights = {"kl_weight": 0.3, "estimator": "k2", "kl_correction": True, "entropy_weight": 0.05}
+    config = replace(CONFIG, steps=2, inner_epochs=2, surrogate=surrogate, **weights)
+    config = replace(config, eos_id=EOS, max_grad_norm=0.05, lr=0.02, clip=(0.1, 0.3))
+    ours, policy = tiny_gpt(), tiny_gpt()
+    our_critic, critic = critic_of(ours), critic_of(policy)
+    list(train_ppo(ours, our_critic, Threes(19.0), config, lam=0.8, critic_lr=0.05))
+
+    policy.eval(), critic.eval()
+    reference = copy.deepcopy(policy)
+    optimizers = [
+        torch.optim.Adam(network.parameters(), lr, config.betas)
+        for network, lr in ((policy, 0.02), (critic, 0.05))
+    ]
+    order, sampling = (torch.Generator().manual_seed(config.seed) for _ in range(2))
+    for _ in range(2):
+        prompts = Threes().prompts(2, order)
+        rollouts, rewards = rollout(policy, Threes(19.0), prompts, config, sampling)
+        mask, old = rollouts.completion_mask, rollouts.log_probs
+        values = state_values(critic, rollouts).detach()
+        A, returns = gae(at_the_end(rewards.to(values), rollouts), values, mask, lam=0.8)
+        A = (A - A[mask].mean()) / (A[mask].std() + 1e-4)
+        ref = score(reference, rollouts, config)[0].detach()
+        for _ in range(2):
+            new, entropy = score(policy, rollouts, config)
+            ratio = (new - old).exp()
+            if surrogate == "clip":
+                objective = torch.minimum(ratio * A, ratio.clamp(0.9, 1.3) * A)
+            else:
+                objective = ratio.clamp(max=1.3).detach() * A * new
+            losses = 0.3 * ratio * (new - ref).square() / 2 - objective - 0.05 * entropy
+            errors = (state_values(critic, rollouts) - returns).square() / 2
+            for network, loss, optimizer in zip((policy, critic), (losses, errors), optimizers):
+                optimizer.zero_grad()
+                loss[mask].mean().backward()
+                torch.nn.utils.clip_grad_norm_(network.parameters(), 0.05)
+                optimizer.step()
+    for one, other in ((ours, policy), (our_critic, critic)):
+        for mine, theirs in zip(one.parameters(), other.parameters()):
+            assert_close(mine, theirs, atol=1e-7, rtol=1e-5)

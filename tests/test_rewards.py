@@ -1,4 +1,4 @@
-"""Rewards see the completion only and cannot be cheated; tasks draw from the generator only."""
+"""Rewards see the completion only and are hard to cheat; tasks draw from the generator only."""
 
 from __future__ import annotations
 

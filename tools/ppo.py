@@ -1,6 +1,6 @@
 """PPO beside GRPO, on the run of notebook 07: accuracy, time, memory, noise of the gradient.
 
-    python tools/ppo.py          what is not stored yet (about 12 minutes on one core)
+    python tools/ppo.py          what is not stored yet (about 15 minutes on one core)
     python tools/ppo.py --again  all of it
 
 Both get as many texts per step, as many updates on them, the same learning rate, clip and KL term.

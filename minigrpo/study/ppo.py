@@ -19,7 +19,7 @@ from minigrpo.objective import group_advantages, grpo_loss
 
 
 def critic_of(policy: nn.Module) -> nn.Module:
-    """A copy of the policy with one output instead of V, the value; at first it's 0 everywhere."""
+    """A copy of the policy whose `lm_head` has one output, the value, at first 0 everywhere."""
     critic = copy.deepcopy(policy)
     critic.lm_head.weight = nn.Parameter(torch.zeros_like(critic.lm_head.weight[:1]))  # (1, width)
     return critic
@@ -74,17 +74,16 @@ def value_loss(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
 def ppo_loss(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, **others):
     """`grpo_loss` with an advantage per token, each token a text of its own. All tensors (N, T)."""
-    others = {k: x[mask][:, None] if isinstance(x, Tensor) else x for k, x in others.items()}
-    new, old, real = (x[mask][:, None] for x in (new, old, mask))  # (tokens, 1)
-    return grpo_loss(new, old, advantages[mask], real, **others)
+    real = mask.bool()
+    others = {k: x[real, None] if isinstance(x, Tensor) else x for k, x in others.items()}
+    return grpo_loss(new[real, None], old[real, None], advantages[real], real[real, None], **others)
 
 
 def train_ppo(
     policy: nn.Module,  # trained in place, as the critic is; both are left in eval mode
     critic: nn.Module,  # see `critic_of`
     task: grpo.Task,
-    config: grpo.GRPOConfig,  # not used: scale, baseline and how
-    *,
+    config: grpo.GRPOConfig,  # not used: scale, baseline, how, level, check and when to save
     lam: float = 0.95,  # see `gae`: 0 believes what the critic says next, 1 waits for the end
     critic_lr: float = 1e-3,
     per_token: Callable[[Tensor, grpo.Rollouts], Tensor] = at_the_end,  # rewards (N,) -> (N, T)
@@ -106,7 +105,8 @@ def train_ppo(
         advantages, off = whiten(advantages, mask), value_loss(values, returns, mask).item()
         given["ref_log_probs"] = reference and grpo.score(reference, rollouts, config)[0]
         for _ in range(config.inner_epochs):
-            new, given["entropy"] = grpo.score(policy, rollouts, config)  # (N, T)
+            new, entropy = grpo.score(policy, rollouts, config)  # (N, T)
+            given["entropy"] = entropy if config.entropy_weight else entropy.detach()
             loss, metrics = ppo_loss(new, rollouts.log_probs, advantages, mask, **given)
             optimizer.zero_grad()
             loss.backward()
