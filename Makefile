@@ -65,6 +65,7 @@ results: $(VENV)/.installed
 	$(ACTIVE) tools/results.py
 	$(ACTIVE) tools/reuse.py
 	$(ACTIVE) tools/ppo.py
+	$(ACTIVE) tools/thinking.py
 	@$(ACTIVE) tools/readme.py
 
 checkpoint: $(VENV)/.installed
