@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -86,6 +87,41 @@ def level(ax: Axes, y: float, text: str, color: str = BLACK) -> None:
         ha="right",
         fontsize=9,
     )
+
+
+def seed_band(
+    ax: Axes,
+    runs: Sequence[Mapping[str, Any]],  # stored ones, of several seeds: "curve" -> scores by name
+    score: str,
+    color: str,
+    dash: str = "-",
+) -> None:
+    """Draw a score of some runs over their steps: the mean, in a band from lowest to highest."""
+    curves = [run["curve"] for run in runs]
+    by_step = list(zip(*(curve[score] for curve in curves), strict=True))
+    lowest, highest = [min(values) for values in by_step], [max(values) for values in by_step]
+    ax.fill_between(curves[0]["step"], lowest, highest, color=color, alpha=0.2, linewidth=0)
+    ax.plot(curves[0]["step"], [fmean(values) for values in by_step], color=color, linestyle=dash)
+
+
+def dot_rows(
+    ax: Axes,
+    rows: Mapping[str, Sequence[float]],  # by name, from the top: one value per seed
+    color: str = BLUE,
+    *,
+    hollow: bool = False,
+) -> None:
+    """Draw a row of dots for each name, one dot per seed; another call adds to the same rows."""
+    for y, values in enumerate(rows.values()):
+        fill = "white" if hollow else color
+        ax.plot(
+            values, [y] * len(values), "o", ms=4.5, mec=color, mfc=fill, alpha=0.8, linestyle="none"
+        )
+    ax.set_yticks(range(len(rows)), list(rows), fontsize=8)
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
+    ax.set_axisbelow(True)
 
 
 def attention_grid(
