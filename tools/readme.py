@@ -4,8 +4,8 @@
 
 An image `figures/01_char_gpt.loss-figure.png` is what cell `loss-figure` of notebook 01_char_gpt
 has drawn. The table between the two comments `results` shows those of the experiments in
-data/results/results.json that SHOWN names, the one between the comments `bench` is made of
-data/results/bench.json.
+data/results/results.json that SHOWN names, the ones between the comments `thinking` and `bench` are
+made of thinking.json and bench.json beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import bench
 import nbformat
 import results
+import thinking
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = (  # the other experiments end alike
@@ -43,6 +44,7 @@ def with_table(text: str) -> str:
     shown = {name: stored[name] for name in SHOWN if name in stored}
     tables = {
         "results": results.table({"experiments": shown}),
+        "thinking": thinking.table(),
         "bench": bench.table(bench.load()),
     }
     for name, table in tables.items():

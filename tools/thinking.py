@@ -382,6 +382,54 @@ def save(results: Results) -> None:
     part.replace(PATH)
 
 
+# --------------------------------------------------------------------------------------------
+# what README.md shows
+
+TABLE = {
+    "torn pages: 10% of the adding documents, as shipped": ("torn pages", "0.1"),
+    "torn pages: 3%": ("torn pages", "0.03"),
+    "torn pages: none": ("torn pages", "0"),
+    "none, the slowest base, 200 steps": ("the hardest base, twice as long", "0"),
+    "shown right answers instead, learning rate 1e-4": (
+        "equal terms",
+        "shown right answers, lr 0.0001",
+    ),
+    "shown right answers instead, learning rate 1e-3": (
+        "equal terms",
+        "shown right answers, lr 0.001",
+    ),
+    "rewarded, learning rate 1e-3": ("equal terms", "rewarded, lr 0.001"),
+    "shown its own right answers (rejection sampling)": ("equal terms", "rejection sampling"),
+    "three rewards in ten flipped": ("flipped rewards", "0.3"),
+    "half of the rewards flipped": ("flipped rewards", "0.5"),
+    "one single question": ("few questions", "1"),
+}
+
+
+def spread(values: list[float], digits: int) -> str:
+    """The mean, and in brackets the lowest and highest, unless they look alike."""
+    mean, low, high = (f"{v:.{digits}f}" for v in (fmean(values), min(values), max(values)))
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def table() -> str:
+    """One line per entry of TABLE: the base's whole thoughts, and the scores after the run."""
+    lines = [
+        "| | seeds | base: whole thoughts | base: sampled | sampled | 7 and 8 digits "
+        "| tokens of thought |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    results = stored()
+    for title, (family, name) in TABLE.items():
+        runs = results[family][name]["runs"]
+        cells = [spread([one["base"]["whole"] for one in runs], 3)]
+        cells.append(spread([one["base"]["correct"] for one in runs], 2))
+        for label, digits in (("accuracy", 2), ("harder", 2), ("thinking", 1)):
+            cells.append(spread([one["curve"][label][-1] for one in runs], digits))
+        lines.append(f"| {title} | {len(runs)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def line(name: str, runs: list[Results]) -> str:
     """The mean over the seeds at the end, and the lowest and highest of them."""
     cells = []
