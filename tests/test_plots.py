@@ -119,8 +119,8 @@ def test_a_run_is_drawn_again_as_it_grows():
         for ax in figure.axes
         for line in ax.get_lines()
     }
-    assert drawn["right answers", "sampled"] == [[0, 2, 4], [0.1, 0.5, 0.5]]
-    assert drawn["right answers", "greedy"] == [[0, 2, 4], [0.2, 0.7, 0.7]]
+    assert drawn["correct answers", "sampled"] == [[0, 2, 4], [0.1, 0.5, 0.5]]
+    assert drawn["correct answers", "greedy"] == [[0, 2, 4], [0.2, 0.7, 0.7]]
     assert drawn["clipped tokens", "below"] == [[1, 2, 3, 4], [1.5, 2.5, 3.5, 4.5]]
     unlabelled = {title: data for (title, _), data in drawn.items()}
     assert unlabelled["tokens of thought"] == [[0, 2, 4], [1.0, 3.0, 3.0]]
@@ -137,7 +137,7 @@ def test_a_run_without_kl_or_evaluation_leaves_panels_empty():
     plots.draw_run(figure, [step])
     figure.canvas.draw()
     lines = {ax.get_title(loc="left"): len(ax.get_lines()[0].get_xdata()) for ax in figure.axes}
-    assert lines["KL (nats per token)"] == lines["right answers"] == 0 and lines["reward"] == 1
+    assert lines["KL (nats per token)"] == lines["correct answers"] == 0 and lines["reward"] == 1
 
 
 def test_charts_share_their_panels_and_the_first_is_blue():

@@ -148,6 +148,7 @@ def token_strips(
     middle: float = 0.0,  # the number that stays white
     reach: float | None = None,  # from it to the full color; None = the largest there is
     digits: int = 2,  # after the point
+    size: float = 7.0,  # of the words; the numbers are one smaller
 ) -> None:
     """Draw texts as strips of boxes, one per token, colored by a number: blue above, orange below.
 
@@ -165,10 +166,10 @@ def token_strips(
                 (column, row), 0.94, 0.86, facecolor=color(scale(number)), edgecolor=GREY, lw=0.5
             )
             ax.add_patch(box)
-            ax.text(column + 0.47, row + 0.34, word, ha="center", va="center", fontsize=7)
+            ax.text(column + 0.47, row + 0.34, word, ha="center", va="center", fontsize=size)
             number = round(number, digits) + 0.0  # not -0.00
             text = f"{number:.{digits}f}" if middle else f"{number:+.{digits}f}"
-            ax.text(column + 0.47, row + 0.67, text, ha="center", va="center", fontsize=6)
+            ax.text(column + 0.47, row + 0.67, text, ha="center", va="center", fontsize=size - 1)
     ax.set(xlim=(0, max(map(len, tokens))), ylim=(len(tokens), 0))
     ax.set_yticks([row + 0.43 for row in range(len(tokens))], labels, fontsize=8)
     ax.set_xticks([])
@@ -178,7 +179,7 @@ def token_strips(
 
 
 PANELS: dict[str, Sequence[tuple[str, Callable[[Any], float | None]]]] = {
-    "right answers": (
+    "correct answers": (
         ("sampled", lambda m: m.evaluation.get("accuracy")),
         ("greedy", lambda m: m.evaluation.get("greedy")),
     ),
