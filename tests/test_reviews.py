@@ -86,7 +86,7 @@ def generic_wrongs(review: Review):
     yield "wrong arguments", lambda function: function(), "inside the right version.*TypeError: mis"
     yield "no parameter", lambda: None, "crashed on the right version: TypeError"
     yield "calls nothing", lambda function: None, "There is no assert in your test"
-    yield "refuses without a call", lambda f: refuse(), "never calls `function`"
+    yield "refuses without a call", lambda f: refuse(), "never calls what it is given"
     yield "no test", 3, "expected your test, a function; got int"
 
     memory = []
