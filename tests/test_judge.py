@@ -237,7 +237,7 @@ def test_whatever_an_answer_raises_or_returns_is_reported(answer, told):
 
 
 def test_a_huge_whole_number_is_no_accident():
-    assert "expected" in says(lambda samples, correct, k: 10**400, "6.5")
+    assert "expected" in says(lambda samples, correct, k: 10**400, "6.4")
 
 
 class Agrees(torch.Tensor):

@@ -278,7 +278,7 @@ def _weakness(review: Review, trial: Trial, unsteady: str) -> str:
         )
     if not trial.right.calls:
         return (
-            "Your test never calls what it is given, so it can't know which version it has before it. "
+            "Your test never calls what it is given, so it cannot know which version that is. "
             "Call it with arguments of your choice, and assert what must come out."
         )
     if trial.good or unsteady:

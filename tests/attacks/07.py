@@ -3,284 +3,226 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from attack import right, wrong
-from torch import nn
 
-from minigrpo.objective import grpo_loss
-
-
-class Bigram(torch.Tensor):  # a table that can be called: the judge wants its gradient
-    """The next token from the last one, and from how much is visible."""
-
-    at_padding = 0.0  # the logit of token 2 there
-
-    def __call__(self, input_ids, attention_mask=None):
-        seen = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
-        table = self.as_subclass(torch.Tensor)
-        logits = table[input_ids] * (1 + 0.1 * seen.cumsum(dim=1))[..., None]
-        nonsense = torch.tensor([0, 0, self.at_padding, 0, 0])
-        return SimpleNamespace(logits=torch.where(seen[..., None] > 0, logits, nonsense))
+TREE = torch.tensor([0.5, 0.2, 0.4]).double(), torch.tensor([0.1, 0.2, -0.3, 1.0]).double()
+LONE = torch.tensor([0.25]).double(), torch.tensor([0.1, 0.9]).double()
+SURE = torch.tensor([0.3, 1.0, 0.5]).double(), torch.tensor([0.1, 0.4, 0.2, 1.0]).double()
 
 
-class Broken(Bigram):
-    at_padding = -math.inf
+@wrong("7.1", *TREE)
+def nobody_reaches_the_end(stop, rewards):
+    total, here = 0.0, 1.0
+    for p, reward in zip(stop, rewards):
+        total, here = total + here * p * reward, here * (1 - p)
+    return total
 
 
-TABLE = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.double)
-IDS = torch.tensor([[2, 2, 1, 0, 3, 2], [4, 3, 0, 2, 2, 2], [2, 1, 4, 0, 4, 0]])
-SEEN = torch.tensor([[0, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1]])
-PLAIN = TABLE.as_subclass(Bigram), IDS, SEEN, 3
-BROKEN = TABLE.as_subclass(Broken), IDS, SEEN, 3
-ONE = TABLE.as_subclass(Bigram), IDS[2:], SEEN[2:], 3
-STEEP = (100 * TABLE).as_subclass(Bigram), IDS, SEEN, 3
-HIGH = (1000 + TABLE).as_subclass(Bigram), IDS, SEEN, 3
+@wrong("7.1", *TREE)
+def stop_is_go_on(stop, rewards):
+    value = rewards[-1]
+    for p, reward in zip(stop.flip(0), rewards[:-1].flip(0)):
+        value = p * value + (1 - p) * reward
+    return value
 
 
-def look(policy, input_ids, attention_mask, width):
-    logits = policy(input_ids, attention_mask=attention_mask).logits[:, -width - 1 : -1]
-    return logits, input_ids[:, -width:], attention_mask[:, -width:].bool()
+@wrong("7.1", *TREE)
+def without_survival(stop, rewards):
+    return (torch.cat([stop, (1 - stop).prod()[None]]) * rewards).sum()
 
 
-def pick(log_p, tokens):
-    return log_p.gather(-1, tokens[..., None]).squeeze(-1)
+@wrong("7.1", *TREE)
+def survives_its_own_stop(stop, rewards):
+    here = (1 - stop).cumprod(0)
+    return (here * stop * rewards[:-1]).sum() + here[-1] * rewards[-1]
 
 
-@wrong("7.1", *PLAIN)
-def not_shifted(policy, input_ids, attention_mask, width):
-    log_p = policy(input_ids, attention_mask=attention_mask).logits[:, -width:].log_softmax(-1)
-    chosen = log_p.gather(-1, input_ids[:, -width:, None]).squeeze(-1)
-    return torch.where(attention_mask[:, -width:].bool(), chosen, 0.0)
+@wrong("7.1", *TREE)
+def forward_like_a_recurrence(stop, rewards):
+    value = rewards[0]
+    for d, p in enumerate(stop):
+        value = p * value + (1 - p) * rewards[d + 1]
+    return value
 
 
-@wrong("7.1", *BROKEN)
-def times_the_mask(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    return pick(logits.log_softmax(-1), tokens) * real
+@wrong("7.1", *SURE)
+def survival_by_logs(stop, rewards):
+    logs = F.pad(torch.log1p(-stop).cumsum(0), (1, 0))
+    return (logs.exp() * F.pad(stop, (0, 1), value=1.0) * rewards).sum()
 
 
-@wrong("7.1", *PLAIN)
-def without_attention_mask(policy, input_ids, attention_mask, width):
-    logits = policy(input_ids).logits[:, -width - 1 : -1]
-    chosen = pick(logits.log_softmax(-1), input_ids[:, -width:])
-    return chosen.masked_fill(attention_mask[:, -width:] == 0, 0.0)
+@wrong("7.1", *SURE)
+def survival_by_division(stop, rewards):
+    here = F.pad((1 - stop).cumprod(0), (1, 0), value=1.0)
+    ends = torch.cat([here[1:] / (1 - stop) * stop, here[-1:]])
+    return (ends * rewards).sum()
 
 
-@wrong("7.1", *PLAIN)
-def mask_not_shifted(policy, input_ids, attention_mask, width):
-    logits, tokens, _ = look(policy, input_ids, attention_mask, width)
-    real = attention_mask[:, :-1][:, -width:].bool()
-    return torch.where(real, pick(logits.log_softmax(-1), tokens), 0.0)
+@wrong("7.1", *TREE)
+def constant_survival(stop, rewards):
+    with torch.no_grad():
+        here = F.pad((1 - stop).cumprod(0), (1, 0), value=1.0)
+    return (here * F.pad(stop, (0, 1), value=1.0) * rewards).sum()
 
 
-@wrong("7.1", *PLAIN)
-@torch.no_grad()
-def scored_like_a_sampler(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    return torch.where(real, pick(logits.log_softmax(-1), tokens), 0.0)
+@wrong("7.1", *TREE)
+def simulated(stop, rewards):
+    stops = torch.rand(4000, len(stop)) < stop
+    ends = torch.where(stops.any(1), stops.int().argmax(1), len(stop))
+    return rewards[ends].mean()
 
 
-@wrong("7.1", *STEEP)
-def log_of_softmax_and_eps(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    return torch.where(real, (pick(logits.softmax(-1), tokens) + 1e-12).log(), 0.0)
+@wrong("7.1", *TREE)
+def pays_at_every_total(stop, rewards):
+    return (F.pad((1 - stop).cumprod(0), (1, 0), value=1.0) * rewards).sum()
 
 
-@wrong("7.1", *PLAIN)
-def zero_is_ignored(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    tokens = tokens.masked_fill(~real, 0)
-    return -F.cross_entropy(logits.mT, tokens, ignore_index=0, reduction="none")
+@wrong("7.1", *LONE)
+def squeezed(stop, rewards):
+    p = stop.squeeze()
+    here = torch.cat([p.new_ones(1), (1 - p).cumprod(-1)])
+    return (here * F.pad(p, (0, 1), value=1.0) * rewards).sum()
 
 
-@wrong("7.1", *ONE)
-def squeezed_everywhere(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    chosen = logits.log_softmax(-1).gather(-1, tokens[..., None]).squeeze()
-    return torch.where(real.squeeze(), chosen, 0.0)
-
-
-@wrong("7.1", *STEEP)
-def not_below_a_hundred(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    return torch.where(real, pick(logits.log_softmax(-1), tokens).clamp(min=-100), 0.0)
+@wrong("7.1", *TREE)
+def as_a_number(stop, rewards):
+    value = rewards[-1].item()
+    for p, reward in reversed([*zip(stop.tolist(), rewards.tolist())]):
+        value = p * reward + (1 - p) * value
+    return value
 
 
 @right("7.1")
-def real_places_alone(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    out = logits.new_zeros(tokens.shape)
-    out[real] = -F.cross_entropy(logits[real], tokens[real], reduction="none")
+def by_recursion(stop, rewards):
+    if len(stop) == 0:
+        return rewards[0]
+    return stop[0] * rewards[0] + (1 - stop[0]) * by_recursion(stop[1:], rewards[1:])
+
+
+@right("7.1")
+def what_each_total_adds(stop, rewards):
+    """The first reward, and for each further total what it adds, if it's written."""
+    return rewards[0] + ((1 - stop).cumprod(0) * rewards.diff()).sum()
+
+
+@right("7.1")
+def as_a_matrix_power(stop, rewards):
+    D = len(stop)
+    move = torch.diag(1 - stop, 1)
+    here = torch.eye(D + 1, dtype=stop.dtype)[0]
+    total = torch.zeros((), dtype=stop.dtype)
+    for d in range(D):
+        total = total + here[d] * stop[d] * rewards[d]
+        here = here @ move
+    return total + here[D] * rewards[D]
+
+
+PROBS = torch.tensor([[0.9, 0.2, 0.5], [0.6, 0.99, 0.05]]).double()
+PAIR, THREE = torch.tensor([1.0, -2.0]).double(), torch.tensor([[1, 1, 1], [1, 1, 0]])
+MOVES = PROBS, PAIR, THREE
+NOISE = PROBS.masked_fill(THREE == 0, math.nan), PAIR, THREE
+GAPS = PROBS, PAIR, torch.tensor([[0, 1, 1], [1, 0, 1]])
+CALM = PROBS, torch.tensor([0.0, 1.0]).double(), THREE
+SQUARE = PROBS[:, :2], PAIR, THREE[:, :2]
+COLUMN = PROBS[:, :1], PAIR, THREE[:, :1]
+
+
+@wrong("7.2", *MOVES)
+def likely_tokens_move(probs, advantages, mask):
+    return (probs * advantages[:, None]).masked_fill(mask == 0, 0.0) / mask.sum()
+
+
+@wrong("7.2", *MOVES)
+def all_move_alike(probs, advantages, mask):
+    return torch.where(mask.bool(), advantages[:, None].expand_as(probs), 0.0) / mask.sum()
+
+
+@wrong("7.2", *MOVES)
+def slope_of_the_sigmoid(probs, advantages, mask):
+    push = advantages[:, None] * probs * (1 - probs)
+    return push.masked_fill(~mask.bool(), 0.0) / mask.sum()
+
+
+@wrong("7.2", *MOVES)
+def downhill(probs, advantages, mask):
+    return torch.where(mask.bool(), (probs - 1) * advantages[:, None], 0.0) / mask.sum()
+
+
+@wrong("7.2", *NOISE)
+def weighted_with_the_mask(probs, advantages, mask):
+    return torch.einsum("nt,n,nt->nt", 1 - probs, advantages, mask.double()) / mask.sum()
+
+
+@wrong("7.2", *GAPS)
+def ones_come_first(probs, advantages, mask):
+    real = torch.arange(probs.shape[1]) < mask.sum(1, keepdim=True)
+    return torch.where(real, (1 - probs) * advantages[:, None], 0.0) / real.sum()
+
+
+@wrong("7.2", *MOVES)
+def each_row_by_its_length(probs, advantages, mask):
+    push = torch.where(mask.bool(), (1 - probs) * advantages[:, None], 0.0)
+    return push / mask.sum(1, keepdim=True)
+
+
+@wrong("7.2", *CALM)
+def calm_rows_do_not_count(probs, advantages, mask):
+    real = mask.bool() & (advantages != 0)[:, None]
+    return torch.where(real, (1 - probs) * advantages[:, None], 0.0) / real.sum()
+
+
+@wrong("7.2", *SQUARE)
+def advantages_along_the_tokens(probs, advantages, mask):
+    return torch.where(mask.bool(), (1 - probs) * advantages, 0.0) / mask.sum()
+
+
+@wrong("7.2", *MOVES)
+def mean_of_numpy(probs, advantages, mask):
+    push = (1 - probs) * advantages[:, None] * mask
+    return push / np.prod(mask.shape)
+
+
+@wrong("7.2", *COLUMN)
+def column_lost(probs, advantages, mask):
+    push = torch.where(mask.bool(), (1 - probs) * advantages[:, None], 0.0)
+    return push.squeeze(-1) / mask.sum()
+
+
+@wrong("7.2", *MOVES)
+def into_the_probs(probs, advantages, mask):
+    probs.neg_().add_(1).mul_(advantages[:, None])
+    return probs.masked_fill(mask == 0, 0.0) / mask.sum()
+
+
+@right("7.2")
+def of_real_tokens_alone(probs, advantages, mask):
+    rows, places = mask.nonzero(as_tuple=True)
+    out = torch.zeros_like(probs)
+    out[rows, places] = advantages[rows] * (1 - probs[rows, places]) / len(rows)
     return out
 
 
-@right("7.1")
-def with_logsumexp(policy, input_ids, attention_mask, width):
-    logits, tokens, real = look(policy, input_ids, attention_mask, width)
-    return (pick(logits, tokens) - logits.logsumexp(dim=-1)).masked_fill(~real, 0.0)
-
-
-@right("7.1")
-def column_by_column(policy, input_ids, attention_mask, width):
-    logits, columns = policy(input_ids, attention_mask=attention_mask).logits, []
-    rows, S = torch.arange(len(input_ids)), input_ids.shape[1]
-    for s in range(S - width, S):
-        chosen = F.log_softmax(logits[:, s - 1], dim=-1)[rows, input_ids[:, s]]
-        columns.append(torch.where(attention_mask[:, s] != 0, chosen, torch.zeros_like(chosen)))
-    return torch.stack(columns, dim=1)
-
-
-def starter(kind=torch.optim.SGD, **settings):
-    def start():
-        weight = nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.double).view(2, 3))
-        return lambda: F.logsigmoid(weight), kind([weight], **settings)
-
-    return start
-
-
-OLD = F.logsigmoid(torch.linspace(-1, 1, 6, dtype=torch.double).view(2, 3))
-PAIR, TOKENS = torch.tensor([1.0, -1.0]).double(), torch.tensor([[1, 1, 1], [1, 1, 0]])
-TWO = starter(lr=0.1), OLD, PAIR, TOKENS, 2
-STRONG = starter(lr=0.1), OLD, 20 * PAIR, TOKENS, 2
-ADAM = starter(torch.optim.Adam, lr=0.01), OLD, PAIR, TOKENS, 3
-EMPTY = starter(lr=0.1), OLD, PAIR, TOKENS * torch.tensor([[1], [0]]), 2
-
-
-def update(score, optimizer, *batch):
-    optimizer.zero_grad()
-    loss, _ = grpo_loss(score(), *batch)
-    loss.backward()
-    optimizer.step()
-
-
-@wrong("7.2", *TWO)
-def scored_once(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    log_probs = score()
-    for _ in range(epochs):
-        update(lambda: log_probs + 0.0, optimizer, old_log_probs, advantages, mask)
-    return score().detach()
-
-
-@wrong("7.2", *TWO)
-def gradients_pile_up(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        grpo_loss(score(), old_log_probs, advantages, mask)[0].backward()
-        optimizer.step()
-    return score().detach()
-
-
-@wrong("7.2", *TWO)
-def before_the_last_step(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        log_probs = score()
-        update(lambda new=log_probs: new, optimizer, old_log_probs, advantages, mask)
-    return log_probs.detach()
-
-
-@wrong("7.2", *STRONG)
-def old_moves_along(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        update(score, optimizer, old_log_probs, advantages, mask)
-        old_log_probs = score().detach()
-    return old_log_probs
-
-
-@wrong("7.2", *TWO)
-def padding_is_zero(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        update(score, optimizer, old_log_probs, advantages, mask)
-    return torch.where(mask.bool(), score().detach(), 0.0)
-
-
-@wrong("7.2", *STRONG)
-def gradient_norm_clipped(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        grpo_loss(score(), old_log_probs, advantages, mask)[0].backward()
-        nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
-        optimizer.step()
-    return score().detach()
-
-
-@wrong("7.2", *ADAM)
-def steps_by_hand(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    groups = [(p, group["lr"]) for group in optimizer.param_groups for p in group["params"]]
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        grpo_loss(score(), old_log_probs, advantages, mask)[0].backward()
-        for p, lr in groups:
-            p.data -= lr * p.grad
-    return score().detach()
-
-
-@wrong("7.2", *EMPTY)
-def without_empty_rows(start, old_log_probs, advantages, mask, epochs):
-    (score, optimizer), keep = start(), mask.bool().any(dim=1)
-    for _ in range(epochs):
-        batch = old_log_probs[keep], advantages[keep], mask[keep]
-        update(lambda: score()[keep], optimizer, *batch)
-    return score().detach()
-
-
-@wrong("7.2", *TWO)
-def graph_kept(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        update(score, optimizer, old_log_probs, advantages, mask)
-    return score()
-
-
-@wrong("7.2", *TWO[:3], torch.ones(2, 3), 2)
-def stops_at_loss_zero(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    for _ in range(epochs):
-        if grpo_loss(score(), old_log_probs, advantages, mask)[0].abs() < 1e-8:
-            break
-        update(score, optimizer, old_log_probs, advantages, mask)
-    return score().detach()
+@right("7.2")
+def complement_of_the_rest(probs, advantages, mask):
+    rest = 1 - probs.masked_fill(mask == 0, 1.0)
+    return rest * (advantages / (mask != 0).sum()).unsqueeze(-1)
 
 
 @right("7.2")
-def with_a_helper(start, old_log_probs, advantages, mask, epochs):
-    score, optimizer = start()
-    while epochs > 0:
-        update(score, optimizer, old_log_probs, advantages, mask)
-        epochs -= 1
-    with torch.no_grad():
-        return score()
-
-
-@right("7.2")
-def by_recursion(start, old_log_probs, advantages, mask, epochs):
-    def rest(score, optimizer, n):
-        if n == 0:
-            return score().detach().clone()
-        update(score, optimizer, old_log_probs, advantages, mask)
-        return rest(score, optimizer, n - 1)
-
-    return rest(*start(), epochs)
-
-
-@right("7.2")
-def by_keyword(start, old_log_probs, advantages, mask, epochs):
-    score, opt = start()
-    for _epoch in range(epochs):
-        loss = grpo_loss(score(), old_log_probs, advantages, completion_mask=mask)[0]
-        opt.zero_grad(set_to_none=True)
-        loss.backward()
-        opt.step()
-    return score().data
+def with_a_jacobian(probs, advantages, mask):
+    total, out = mask.sum(), []
+    for row, A, real in zip(probs, advantages, mask.tolist()):
+        pushes = []
+        for p, counts in zip(row, real):
+            pair = torch.stack([p, 1 - p]).log()
+            slope = torch.func.jacrev(lambda z: z.log_softmax(-1)[0])(pair)[0]
+            pushes.append(slope * A if counts else torch.zeros_like(A))
+        out.append(torch.stack(pushes))
+    return torch.stack(out) / total
 
 
 RATIO = torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.1, 1.5], [0.9, 1.25, 0.7]], dtype=torch.double)
@@ -478,10 +420,3 @@ def sorted_ends(rewards, group_size):
     ordered = torch.stack([group.sort().values for group in rewards.split(group_size)])
     differ = ordered[:, 0] < ordered[:, -1]
     return differ[torch.arange(len(rewards)) // group_size]
-
-
-@wrong("7.1", *PLAIN)
-def first_columns(policy, input_ids, attention_mask, width):
-    log_p = policy(input_ids, attention_mask=attention_mask).logits[:, :width].log_softmax(-1)
-    chosen = log_p.gather(-1, input_ids[:, 1 : width + 1, None]).squeeze(-1)
-    return torch.where(attention_mask[:, :width].bool(), chosen, 0.0)

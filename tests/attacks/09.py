@@ -9,7 +9,9 @@ from decimal import Decimal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from attack import right, wrong
+from torch.nn.utils.rnn import pad_sequence
 
 NONE = torch.tensor([0, 0])
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
@@ -442,3 +444,127 @@ def with_numpy_numbers(counts, b, **size):
 def cache_of_one_row(counts, b, rows, **size):
     counts[4] //= rows
     return torch.tensor(counts) * b
+
+
+ROWS = [torch.tensor([5, 6, 7]), torch.tensor([8])], 29
+UPWARD = [torch.tensor([8]), torch.tensor([5, 6, 7])], 29
+EMPTY = [torch.tensor([5, 6]), torch.tensor([], dtype=torch.long)], 29
+STARTS_WITH_PAD = [torch.tensor([29, 6, 7]), torch.tensor([29, 8])], 29
+STARTS_WITH_ZERO = [torch.tensor([0, 6, 7]), torch.tensor([0, 8])], 29
+MINUS = [torch.tensor([5, 6, 7]), torch.tensor([8])], -100
+MILLIONS = [torch.tensor([16_777_217, 2]), torch.tensor([8])], 29
+SAME_LENGTH = [torch.tensor([5, 6]), torch.tensor([7, 8]), torch.tensor([9])], 29
+
+
+@wrong("9.5", *ROWS)
+def pads_on_the_right(rows, pad_id):
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    return torch.stack([ids, mask.long()])
+
+
+@wrong("9.5", *EMPTY)
+def minus_zero_in_the_mask(rows, pad_id):
+    width = max(map(len, rows))
+    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        mask[i, -len(row) :] = 1
+    return torch.stack([ids, mask])
+
+
+@wrong("9.5", *STARTS_WITH_PAD)
+def real_from_the_first_that_is_no_pad(rows, pad_id):
+    width = max(map(len, rows))
+    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
+    return torch.stack([ids, (ids != pad_id).long().cummax(dim=1).values])
+
+
+@wrong("9.5", *STARTS_WITH_ZERO)
+def zeros_for_holes_first(rows, pad_id):
+    width = max(map(len, rows))
+    ids = torch.stack([F.pad(row, (width - len(row), 0)) for row in rows])
+    mask = (ids > 0).long().cummax(dim=1).values
+    return torch.stack([ids.masked_fill(mask == 0, pad_id), mask])
+
+
+@wrong("9.5", *UPWARD)
+def cropped_to_the_first_row(rows, pad_id):
+    gaps = [len(rows[0]) - len(row) for row in rows]
+    ids = [F.pad(row, (gap, 0), value=pad_id) for row, gap in zip(rows, gaps)]
+    mask = [F.pad(torch.ones_like(row), (gap, 0)) for row, gap in zip(rows, gaps)]
+    return torch.stack([torch.stack(ids), torch.stack(mask)])
+
+
+@wrong("9.5", *EMPTY)
+def empty_rows_left_out(rows, pad_id):
+    width = max(map(len, rows))
+    pairs = [(F.pad(r, (width - len(r), 0), value=pad_id), len(r)) for r in rows if len(r)]
+    mask = [[0] * (width - n) + [1] * n for _, n in pairs]
+    return torch.stack([torch.stack([ids for ids, _ in pairs]), torch.tensor(mask)])
+
+
+@wrong("9.5", *MILLIONS)
+def float32_on_the_way(rows, pad_id):
+    ids = torch.zeros(2, len(rows), max(map(len, rows)))
+    ids[0] = pad_id
+    for i, row in enumerate(rows):
+        start = ids.shape[2] - len(row)
+        ids[0, i, start:], ids[1, i, start:] = row, 1
+    return ids.long()
+
+
+@wrong("9.5", *ROWS)
+def the_list_is_padded_itself(rows, pad_id):
+    lengths, width = [len(row) for row in rows], max(map(len, rows))
+    for i, n in enumerate(lengths):
+        rows[i] = F.pad(rows[i], (width - n, 0), value=pad_id)
+    mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
+    return torch.stack([torch.stack(rows), mask])
+
+
+@wrong("9.5", *MINUS)
+def no_negative_ids(rows, pad_id):
+    width = max(map(len, rows))
+    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    return torch.stack([ids.clamp(min=0), torch.tensor(mask)])
+
+
+@wrong("9.5", *SAME_LENGTH)
+def row_found_by_its_length(rows, pad_id):
+    lengths = [len(row) for row in rows]
+    ids = torch.full((len(rows), max(lengths)), pad_id)
+    mask = torch.zeros_like(ids)
+    for row in rows:
+        i, start = lengths.index(len(row)), max(lengths) - len(row)
+        ids[i, start:], mask[i, start:] = row, 1
+    return torch.stack([ids, mask])
+
+
+def turned(rows, value):
+    return pad_sequence([r.flip(0) for r in rows], batch_first=True, padding_value=value).flip(1)
+
+
+@right("9.5")
+def turned_around_twice(rows, pad_id):
+    return torch.stack([turned(rows, pad_id), turned([torch.ones_like(r) for r in rows], 0)])
+
+
+@right("9.5")
+def of_plain_lists(rows, pad_id):
+    lists = [row.tolist() for row in rows]
+    width = max(len(row) for row in lists)
+    ids = [[pad_id] * (width - len(row)) + row for row in lists]
+    mask = [[0] * (width - len(row)) + [1] * len(row) for row in lists]
+    return torch.stack([torch.tensor(part, dtype=torch.long) for part in (ids, mask)])
+
+
+@right("9.5")
+def through_a_boolean_mask(rows, pad_id):
+    lengths = torch.tensor([row.numel() for row in rows])
+    real = torch.arange(int(lengths.max())).flip(0) < lengths.unsqueeze(1)
+    ids = torch.full(real.shape, pad_id, dtype=torch.long)
+    ids[real] = torch.cat(rows)
+    return torch.stack([ids, real.long()])
