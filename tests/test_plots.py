@@ -45,7 +45,7 @@ def test_a_band_holds_all_seeds_and_its_line_is_their_mean():
     plots.seed_band(ax, runs, "accuracy", plots.GREEN, "--")
     ax.figure.canvas.draw()
     (line,), (band,) = ax.get_lines(), ax.collections
-    assert line.get_xdata().tolist() == [0, 10] and line.get_linestyle() == "--"
+    assert list(line.get_xdata()) == [0, 10] and line.get_linestyle() == "--"
     assert line.get_ydata() == pytest.approx([0.3, 0.8])
     corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
     assert corners >= {(0, 0.2), (0, 0.4), (10, 0.6), (10, 1.0)}
@@ -57,9 +57,17 @@ def test_rows_of_dots_have_a_name_and_a_dot_for_each_seed_from_the_top():
     plots.dot_rows(ax, {"first": [0.5], "second": [0.6]}, plots.ORANGE, hollow=True)
     ax.figure.canvas.draw()
     assert [label.get_text() for label in ax.get_yticklabels()] == ["first", "second"]
-    assert [line.get_xdata().tolist() for line in ax.get_lines()][:2] == [[0.1, 0.2, 0.3], [0.9]]
+    assert [list(line.get_xdata()) for line in ax.get_lines()][:2] == [[0.1, 0.2, 0.3], [0.9]]
     assert [line.get_ydata()[0] for line in ax.get_lines()] == [0, 1, 0, 1]
     assert ax.get_lines()[2].get_markerfacecolor() == "white" and ax.yaxis_inverted()
+
+
+def test_a_row_of_fractions_can_show_two_standard_errors():
+    _, ax = plt.subplots()
+    plots.dot_rows(ax, {"half": [0.4, 0.6]}, answers=100)
+    interval, dots = ax.get_lines()
+    assert interval.get_xdata() == pytest.approx([0.4, 0.6])  # 0.5 and 2 * sqrt(0.25 / 100)
+    assert list(dots.get_xdata()) == [0.4, 0.6]
 
 
 def test_an_attention_grid_shows_weights_and_makes_blanks_visible():

@@ -110,13 +110,15 @@ def dot_rows(
     color: str = BLUE,
     *,
     hollow: bool = False,
+    answers: int | None = None,  # values are fractions of so many: a line of two standard errors
 ) -> None:
     """Draw a row of dots for each name, one dot per seed; another call adds to the same rows."""
     for y, values in enumerate(rows.values()):
-        fill = "white" if hollow else color
-        ax.plot(
-            values, [y] * len(values), "o", ms=4.5, mec=color, mfc=fill, alpha=0.8, linestyle="none"
-        )
+        mean, fill = fmean(values), "white" if hollow else color
+        if answers:
+            reach = 2 * math.sqrt(mean * (1 - mean) / answers)
+            ax.plot([mean - reach, mean + reach], [y, y], color=color, lw=1, ls="-", alpha=0.7)
+        ax.plot(values, [y] * len(values), "o", ms=4.2, mec=color, mfc=fill, mew=0.9, ls="none")
     ax.set_yticks(range(len(rows)), list(rows), fontsize=8)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
