@@ -1,8 +1,8 @@
 """Sums modulo 10, and room to think: the task on which the tiny Llama learns.
 
-A question is a row of terms; the answer is what they come to, from left to right. Two layers cannot
-add six digits in one pass, but one for each token they write. The base model can add, but stops
-early and answers with what it has so far.
+A question is a row of terms; the answer is what they come to, from left to right. The tiny Llama
+doesn't learn to add them in one pass, but soon learns to add one for each token it writes. The base
+model can add, but stops early and answers with what it has so far.
 
     prompt       <s> 2 3 4 <think> 2 5 9 </think> <answer> 9 </answer> 7 4 9 _ _ _ _ _ _ <think>
     completion   7 1 0 </think> <answer> 0 </answer> </s>
