@@ -185,10 +185,15 @@ def test_a_start_is_random_shipped_or_warmed_up_with_its_own_pages(base, monkeyp
     monkeypatch.setattr(
         thinking, "warm_up", lambda p, config, **own: iter([asked.append((config.seed, own))])
     )
+    thinking.own_base.cache_clear()
     one = thinking.torn_variant(0.03, (0, 1))
     same = tiny_llama(4).state_dict()
     assert all(torch.equal(same[k], v) for k, v in thinking.start(one, 4).state_dict().items())
-    thinking.start(replace(one, torn_seed=7), 4)
+    for seed in (4, 5):  # one base for both
+        start = thinking.start(replace(one, torn_seed=7), seed)
+        start.lm_head.weight.data.zero_()
+    assert thinking.start(replace(one, torn_seed=7), 6).lm_head.weight.any()
+    thinking.own_base.cache_clear()
     assert asked == [(4, {"torn": 0.03}), (7, {"torn": 0.03})]
     shipped = thinking.start(thinking.grpo_variant(), 4).state_dict()
     assert all(torch.equal(shipped[k], v) for k, v in base.state_dict().items())

@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -283,8 +283,14 @@ def start(variant: Variant, seed: int) -> nn.Module:
     if variant.torn is None:
         return load_policy()
     own = seed if variant.torn_seed is None else variant.torn_seed
-    policy = tiny_llama(own)
-    for _ in warm_up(policy, replace(WARMUP, seed=own), torn=variant.torn):
+    return copy.deepcopy(own_base(variant.torn, own))
+
+
+@lru_cache(maxsize=1)
+def own_base(torn: float, seed: int) -> nn.Module:
+    """A base model after a warm-up with this share of torn pages."""
+    policy = tiny_llama(seed)
+    for _ in warm_up(policy, replace(WARMUP, seed=seed), torn=torn):
         pass
     return policy.eval()
 
