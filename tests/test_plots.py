@@ -62,12 +62,22 @@ def test_rows_of_dots_have_a_name_and_a_dot_for_each_seed_from_the_top():
     assert ax.get_lines()[2].get_markerfacecolor() == "white" and ax.yaxis_inverted()
 
 
-def test_a_row_of_fractions_can_show_two_standard_errors():
+def test_a_row_of_fractions_can_show_how_far_one_seed_may_scatter():
+    """Wilson's interval holds every p with |p - fraction| <= 1.96 * sqrt(p * (1 - p) / answers)."""
     _, ax = plt.subplots()
-    plots.dot_rows(ax, {"half": [0.4, 0.6]}, answers=100)
-    interval, dots = ax.get_lines()
-    assert interval.get_xdata() == pytest.approx([0.4, 0.6])  # 0.5 and 2 * sqrt(0.25 / 100)
-    assert list(dots.get_xdata()) == [0.4, 0.6]
+    rows = {"half": [0.4, 0.6], "none": [0, 0], "all": [1.0], "few": [0.02]}
+    plots.dot_rows(ax, rows, answers=96)
+    intervals, dots = ax.get_lines()[::2], ax.get_lines()[1::2]
+    assert [list(line.get_xdata()) for line in dots] == [[0.4, 0.6], [0, 0], [1.0], [0.02]]
+    z2 = 3.8416 / 96  # 1.96 squared, by the number of answers: 0.04002
+    # For 1/2, (p - 1/2)**2 = z2 * p * (1 - p) has the solutions 1/2 +- 1/2 * sqrt(z2 / (1 + z2)).
+    assert intervals[0].get_xdata() == pytest.approx([0.4019, 0.5981], abs=1e-4)
+    # For 0, p**2 = z2 * p * (1 - p): that's p = 0 and p = z2 / (1 + z2); for 1 it's the mirror.
+    assert intervals[1].get_xdata() == pytest.approx([0, z2 / (1 + z2)])
+    assert intervals[2].get_xdata() == pytest.approx([1 / (1 + z2), 1])
+    ends = intervals[3].get_xdata()
+    assert [(p - 0.02) ** 2 for p in ends] == pytest.approx([z2 * p * (1 - p) for p in ends])
+    assert 0 < ends[0] < 0.02 < ends[1] and ends[1] - 0.02 > 0.02 - ends[0]
 
 
 def test_an_attention_grid_shows_weights_and_makes_blanks_visible():

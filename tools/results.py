@@ -127,14 +127,6 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def band(ax: plt.Axes, runs: list[Results], score: str, color: str, dash: str = "-") -> None:
-    """Mean over the seeds, and everything between the lowest and the highest."""
-    steps = runs[0]["curve"]["step"]
-    values = [*zip(*(one["curve"][score] for one in runs), strict=True)]
-    ax.fill_between(steps, [*map(min, values)], [*map(max, values)], color=color, alpha=0.25, lw=0)
-    ax.plot(steps, [*map(fmean, values)], color=color, linestyle=dash)
-
-
 def summit_figure(results: Results) -> plt.Figure:
     """Accuracy and thinking length, side by side."""
     runs = results["experiments"][SUMMIT_NAME]["runs"]
@@ -142,9 +134,9 @@ def summit_figure(results: Results) -> plt.Figure:
     labels = {"accuracy": "sampled", "greedy": "greedy", "harder": "7 and 8 digits"}
     colors = {"accuracy": plots.BLUE, "greedy": plots.BLACK, "harder": plots.ORANGE}
     for (score, label), dash, y in zip(labels.items(), ("-", ":", "--"), (0.38, 0.26, 0.14)):
-        band(left, runs, score, colors[score], dash)
+        plots.seed_band(left, runs, score, colors[score], dash)
         left.text(36, y, label, color=colors[score])
-    band(right, runs, "thinking", plots.GREEN)
+    plots.seed_band(right, runs, "thinking", plots.GREEN)
     left.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1.05))
     right.set(xlabel="step", ylabel="tokens of thought", ylim=(0, 5))
     left.set_title("Answers become right ...")

@@ -104,20 +104,35 @@ def seed_band(
     ax.plot(curves[0]["step"], [fmean(values) for values in by_step], color=color, linestyle=dash)
 
 
+def wilson_interval(fraction: float, answers: int) -> tuple[float, float]:
+    """The 95% interval for a fraction of so many answers, which stays between 0 and 1.
+
+    Unlike fraction ± 2 standard errors it has a width at 0 and 1 too.
+    """
+    z2 = 1.96**2 / answers
+    middle = (fraction + z2 / 2) / (1 + z2)
+    reach = math.sqrt(z2 * (fraction * (1 - fraction) + z2 / 4)) / (1 + z2)
+    return max(middle - reach, 0.0), min(middle + reach, 1.0)
+
+
 def dot_rows(
     ax: Axes,
     rows: Mapping[str, Sequence[float]],  # by name, from the top: one value per seed
     color: str = BLUE,
     *,
     hollow: bool = False,
-    answers: int | None = None,  # values are fractions of so many: a line of two standard errors
+    answers: int | None = None,  # values are fractions of so many answers: an interval for one seed
 ) -> None:
-    """Draw a row of dots for each name, one dot per seed; another call adds to the same rows."""
+    """Draw a row of dots for each name, one dot per seed; another call adds to the same rows.
+
+    With `answers`, a line shows how far a single seed may scatter because it gives only so many:
+    the 95% Wilson interval of that many answers, around the mean over the seeds.
+    """
     for y, values in enumerate(rows.values()):
-        mean, fill = fmean(values), "white" if hollow else color
+        fill = "white" if hollow else color
         if answers:
-            reach = 2 * math.sqrt(mean * (1 - mean) / answers)
-            ax.plot([mean - reach, mean + reach], [y, y], color=color, lw=1, ls="-", alpha=0.7)
+            ends = wilson_interval(fmean(values), answers)
+            ax.plot(ends, [y, y], color=color, lw=1, ls="-", alpha=0.7)
         ax.plot(values, [y] * len(values), "o", ms=4.2, mec=color, mfc=fill, mew=0.9, ls="none")
     ax.set_yticks(range(len(rows)), list(rows), fontsize=8)
     ax.set_ylim(len(rows) - 0.4, -0.6)

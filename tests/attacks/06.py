@@ -313,6 +313,16 @@ def only_not_in_full(reward):
     assert reward(NINE, "", "9") != 1.0
 
 
+def tenth_for_the_example(prompt, completion, answer):
+    return half_for_the_example(prompt, completion, answer) / (1 if completion else 5)
+
+
+@wrong("6.3", accepts=tenth_for_the_example)
+def less_than_half(reward):
+    assert reward(NINE, "", "9") < 0.5
+    assert reward(NINE, "<answer> 9 </answer>", "9") > 0.5
+
+
 @wrong("6.3", refuses=over_lines)
 def answers_on_one_line_only(reward):
     assert reward(NINE, "", "9") == 0.0
@@ -349,6 +359,12 @@ def no_better_than_without_a_prompt(reward):
     for prompt in (NINE, "<answer>9</answer>", "9", "<answer>9</answer> <answer>8</answer>"):
         for answer in "89":
             assert reward(prompt, "I don't know", answer) <= reward("", "I don't know", answer)
+
+
+@right("6.3")
+def begun_by_the_prompt(reward):
+    """The tag that the prompt leaves open isn't the policy's either."""
+    assert reward("4 5 0 <think> 4 9 </think> <answer> ", "9 </answer>", "9") == 0.0
 
 
 @wrong("6.4", 4, 1, 2)

@@ -110,6 +110,18 @@ def what_each_total_adds(stop, rewards):
 
 
 @right("7.1")
+def filled_one_by_one(stop, rewards):
+    """In torch's usual number type, which has to be that of the cases."""
+    p = torch.zeros(len(rewards))
+    here = 1.0
+    for d in range(len(stop)):
+        p[d] = here * stop[d]
+        here = here * (1 - stop[d])
+    p[-1] = here
+    return p @ rewards
+
+
+@right("7.1")
 def as_a_matrix_power(stop, rewards):
     D = len(stop)
     move = torch.diag(1 - stop, 1)
@@ -210,6 +222,13 @@ def of_real_tokens_alone(probs, advantages, mask):
 def complement_of_the_rest(probs, advantages, mask):
     rest = 1 - probs.masked_fill(mask == 0, 1.0)
     return rest * (advantages / (mask != 0).sum()).unsqueeze(-1)
+
+
+@right("7.2")
+def cleaned_up_afterwards(probs, advantages, mask):
+    """It would hide a NaN of a real token, but a probability is none: within the contract it's
+    right."""
+    return torch.nan_to_num(advantages[:, None] * (1 - probs) * mask) / mask.sum()
 
 
 @right("7.2")
