@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 import thinking
 import torch
+from thinking import Variant
 
 from minigrpo import arithmetic
 from minigrpo.arithmetic import Arithmetic, is_held_out, read_question, running_totals
 from minigrpo.grpo import rollout, train_grpo
 from minigrpo.llama import WARMUP, load_policy, tiny_llama, warm_up
-from minigrpo.study.experiments import SUMMIT
+from minigrpo.study.experiments import SUMMIT, any_thought
 
 EVERY = [(family, name) for family, variants in thinking.FAMILIES.items() for name in variants]
 
@@ -45,26 +46,34 @@ def test_nothing_else_is_stored():
     assert json.loads(thinking.PATH.read_text("utf-8")) == thinking.stored()
 
 
-def test_the_torn_pages_have_seeds_enough():
-    assert {name: len(v.seeds) >= 5 for name, v in thinking.FAMILIES["torn pages"].items()} == {
-        "0.1": True,
-        "0.03": True,
-        "0": True,
-    }
-
-
-def test_the_hardest_base_is_the_one_that_thinks_to_the_end_least_often():
+def test_the_base_that_failed_is_the_one_that_thinks_to_the_end_least_often():
     runs = thinking.stored()["torn pages"]["0"]["runs"]
-    least = min(runs, key=lambda one: one["base"]["whole"])
-    assert least["seed"] == thinking.HARDEST
-    (again,) = thinking.FAMILIES["the hardest base, twice as long"].values()
-    assert (again.torn, again.torn_seed) == (0.0, thinking.HARDEST)
+    assert min(runs, key=lambda one: one["base"]["whole"])["seed"] == thinking.HARDEST
+    (again,) = thinking.stored()["the hardest base, twice as long"]["0"]["runs"][:1]
+    assert again["base"] == runs[thinking.HARDEST]["base"]
 
 
-def test_group_sizes_cost_the_same():
-    for variant in thinking.FAMILIES["group size"].values():
-        sizes = variant.settings["grpo"]
-        assert sizes["prompts_per_step"] * sizes["group_size"] == thinking.ROWS
+def test_a_changed_setting_changes_what_is_stored(monkeypatch):
+    shipped, torn = Variant(), Variant(torn=0.1)
+    untrained = thinking.control("right answers", 1e-3, 40)
+    for name, value, concerned in (
+        ("SUMMIT", replace(SUMMIT, lr=3e-4), (shipped, torn)),
+        ("WARMUP", replace(WARMUP, weight_decay=0.5), (torn, untrained)),
+        ("WARMUP_ROWS", 64, (torn,)),
+        ("HABIT_QUESTIONS", 8, (shipped, torn, untrained)),
+        ("base_checksum", lambda: "another", (shipped,)),
+    ):
+        all_of_them = (shipped, torn, untrained)
+        before = [thinking.settings(one) for one in all_of_them]
+        with monkeypatch.context() as patch:
+            patch.setattr(thinking, name, value)
+            after = [thinking.settings(one) for one in all_of_them]
+        changed = [one for one, b, a in zip(all_of_them, before, after) if a != b]
+        assert changed == [*concerned], name
+    intervals = replace(SUMMIT, evaluate_every=7, save_every=7)
+    before = thinking.settings(shipped)
+    monkeypatch.setattr(thinking, "SUMMIT", intervals)
+    assert thinking.settings(shipped) == before
 
 
 # ---------------------------------------------------------------------------------------------
@@ -73,8 +82,8 @@ def test_group_sizes_cost_the_same():
 
 def short(**changes) -> dict:
     """One family of one run of a step."""
-    one = thinking.grpo_variant((0,), steps=1, prompts_per_step=2, group_size=2, **changes)
-    return {"f": {"v": replace(one, every=1)}}
+    small = {"steps": 1, "prompts_per_step": 2, "group_size": 2}
+    return {"f": {"v": Variant(seeds=(0,), changes=small | changes, every=1)}}
 
 
 def test_a_stored_run_is_not_repeated_and_one_of_other_settings_is(tmp_path, monkeypatch, capsys):
@@ -105,22 +114,24 @@ def test_what_another_process_stored_meanwhile_stays(tmp_path, monkeypatch):
 # tasks and documents
 
 
-def test_a_noisy_grader_flips_so_many_rewards_and_no_others():
+def test_a_noisy_grader_flips_so_many_rewards_and_others_each_time():
     prompts = Arithmetic().prompts(1, torch.Generator().manual_seed(0)) * 4000
     total = running_totals(read_question(prompts[0]))[-1]
     rows = [torch.tensor(arithmetic.completion_ids([], (total + i) % 10)) for i in (0, 1)] * 2000
     for p in (0.0, 0.3, 1.0):
-        task = thinking.NoisyArithmetic(flip=p, generator=torch.Generator().manual_seed(1))
-        right, wrong = (torch.tensor(task.reward(prompts, rows))[i::2].mean() for i in (0, 1))
+        task = thinking.task_of(Variant(flip=p), 1)
+        once, again = (torch.tensor(task.reward(prompts, rows)) for _ in range(2))
+        right, wrong = (once[i::2].mean() for i in (0, 1))
         assert abs(right - (1 - p)) < 0.04 and abs(wrong - p) < 0.04
+        assert once.equal(again) == (p in (0.0, 1.0))
 
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_run_on_few_questions_asks_the_same_ones_and_none_held_out(n):
-    task, generator = thinking.FewQuestions(questions=n, seed=3), torch.Generator().manual_seed(0)
+    task, generator = thinking.task_of(Variant(questions=n), 3), torch.Generator().manual_seed(0)
     asked = {read_question(p) for _ in range(20) for p in task.prompts(16, generator)}
     assert len(asked) == n and not any(map(is_held_out, asked))
-    other = thinking.FewQuestions(questions=n, seed=4).prompts(64, generator)
+    other = thinking.task_of(Variant(questions=n), 4).prompts(64, generator)
     assert {read_question(p) for p in other} != asked
 
 
@@ -139,41 +150,158 @@ def test_solved_documents_are_right_and_only_the_completion_is_learned(thinks):
 # ways to train
 
 
+def asked_for(variant: Variant, monkeypatch, seed: int = 5):
+    """The task and the settings that a variant gives to `train_grpo`."""
+    seen = []
+    monkeypatch.setattr(thinking, "train_grpo", lambda policy, *rest: seen.append(rest) or ())
+    list(thinking.train(variant, torch.nn.Identity(), seed))
+    ((task, config),) = seen
+    return task, config
+
+
+def test_each_rewarded_family_changes_what_its_name_says(monkeypatch):
+    families = thinking.FAMILIES
+    plain = replace(SUMMIT, seed=5)
+    for name, variant in families["flipped rewards"].items():
+        task, config = asked_for(variant, monkeypatch)
+        assert (task.flip, config) == (float(name), plain)
+    for name, variant in families["few questions"].items():
+        task, config = asked_for(variant, monkeypatch)
+        assert (task.questions, task.seed, config) == (int(name), 5, plain)
+    for name, variant in families["paid for any thought"].items():
+        task, config = asked_for(variant, monkeypatch)
+        assert task.score is any_thought
+        assert config == replace(plain, kl_weight=float(name.removeprefix("KL weight ")))
+    for name, variant in families["group size"].items():
+        task, config = asked_for(variant, monkeypatch)
+        n, group_size = map(int, name.split(" x "))
+        assert (task, n * group_size) == (Arithmetic(), 128)
+        assert config == replace(plain, prompts_per_step=n, group_size=group_size)
+    for name, variant in families["torn pages"].items():
+        assert asked_for(variant, monkeypatch) == (Arithmetic(), plain)
+        assert (variant.torn, variant.torn_seed) == (float(name), None)
+    (twice,) = families["the hardest base, twice as long"].values()
+    assert asked_for(twice, monkeypatch) == (Arithmetic(), replace(plain, steps=200))
+    assert (twice.torn, twice.torn_seed) == (0.0, thinking.HARDEST)
+    rewarded = families["equal terms"]["rewarded, lr 0.001"]
+    assert asked_for(rewarded, monkeypatch) == (Arithmetic(), replace(plain, lr=1e-3))
+
+
 def test_nothing_changed_is_the_run_of_notebook_07(base):
     mine, other = copy.deepcopy(base), copy.deepcopy(base)
-    list(thinking.by_grpo(mine, 5, steps=2))
+    list(thinking.train(Variant(changes={"steps": 2}), mine, 5))
     list(train_grpo(other, Arithmetic(), replace(SUMMIT, seed=5, steps=2)))
     assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), other.parameters()))
 
 
-def log_probs_after_a_step(base, rewards, monkeypatch):
+def optimizers(monkeypatch) -> list:
+    """The optimizers that are made from now on, with the norms of the gradients they are given."""
+    made = []
+    real = torch.optim.AdamW
+
+    class Spy(real):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            self.norms, self.rates = [], []
+            made.append(self)
+
+        def step(self, *args):
+            parameters = self.param_groups[0]["params"]
+            self.norms.append(torch.stack([p.grad.norm() for p in parameters]).norm().item())
+            self.rates.append(self.param_groups[0]["lr"])
+            super().step(*args)
+
+    monkeypatch.setattr(torch.optim, "AdamW", Spy)
+    return made
+
+
+@pytest.mark.parametrize("name", ["shown right answers, lr 0.001", "rejection sampling"])
+def test_equal_terms_are_equal(name, base, monkeypatch):
+    """The optimizer, its learning rate and clipping, the updates and the rows are those of GRPO."""
+    monkeypatch.setattr(thinking, "SUMMIT", replace(SUMMIT, steps=3, max_grad_norm=0.1))
+    made, variant = optimizers(monkeypatch), thinking.FAMILIES["equal terms"][name]
+    lr = variant.lr
+    assert lr == (1e-3 if "0.001" in name else SUMMIT.lr)
+    list(thinking.train(variant, copy.deepcopy(base), 0))
+    config = replace(thinking.SUMMIT, lr=lr)
+    list(train_grpo(copy.deepcopy(base), Arithmetic(), config))
+    mine, grpo = made
+    for setting in ("betas", "weight_decay", "lr", "eps"):
+        assert mine.param_groups[0][setting] == grpo.param_groups[0][setting]
+    assert mine.rates == grpo.rates == [lr] * 6  # three steps, two updates each, constant
+    assert max(mine.norms) == pytest.approx(0.1, rel=1e-3) == max(grpo.norms)
+
+
+def test_imitation_sees_new_rows_each_step_and_none_of_the_shipped_warm_up(base, monkeypatch):
+    monkeypatch.setattr(thinking, "SUMMIT", replace(SUMMIT, steps=2))
+    seen = []
+    for name, real in dict(thinking.DOCUMENTS).items():
+        spy = lambda n, generator, real=real: seen.append(real(n, generator)) or seen[-1]  # noqa: E731
+        monkeypatch.setitem(thinking.DOCUMENTS, name, spy)
+    for name in ("shown right answers, lr 0.0001", "shown the warm-up again, lr 0.001"):
+        seen.clear()
+        variant = thinking.FAMILIES["equal terms"][name]
+        losses = [loss for _, loss in thinking.train(variant, copy.deepcopy(base), 0)]
+        assert [len(ids) for ids, _ in seen] == [128, 128] and losses[1] != losses[0]
+        assert seen[0][0].shape != seen[1][0].shape or not seen[0][0].equal(seen[1][0])
+        at_0 = thinking.DOCUMENTS[variant.documents](128, torch.Generator().manual_seed(0))
+        assert not at_0[0].equal(seen[0][0])
+    right = thinking.DOCUMENTS["right answers"](8, torch.Generator().manual_seed(0))
+    assert right[1].sum(dim=1).min() >= 3 + 5  # totals, and the five tokens after them
+
+
+def test_the_control_has_the_schedule_of_the_warm_up(monkeypatch):
+    seen = []
+    monkeypatch.setattr(thinking, "pretrain", lambda *rest: seen.append(rest) or ())
+    for name, variant in thinking.FAMILIES["a thought or none"].items():
+        list(thinking.train(variant, torch.nn.Identity(), 2))
+        _, documents, config = seen.pop()
+        steps = 400 if name.startswith("after") else 2000
+        lr = float(name.split()[-1])
+        assert config == replace(WARMUP, steps=steps, lr=lr, seed=3)
+        ids, mask = documents(torch.Generator().manual_seed(0))
+        assert len(ids) == 128
+        shortest = mask.sum(dim=1).min().item()
+        assert shortest == (3 + 5 if name.startswith("after") else 5)
+
+
+def after_a_step(base, monkeypatch, rewards):
     """By how much a step of rejection sampling raises each of the texts that it sampled."""
     policy, seen = copy.deepcopy(base), {}
 
-    def sampled(*args):
-        seen["rollouts"], _ = rollout(*args)
+    def sampled(policy, task, prompts, *rest):
+        seen["questions"] = [read_question(prompt) for prompt in prompts]
+        seen["rollouts"], _ = rollout(policy, task, prompts, *rest)
         return seen["rollouts"], rewards
 
     monkeypatch.setattr(thinking, "rollout", sampled)
-    next(iter(thinking.by_rejection(policy, 0)))
-    before, after = (thinking.score(p, seen["rollouts"], SUMMIT)[0].sum(1) for p in (base, policy))
-    return (after - before).detach()
+    next(thinking.by_rejection(policy, 3))
+    with torch.no_grad():
+        before, after = (thinking.score(p, seen["rollouts"], SUMMIT)[0] for p in (base, policy))
+    return (after - before).sum(dim=1), seen
 
 
 def test_rejection_sampling_imitates_the_right_ones(base, monkeypatch):
     rewards = torch.zeros(thinking.ROWS, dtype=torch.float64)
-    assert log_probs_after_a_step(base, rewards, monkeypatch).count_nonzero() == 0
+    gained, seen = after_a_step(base, monkeypatch, rewards)
+    assert gained.count_nonzero() == 0 and not any(map(is_held_out, seen["questions"]))
+    first = next(train_grpo(copy.deepcopy(base), Arithmetic(), replace(SUMMIT, seed=3)))
+    assert seen["rollouts"].completions.equal(first.rollouts.completions)
     rewards[17] = 1.0
-    gained = log_probs_after_a_step(base, rewards, monkeypatch)
+    gained, _ = after_a_step(base, monkeypatch, rewards)
     assert gained[17] > 0.01 and gained[17] > gained.mean()
 
 
-def test_imitation_counts_its_updates(base):
-    policy = copy.deepcopy(base)
-    settings = {"lr": 1e-3, "updates": 4, "per_step": 2}
-    documents = thinking.partial(thinking.solved, thinking=True)
-    steps = list(thinking.by_imitation(policy, 0, documents=documents, **settings))
-    assert [step for step, _ in steps] == [1, 2] and steps[-1][1] < steps[0][1]
+def test_rejection_sampling_takes_the_mean_over_the_tokens_it_keeps(base, monkeypatch):
+    losses = []
+    monkeypatch.setattr(thinking, "descend", lambda policy, optimizer, loss: losses.append(loss))
+    rewards = torch.zeros(thinking.ROWS, dtype=torch.float64)
+    rewards[[4, 9]] = 1.0
+    _, seen = after_a_step(base, monkeypatch, rewards)
+    rows = seen["rollouts"][torch.tensor([4, 9])]
+    log_probs = thinking.score(base, rows, SUMMIT)[0][rows.completion_mask]
+    assert len(losses) == 2
+    torch.testing.assert_close(losses[0], -log_probs.mean())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -186,7 +314,7 @@ def test_a_start_is_random_shipped_or_warmed_up_with_its_own_pages(base, monkeyp
         thinking, "warm_up", lambda p, config, **own: iter([asked.append((config.seed, own))])
     )
     thinking.own_base.cache_clear()
-    one = thinking.torn_variant(0.03, (0, 1))
+    one = Variant(torn=0.03)
     same = tiny_llama(4).state_dict()
     assert all(torch.equal(same[k], v) for k, v in thinking.start(one, 4).state_dict().items())
     for seed in (4, 5):  # one base for both
@@ -195,9 +323,9 @@ def test_a_start_is_random_shipped_or_warmed_up_with_its_own_pages(base, monkeyp
     assert thinking.start(replace(one, torn_seed=7), 6).lm_head.weight.any()
     thinking.own_base.cache_clear()
     assert asked == [(4, {"torn": 0.03}), (7, {"torn": 0.03})]
-    shipped = thinking.start(thinking.grpo_variant(), 4).state_dict()
+    shipped = thinking.start(Variant(), 4).state_dict()
     assert all(torch.equal(shipped[k], v) for k, v in base.state_dict().items())
-    random = thinking.start(thinking.control(True, 1e-3, 20), 4).state_dict()
+    random = thinking.start(thinking.control("right answers", 1e-3, 20), 4).state_dict()
     assert all(torch.equal(same[k], v) for k, v in random.items()) and len(asked) == 2
 
 
@@ -217,9 +345,17 @@ def test_habits_agree_with_a_count_by_hand(base, monkeypatch):
     monkeypatch.setattr(thinking, "HABIT_QUESTIONS", 200)
     seen = []
     real = thinking.ask
-    monkeypatch.setattr(thinking, "ask", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
+    questions = []
+
+    def spy(policy, asked, **settings):
+        questions.extend(asked)
+        seen.append(real(policy, asked, **settings))
+        return seen[-1]
+
+    monkeypatch.setattr(thinking, "ask", spy)
     found = thinking.habits(base)
     (r,) = seen
+    assert all(map(is_held_out, questions)) and len(found["goes_on"]) == 3
     assert sorted(set(r.lengths.tolist())) == [3, 4, 5, 6] and len(r.lengths) == 200
     rows = [*zip(r.thinking.tolist(), r.lengths.tolist(), r.correct.tolist())]
     whole = [right for thought, terms, right in rows if thought == terms]
@@ -246,10 +382,40 @@ def test_answering_without_a_thought_stays_at_chance():
         assert min(ends("a thought or none", f"after a thought, lr {lr}")) > 0.8
 
 
-def test_the_warm_up_of_a_base_is_the_one_that_ships():
-    """The dial at 0.1 is the setting of the base that ships."""
-    policy = tiny_llama(0)
-    next(iter(warm_up(policy, WARMUP, torn=0.1)))
-    other = tiny_llama(0)
-    next(iter(warm_up(other, WARMUP)))
-    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), other.parameters()))
+def test_the_dial_at_a_tenth_is_how_the_shipped_base_was_made():
+    by_hand, shipped = tiny_llama(0), tiny_llama(0)
+    next(iter(warm_up(by_hand, WARMUP, torn=0.1)))
+    next(iter(warm_up(shipped, WARMUP)))
+    assert all(torch.equal(a, b) for a, b in zip(by_hand.parameters(), shipped.parameters()))
+
+
+# ---------------------------------------------------------------------------------------------
+# the table of README.md
+
+
+def test_what_the_readme_says_of_the_torn_pages():
+    runs = thinking.stored()["torn pages"]["0"]["runs"]
+    late = [one for one in runs if one["curve"]["accuracy"][-1] < 0.9]
+    assert (len(runs), [one["seed"] for one in late]) == (10, [thinking.HARDEST])
+    assert late[0]["base"]["whole"] == 0 and thinking.HABIT_QUESTIONS == 1200
+    assert late[0]["curve"]["accuracy"][-1] < 0.15
+    assert min(ends("the hardest base, twice as long", "0")) > 0.95
+    assert max(one["base"]["correct"] for one in runs) < 0.13  # chance
+    few, many = (ends("torn pages", share, "harder") for share in ("0", "0.1"))
+    assert max(few) < min(many)
+
+
+def test_the_table_counts_by_hand(monkeypatch):
+    def run(seed, whole, correct, end):
+        curve = {"step": [0, 10], **{name: [0.0, end] for name in thinking.SCORES}}
+        return {"seed": seed, "base": {"whole": whole, "correct": correct}, "curve": curve}
+
+    runs = [run(0, 0.1, 0.2, 0.5), run(1, 0.3, 0.2, 1.0)]
+    monkeypatch.setattr(thinking, "TABLE", {"mine": ("f", "v"), "later": ("f", "w")})
+    monkeypatch.setattr(thinking, "stored", lambda: {"f": {"v": {"runs": runs}, "w": {"runs": []}}})
+    *_, mine, later = thinking.table().splitlines()
+    assert mine == (
+        "| mine | 2 | 0.200 (0.100 to 0.300) | 0.20 | 0.75 (0.50 to 1.00) "
+        "| 0.75 (0.50 to 1.00) | 0.8 (0.5 to 1.0) |"
+    )
+    assert later == "| later | 0 | not run yet | | | | |"
