@@ -104,7 +104,7 @@ def test_token_strips_write_each_token_with_its_number_and_colour_its_sign():
     plots.token_strips(ax, [["7", "</s>", "x"], ["1"]], values, ["first", "second"])
     ax.figure.canvas.draw()
     written = [text.get_text() for text in ax.texts]
-    assert written == ["7", "+0.50", "</s>", "-0.25", "x", "+0.00", "1", "+1.00"]
+    assert written == ["7", "+0.50", "</s>", "-0.25", "x", "0", "1", "+1.00"]
     red, _, blue = zip(*(box.get_facecolor()[:3] for box in ax.patches), strict=True)
     assert [b - r > 0.05 for r, b in zip(red, blue, strict=True)] == [True, False, False, True]
     assert [r - b > 0.05 for r, b in zip(red, blue, strict=True)] == [False, True, False, False]

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from torch import Tensor
 
 BLUE, ORANGE, GREEN, PINK, BLACK, GREY = (
@@ -184,8 +184,8 @@ def token_strips(
             )
             ax.add_patch(box)
             ax.text(column + 0.47, row + 0.34, word, ha="center", va="center", fontsize=size)
-            number = round(number, digits) + 0.0  # not -0.00
-            text = f"{number:.{digits}f}" if middle else f"{number:+.{digits}f}"
+            number = round(number, digits)
+            text = f"{number:.{digits}f}" if middle else f"{number:+.{digits}f}" if number else "0"
             ax.text(column + 0.47, row + 0.67, text, ha="center", va="center", fontsize=size - 1)
     ax.set(xlim=(0, max(map(len, tokens))), ylim=(len(tokens), 0))
     ax.set_yticks([row + 0.43 for row in range(len(tokens))], labels, fontsize=8)
@@ -235,6 +235,8 @@ def draw_run(
         ax.set_title(title, fontsize=8.5)
         ax.tick_params(labelsize=7)
         ax.set_ylim(bottom=0)
+        if title.startswith("clipped"):
+            ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=2))
     for ax in axes[1]:
         ax.set_xlabel("step", fontsize=8)
 
