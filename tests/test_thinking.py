@@ -100,7 +100,7 @@ def test_a_stored_run_is_not_repeated_and_one_of_other_settings_is(tmp_path, mon
     assert "v, seed 0" in capsys.readouterr().out
 
 
-def test_what_another_process_stored_meanwhile_stays(tmp_path, monkeypatch):
+def test_a_new_run_leaves_the_stored_ones_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setattr(thinking, "PATH", tmp_path / "thinking.json")
     for seed in (2, 0):
         thinking.add("few questions", "1", {"seed": seed})
