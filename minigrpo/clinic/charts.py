@@ -97,7 +97,12 @@ def off_by_hand(chart: Chart, without_last: bool = False) -> float:
     config = chart.config
     if config.inner_epochs > 1 or config.kl_weight or config.how != "token_mean":
         return math.nan
-    return max(tests.loss_off_by_hand(m, without_last) for m in chart.steps)
+    return max(
+        tests.loss_off_by_hand(
+            m.loss, m.advantages.cpu(), m.rollouts.completion_mask.cpu(), without_last
+        )
+        for m in chart.steps
+    )
 
 
 VITAL_SIGNS: dict[str, Callable[[Chart], float]] = {

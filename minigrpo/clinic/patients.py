@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from minigrpo.arithmetic import Arithmetic
 from minigrpo.clinic import bugs
-from minigrpo.clinic import smallest_tests as tests
+from minigrpo.clinic import loop_tests as tests
 from minigrpo.clinic.charts import VITAL_SIGNS, Chart, measured
+from minigrpo.clinic.smallest_tests import relative_change
 from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
@@ -85,7 +86,7 @@ def run(patient: Patient, seed: int = 0, *, sick: bool = True, steps: int | None
                 done.append(metrics)  # what was done before a stop is kept
         except FloatingPointError as error:  # what the loop says of a loss that is NaN
             stopped = str(error)
-    moved = tests.relative_change(start, policy.parameters())
+    moved = relative_change(start, policy.parameters())
     asked = policy if patient.base is load_policy else None  # there are questions for the Llama
     return Chart(told, done, asked, moved, stopped)
 
@@ -245,7 +246,7 @@ PATIENTS: tuple[Patient, ...] = (
         sign="the reward is ahead of the right answers on held-out questions by more than 0.4",
         vital_sign="reward above right answers, at the end",
         threshold=0.4,
-        test=tests.a_wrong_answer_is_not_paid,
+        test=tests.a_wrong_answer_is_not_rewarded,
         cure="a reward gets the completion, and never the prompt's text",
         switch=lambda: bugs.exchanged(
             Arithmetic, {"reward": lambda healthy: bugs.ReadsThePrompt.reward}
@@ -436,7 +437,7 @@ PATIENTS: tuple[Patient, ...] = (
         sign="learns more slowly, and the KL to the reference is above 1 nat per token",
         vital_sign="KL, last steps",
         threshold=0.6,
-        test=tests.the_filling_gets_no_gradient,
+        test=tests.the_padding_gets_no_gradient,
         cure="torch.where(mask, x, 0), before the sum",
         switch=bugs.loop(
             completion_log_probs_and_entropy=bugs.padding_counted,
