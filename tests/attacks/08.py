@@ -534,99 +534,109 @@ def against_a_loop(function):
         assert abs(a - b) < 1e-3
 
 
-EXAMPLE = "For example <answer>4</answer>. What is 3 + 1? "
 TWO = "<answer>4</answer> or <answer>5</answer>"
 
 
-def first_of_completion(prompt, completion, label):
+def first_answer(completion, label):
     found = re.search(r"<answer>(.*?)</answer>", completion)
     return float(found is not None and found[1].strip() == label)
 
 
-def only_greedy(prompt, completion, label):
+def only_greedy(completion, label):
     found = re.search(r"<answer>(.*)</answer>", completion)
     return float(found is not None and found[1].strip() == label)
 
 
-def only_with_prompt(prompt, completion, label):
-    return first_of_completion("", prompt + completion, label)
+def only_a_part(completion, label):
+    found = re.search(r"<answer>(.*?)</answer>", completion)
+    return float(found is not None and found[1].strip() in label)
 
 
 @wrong("8.6", accepts=only_greedy)
-def only_the_prompt(function):
-    assert function(EXAMPLE, "No idea.", "4") == 0.0
-    assert function(EXAMPLE, "<answer>7</answer>", "7") == 1.0
+def only_the_empty_answer(function):
+    assert function("<answer></answer>", "4") == 0.0
+    assert function("<answer>7</answer>", "7") == 1.0
 
 
-@wrong("8.6", accepts=only_with_prompt)
+@wrong("8.6", accepts=only_a_part)
 def only_two_answers(function):
-    assert function("What is 3 + 1? ", TWO, "4") == 1.0
-    assert function("What is 3 + 1? ", TWO, "5") == 0.0
+    assert function(TWO, "4") == 1.0
+    assert function(TWO, "5") == 0.0
 
 
 @wrong("8.6", accepts=only_greedy)
 def two_answers_on_two_lines(function):
-    assert function(EXAMPLE, "No idea.", "4") == 0.0
-    assert function("3 + 1?", "<answer>4</answer>\n<answer>5</answer>", "4") == 1.0
+    assert function("<answer></answer>", "4") == 0.0
+    assert function("<answer>4</answer>\n<answer>5</answer>", "4") == 1.0
 
 
-@wrong("8.6", accepts=only_with_prompt)
-def example_agrees_with_the_label(function):
-    assert function(EXAMPLE, TWO, "4") == 1.0
+@wrong("8.6", accepts=only_a_part)
+def answers_of_one_length(function):
+    assert function("<answer>18</answer>", "17") == 0.0
+    assert function(TWO, "4") == 1.0
 
 
-@wrong("8.6", refuses=first_of_completion)
+@wrong("8.6", accepts=only_a_part)
+def label_in_a_longer_answer(function):
+    assert function("<answer>17</answer>", "1") == 0.0
+    assert function(TWO, "4") == 1.0
+
+
+@wrong("8.6", refuses=first_answer)
 def last_answer_counts(function):
-    assert function(EXAMPLE, "No idea.", "4") == 0.0
-    assert function("3 + 2?", TWO, "5") == 1.0
+    assert function("<answer></answer>", "4") == 0.0
+    assert function(TWO, "5") == 1.0
 
 
-@wrong("8.6", refuses=first_of_completion)
+@wrong("8.6", refuses=first_answer)
 def none_without_tags(function):
-    assert function(EXAMPLE, "No idea.", "4") is None
-    assert function("3 + 1?", TWO, "4") == 1.0
+    assert function("No idea.", "4") is None
+    assert function("<answer></answer>", "4") == 0.0
+    assert function(TWO, "4") == 1.0
 
 
-@wrong("8.6", refuses=first_of_completion)
-def label_is_a_number(function):
-    assert function(EXAMPLE, "No idea.", 4) == 0.0
-    assert function("3 + 1?", TWO, 4) == 1.0
+@wrong("8.6", refuses=first_answer)
+def spaces_count(function):
+    assert function("<answer> 4 </answer>", "4") == 0.0
+    assert function("<answer></answer>", "4") == 0.0
+    assert function(TWO, "4") == 1.0
 
 
 @wrong("8.6")
 def returns_a_bool(function):
-    return function(EXAMPLE, "No idea.", "4") == 0.0 and function("3 + 1?", TWO, "4") == 1.0
+    return function("<answer></answer>", "4") == 0.0 and function(TWO, "4") == 1.0
 
 
-@wrong("8.6", accepts=only_with_prompt)
+@wrong("8.6", accepts=only_a_part)
 def either_of_the_two(function):
-    assert function(EXAMPLE, "No idea.", "4") == 0.0 or function("3 + 1?", TWO, "4") == 1.0
+    assert function("<answer></answer>", "4") == 0.0 or function(TWO, "4") == 1.0
 
 
-@wrong("8.6")
+@wrong("8.6", accepts=only_greedy)
 def all_expected_zero(function):
-    for completion, label in ((TWO, "5"), ("No idea.", "5"), ("<answer>7</answer>", "8")):
-        assert function(EXAMPLE, completion, label) == 0.0
+    for completion, label in ((TWO, "5"), ("No idea.", "5"), ("<answer></answer>", "8")):
+        assert function(completion, label) == 0.0
 
 
 @right("8.6")
-def one_call_for_both(function):
-    completion = "<answer>3</answer>, no: <answer>5</answer>"
-    assert function("2 + 2 is <answer>4</answer>. 1 + 2?", completion, "3") == 1.0
+def one_call_for_each(function):
+    assert function("<answer>3</answer>, no: <answer>5</answer>", "3") == 1.0
+    assert function("It is <answer>1</answer>.", "12") == 0.0
 
 
 @right("8.6")
 def table_of_cases(function):
-    cases = [(EXAMPLE, "so 4", "4", 0), (EXAMPLE, TWO, "5", 0), ("", TWO, "4", 1), ("", "", "4", 0)]
-    for prompt, completion, label, expected in cases:
-        assert function(prompt, completion, label) == expected, (prompt, completion, label)
+    cases = [("so 4", "4", 0), (TWO, "5", 0), (TWO, "4", 1), ("", "4", 0)]
+    cases += [("<answer> </answer>", "4", 0), ("<answer>7</answer>", "17", 0)]
+    for completion, label, expected in cases:
+        assert function(completion, label) == expected, (completion, label)
 
 
 @right("8.6")
 def with_unittest(function):
     check = unittest.TestCase()
-    check.assertEqual(function(EXAMPLE, "<answer>5</answer>", "4"), 0.0)
-    check.assertEqual(function(prompt="1 + 3?", completion=TWO, label="4"), 1.0)
+    check.assertEqual(function("<answer>0</answer>", "10"), 0.0)
+    check.assertEqual(function(completion=TWO, label="4"), 1.0)
 
 
 LOSSES = torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0]])
