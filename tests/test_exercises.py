@@ -479,7 +479,7 @@ def test_the_printed_solution_passes_when_pasted(exercise, capsys):
 
 
 def test_what_an_attempt_does_to_a_list_does_not_reach_the_next_one():
-    record = find("9.3")
+    record = find("9.4")
     reference = record.reference
 
     def careless(completions, **others):

@@ -20,7 +20,7 @@ NO_TAG = rf"(?:(?!{TAG}).)*"
 FORM = rf"\s*<think>{NO_TAG}</think>\s*<answer>({NO_TAG})</answer>\s*"
 TIGHT = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?!\s|{TAG}){NO_TAG}?)\s*</answer>\s*"
 NUMBER = r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?"
-WORLD = 1000, 4, 2, 8, 300, 6, 17, 2
+WORLD = 1000, 4, 2, 8, 300, 6, 17, 3, 2
 
 
 def place(begin, text):
@@ -31,7 +31,7 @@ def place(begin, text):
     return torch.tensor([begin, begin + len(text.strip())])
 
 
-@wrong("9.1", "<think>2 + 3 = 5</think>\n<answer>5</answer>")
+@wrong("9.2", "<think>2 + 3 = 5</think>\n<answer>5</answer>")
 def found_from_the_start(completion):
     match = re.fullmatch(FORM, completion, re.S)
     answer = match[1].strip() if match else ""
@@ -39,7 +39,7 @@ def found_from_the_start(completion):
     return torch.tensor([begin, begin + len(answer)]) if answer else NONE
 
 
-@wrong("9.1", "<think>which letter?</think><answer>a</answer>")
+@wrong("9.2", "<think>which letter?</think><answer>a</answer>")
 def found_from_the_tag(completion):
     match = re.fullmatch(FORM, completion, re.S)
     if not match or not match[1].strip():
@@ -48,14 +48,14 @@ def found_from_the_tag(completion):
     return torch.tensor([begin, begin + len(match[1].strip())])
 
 
-@wrong("9.1", "<think>3</think><answer> \n </answer>")
+@wrong("9.2", "<think>3</think><answer> \n </answer>")
 def white_space_is_an_answer(completion):
     form = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?:(?!{TAG}).)+?)\s*</answer>\s*"
     match = re.fullmatch(form, completion, re.S)
     return torch.tensor(match.span(1)) if match else NONE
 
 
-@wrong("9.1", "<think>3</think><answer>5</answer>")
+@wrong("9.2", "<think>3</think><answer>5</answer>")
 def isspace_of_nothing(completion):
     pieces = re.split(f"({TAG})", completion)
     if pieces[1::2] != TAGS or not (pieces[0] + pieces[4] + pieces[8]).isspace():
@@ -63,7 +63,7 @@ def isspace_of_nothing(completion):
     return place(completion.index("<answer>") + 8, pieces[6])
 
 
-@wrong("9.1", "Sure!\n<think>3</think>\n<answer>5</answer>")
+@wrong("9.2", "Sure!\n<think>3</think>\n<answer>5</answer>")
 def line_ends_for_text_ends(completion):
     match = re.search(f"^{TIGHT}$", completion, re.S | re.M)
     if match is None or len(re.findall(TAG, completion)) != 4:
@@ -71,7 +71,7 @@ def line_ends_for_text_ends(completion):
     return torch.tensor(match.span(1))
 
 
-@wrong("9.1", "<think>which word?</think><answer>sand</answer>")
+@wrong("9.2", "<think>which word?</think><answer>sand</answer>")
 def strip_takes_letters(completion):
     if not re.fullmatch(TIGHT, completion, re.S):
         return NONE
@@ -80,7 +80,7 @@ def strip_takes_letters(completion):
     return torch.tensor([begin, begin + len(answer)])
 
 
-@wrong("9.1", "<think>3</think><answer>\u00a05\u00a0</answer>")
+@wrong("9.2", "<think>3</think><answer>\u00a05\u00a0</answer>")
 def white_space_of_ascii(completion):
     match = re.fullmatch(TIGHT, completion, re.S)
     if not match:
@@ -90,7 +90,7 @@ def white_space_of_ascii(completion):
     return torch.tensor([begin, begin + len(text.strip(string.whitespace))])
 
 
-@wrong("9.1", "<think>3</think><answer>5</answer></answer>")
+@wrong("9.2", "<think>3</think><answer>5</answer></answer>")
 def opening_tags_alone_are_counted(completion):
     form = r"\s*<think>.*</think>\s*<answer>(.*)</answer>\s*"
     match = re.fullmatch(form, completion, re.S)
@@ -99,7 +99,7 @@ def opening_tags_alone_are_counted(completion):
     return place(match.start(1), match[1])
 
 
-@wrong("9.1", "<think>3</think><answer>5 <think></answer>")
+@wrong("9.2", "<think>3</think><answer>5 <think></answer>")
 def each_part_without_its_own_tags(completion):
     thought, answer = r"((?!</?think>|<answer>).)*", r"((?:(?!</?answer>).)*)"
     form = rf"\s*<think>{thought}</think>\s*<answer>{answer}</answer>\s*"
@@ -107,19 +107,19 @@ def each_part_without_its_own_tags(completion):
     return place(match.start(2), match[2]) if match else NONE
 
 
-@wrong("9.1", "<think>3</think>\r\n<answer>5</answer>")
+@wrong("9.2", "<think>3</think>\r\n<answer>5</answer>")
 def new_lines_made_shorter(completion):
     match = re.fullmatch(TIGHT, completion.replace("\r\n", "\n"), re.S)
     return torch.tensor(match.span(1)) if match else NONE
 
 
-@right("9.1")
+@right("9.2")
 def with_one_pattern(completion):
     match = re.fullmatch(TIGHT, completion, flags=re.DOTALL)
     return torch.tensor(match.span(1) if match else (0, 0))
 
 
-@right("9.1")
+@right("9.2")
 def with_find_and_count(completion):
     places = [completion.find(tag) for tag in TAGS]
     if any(completion.count(tag) != 1 for tag in TAGS) or places != sorted(places):
@@ -131,7 +131,7 @@ def with_find_and_count(completion):
     return place(ends[2], completion[ends[2] : places[3]])
 
 
-@right("9.1")
+@right("9.2")
 def by_walking(completion):
     pieces, begin = re.split(f"({TAG})", completion), completion.find("<answer>") + 8
     if pieces[1::2] != TAGS or any(pieces[i].strip() for i in (0, 4, 8)):
@@ -150,12 +150,12 @@ def value(text):
     return float(text.replace(",", "")) if re.fullmatch(NUMBER, text) else None
 
 
-@wrong("9.2", "seven", "eight")
+@wrong("9.3", "seven", "eight")
 def none_is_none(given, right):
     return float(value(given) == value(right))
 
 
-@wrong("9.2", "10", "1e1")
+@wrong("9.3", "10", "1e1")
 def the_right_one_is_trusted(given, right):
     try:
         return float(value(given) is not None and value(given) == float(right.replace(",", "")))
@@ -163,26 +163,26 @@ def the_right_one_is_trusted(given, right):
         return 0.0
 
 
-@wrong("9.2", "1,234.0", "1234")
+@wrong("9.3", "1,234.0", "1234")
 def no_point_after_commas(given, right):
     pattern = r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+(\.[0-9]*)?)"
     good = all(re.fullmatch(pattern, text.strip()) for text in (given, right))
     return float(good and value(given) == value(right))
 
 
-@wrong("9.2", "100000000000001", "100000000000002")
+@wrong("9.3", "100000000000001", "100000000000002")
 def close_in_ratio(given, right):
     a, b = value(given), value(right)
     return float(a is not None and b is not None and math.isclose(a, b))
 
 
-@wrong("9.2", "0.0000000001", "0")
+@wrong("9.3", "0.0000000001", "0")
 def close_in_difference(given, right):
     a, b = value(given), value(right)
     return float(a is not None and b is not None and abs(a - b) < 1e-9)
 
 
-@wrong("9.2", "1234,567", "1234567")
+@wrong("9.3", "1234,567", "1234567")
 def some_commas_left_out(given, right):
     pattern = r"[+-]?[0-9]{1,3}(,?[0-9]{3})*(\.[0-9]*)?"
     if not all(re.fullmatch(pattern, text.strip()) for text in (given, right)):
@@ -190,7 +190,7 @@ def some_commas_left_out(given, right):
     return float(float(given.replace(",", "")) == float(right.replace(",", "")))
 
 
-@wrong("9.2", ",123", "123")
+@wrong("9.3", ",123", "123")
 def first_group_empty(given, right):
     pattern = r"[+-]?([0-9]{0,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?"
     if not all(re.fullmatch(pattern, text.strip()) for text in (given, right)):
@@ -198,7 +198,7 @@ def first_group_empty(given, right):
     return float(float(given.replace(",", "")) == float(right.replace(",", "")))
 
 
-@wrong("9.2", "-0.0", "0")
+@wrong("9.3", "-0.0", "0")
 def minus_zero_by_letters(given, right):
     def letters(text):
         whole, _, rest = text.strip().replace(",", "").partition(".")
@@ -207,26 +207,26 @@ def minus_zero_by_letters(given, right):
     return float(None not in (value(given), value(right)) and letters(given) == letters(right))
 
 
-@wrong("9.2", "\u22127", "-7")
+@wrong("9.3", "\u22127", "-7")
 def typographic_minus(given, right):
     a, b = (value(text.replace("\u2212", "-")) for text in (given, right))
     return float(a is not None and a == b)
 
 
-@wrong("9.2", "123,456,789,012,345", "123456789012345")
+@wrong("9.3", "123,456,789,012,345", "123456789012345")
 def characters_for_digits(given, right):
     if max(len(given.strip()), len(right.strip())) > 16:
         return 0.0
     return float(value(given) is not None and value(given) == value(right))
 
 
-@right("9.2")
+@right("9.3")
 def with_floats(given, right):
     a, b = value(given), value(right)
     return 0.0 if a is None or b is None else float(a == b)
 
 
-@right("9.2")
+@right("9.3")
 def without_patterns(given, right):
     def read(text):
         text = text.strip()
@@ -240,7 +240,7 @@ def without_patterns(given, right):
     return float(read(given) == read(right))
 
 
-@right("9.2")
+@right("9.3")
 def with_whole_numbers(given, right):
     def read(text):
         whole, _, rest = text.strip().replace(",", "").partition(".")
@@ -258,13 +258,13 @@ def said(completion):
 USER, BOT = {"role": "user", "content": "5"}, {"role": "assistant", "content": "7"}
 
 
-@wrong("9.3", ["q"], [[USER, BOT]], ["7"])
+@wrong("9.4", ["q"], [[USER, BOT]], ["7"])
 def first_message(prompts, completions, answer, **columns):
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
     return [float(t.strip() == a) for t, a in zip(texts, answer)]
 
 
-@wrong("9.3", ["q"], [[BOT, USER]], ["5"])
+@wrong("9.4", ["q"], [[BOT, USER]], ["5"])
 def last_of_the_assistant(prompts, completions, answer, **columns):
     def text(chat):
         return [m["content"] for m in chat if m["role"] == "assistant"][-1:] or [""]
@@ -273,58 +273,58 @@ def last_of_the_assistant(prompts, completions, answer, **columns):
     return [float(t.strip() == a) for t, a in zip(texts, answer)]
 
 
-@wrong("9.3", ["q"], ["57"], ["7"])
+@wrong("9.4", ["q"], ["57"], ["7"])
 def answer_in_the_text(prompts, completions, answer, **columns):
     return torch.tensor([float(a in said(c)) for c, a in zip(completions, answer)])
 
 
-@wrong("9.3", ["q"], [[{"role": "assistant", "content": " 7\n"}]], ["7"])
+@wrong("9.4", ["q"], [[{"role": "assistant", "content": " 7\n"}]], ["7"])
 def chats_not_stripped(prompts, completions, answer, **columns):
     texts = [c.strip() if isinstance(c, str) else c[-1]["content"] for c in completions]
     return torch.tensor([float(t == a) for t, a in zip(texts, answer)])
 
 
-@wrong("9.3", ["q", "q"], ["7", "8"], ["7", "8"])
+@wrong("9.4", ["q", "q"], ["7", "8"], ["7", "8"])
 def answer_of_the_prompt(prompts, completions, answer, **columns):
     wanted = [answer[prompts.index(prompt)] for prompt in prompts]
     return torch.tensor([float(said(c).strip() == a) for c, a in zip(completions, wanted)])
 
 
-@wrong("9.3", ["p", "q"], ["7", "7"], ["8", "7"])
+@wrong("9.4", ["p", "q"], ["7", "7"], ["8", "7"])
 def row_of_the_completion(prompts, completions, answer, **columns):
     return [float(said(c).strip() == answer[completions.index(c)]) for c in completions]
 
 
-@wrong("9.3", ["q"], ["f(x)"], ["f(x)"])
+@wrong("9.4", ["q"], ["f(x)"], ["f(x)"])
 def answer_as_a_pattern(prompts, completions, answer, **columns):
     pairs = zip(completions, answer)
     return [float(re.fullmatch(rf"\s*{a}\s*", said(c)) is not None) for c, a in pairs]
 
 
-@wrong("9.3", ["q"], [[{"content": "7", "role": "assistant"}]], ["7"])
+@wrong("9.4", ["q"], [[{"content": "7", "role": "assistant"}]], ["7"])
 def content_is_the_second_value(prompts, completions, answer, **columns):
     texts = [c if isinstance(c, str) else list(c[-1].values())[1] for c in completions]
     return torch.tensor([float(t.strip() == a) for t, a in zip(texts, answer)])
 
 
-@wrong("9.3", ["p", "q"], [[USER, BOT], [BOT, USER]], ["7", "5"])
+@wrong("9.4", ["p", "q"], [[USER, BOT], [BOT, USER]], ["7", "5"])
 def popped_messages(prompts, completions, answer, **columns):
     texts = [c if isinstance(c, str) else c.pop()["content"] for c in completions]
     return torch.tensor([float(t.strip() == a) for t, a in zip(texts, answer)])
 
 
-@wrong("9.3", ["q"], ["a  b"], ["a b"])
+@wrong("9.4", ["q"], ["a  b"], ["a b"])
 def white_space_inside_forgiven(prompts, completions, answer, **columns):
     texts = [" ".join(said(c).split()) for c in completions]
     return [float(t == " ".join(a.split())) for t, a in zip(texts, answer)]
 
 
-@right("9.3")
+@right("9.4")
 def a_list_of_floats(prompts, completions, answer, **columns):
     return list(map(lambda c, a: float(said(c).strip() == a), completions, answer))
 
 
-@right("9.3")
+@right("9.4")
 def by_row_number(prompts, completions, answer, **kwargs):
     rewards = torch.zeros(len(prompts))
     for row in range(len(prompts)):
@@ -334,7 +334,7 @@ def by_row_number(prompts, completions, answer, **kwargs):
     return rewards
 
 
-@right("9.3")
+@right("9.4")
 def with_numpy(*, prompts, completions, answer, **_):
     if not isinstance(completions[0], str):
         completions = [chat[-1]["content"] for chat in completions]
@@ -343,107 +343,112 @@ def with_numpy(*, prompts, completions, answer, **_):
 
 
 def world(function):
-    """Give it the six counts, the bytes per number and the sizes; keep the exercise's names."""
+    """Give it the six counts of bytes and the sizes; keep the exercise's names."""
 
-    def answer(parameters, layers, kv_heads, head_dim, vocab_size, rows, tokens, bytes_per_number):
+    def answer(
+        parameters, layers, kv_heads, head_dim, vocab_size, rows, tokens, slice_rows, read_bytes
+    ):
         size = {"layers": layers, "width": kv_heads * head_dim, "vocab": vocab_size}
-        size |= {"rows": rows, "tokens": tokens}
-        cache = 2 * layers * kv_heads * head_dim * rows * tokens
-        logits = rows * tokens * vocab_size
-        counts = [parameters, parameters, 2 * parameters, parameters, cache, logits]
-        return function(counts, bytes_per_number, **size)
+        size |= {"rows": rows, "tokens": tokens, "slice_rows": slice_rows, "p": parameters}
+        cache = 2 * layers * kv_heads * head_dim * rows * tokens * read_bytes
+        logits = 4 * slice_rows * tokens * vocab_size
+        trained = [4 * parameters, 4 * parameters, 8 * parameters]
+        return function([*trained, parameters * read_bytes, cache, logits], read_bytes, **size)
 
     answer.__name__ = function.__name__
     return answer
 
 
-@wrong("9.4", *WORLD)
+@wrong("9.5", *WORLD)
 @world
 def one_average(counts, b, **size):
     counts[2] = counts[0]
-    return torch.tensor(counts) * b
+    return torch.tensor(counts)
 
 
-@wrong("9.4", *WORLD)
+@wrong("9.5", *WORLD)
 @world
 def keys_without_values(counts, b, **size):
     counts[4] //= 2
-    return torch.tensor(counts) * b
+    return torch.tensor(counts)
 
 
-@wrong("9.4", *WORLD)
+@wrong("9.5", *WORLD)
 @world
-def logits_of_predicted_tokens(counts, b, rows, tokens, vocab, **size):
-    counts[5] = rows * (tokens - 1) * vocab
-    return torch.tensor(counts) * b
+def logits_of_predicted_tokens(counts, b, slice_rows, tokens, vocab, **size):
+    counts[5] = 4 * slice_rows * (tokens - 1) * vocab
+    return torch.tensor(counts)
 
 
-@wrong("9.4", 16_777_217, *WORLD[1:-1], 1)
+@wrong("9.5", 16_777_217, *WORLD[1:-1], 1)
 @world
 def capital_tensor(counts, b, **size):
-    return torch.Tensor([count * b for count in counts]).long()
+    return torch.Tensor(counts).long()
 
 
-@wrong("9.4", 1_000_000_000, *WORLD[1:-1], 4)
+@wrong("9.5", 1_000_000_001, *WORLD[1:-1], 3)
 @world
-def product_in_32_bits(counts, b, **size):
-    return torch.tensor(counts, dtype=torch.int32) * b
+def in_gigabytes_on_the_way(counts, b, **size):
+    return torch.tensor([int(round(count / 2**30, 3) * 2**30) for count in counts])
 
 
-@wrong("9.4", *WORLD)
+@wrong("9.5", *WORLD)
 @world
-def optimizer_in_full_precision(counts, b, **size):
-    return torch.tensor([n * (max(b, 4) if i == 2 else b) for i, n in enumerate(counts)])
+def optimizer_in_half_precision(counts, b, p, **size):
+    counts[2] = 2 * p * b
+    return torch.tensor(counts)
 
 
-@wrong("9.4", *WORLD)
+@wrong("9.5", *WORLD)
 @world
-def logits_in_full_precision(counts, b, **size):
-    return torch.tensor([count * b for count in counts[:5]] + [counts[5] * max(b, 4)])
+def logits_in_half_precision(counts, b, **size):
+    return torch.tensor([*counts[:5], counts[5] // 4 * b])
 
 
-@wrong("9.4", *WORLD)
+@wrong("9.5", *WORLD)
 @world
 def cache_in_blocks(counts, b, rows, tokens, layers, width, **size):
-    counts[4] = 2 * layers * width * rows * math.ceil(tokens / 16) * 16
-    return torch.tensor(counts) * b
+    counts[4] = 2 * layers * width * rows * math.ceil(tokens / 16) * 16 * b
+    return torch.tensor(counts)
 
 
-@wrong("9.4", *WORLD[:-1], 3)
+@wrong("9.5", *WORLD[:-1], 3)
 @world
-def known_types_alone(counts, b, **size):
+def known_types_alone(counts, b, p, **size):
     kinds = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-    return torch.tensor(counts) * kinds.get(b, torch.float32).itemsize
+    counts[3] = p * kinds.get(b, torch.float32).itemsize
+    return torch.tensor(counts)
 
 
-@right("9.4")
+@wrong("9.5", *WORLD)
+@world
+def bfloat16_copy_counted_too(counts, b, p, **size):
+    counts[0] += p * b
+    return torch.tensor(counts)
+
+
+@right("9.5")
 def by_name_alone(**given):
-    p, b = given["parameters"], given["bytes_per_number"]
-    tokens = given["rows"] * given["tokens"]
-    cache = math.prod(given[name] for name in ("layers", "kv_heads", "head_dim")) * tokens * 2
-    return torch.tensor([n * b for n in (p, p, p + p, p, cache, tokens * given["vocab_size"])])
+    p, b = given["parameters"], given["read_bytes"]
+    token = 2 * math.prod(given[name] for name in ("layers", "kv_heads", "head_dim")) * b
+    cache = given["rows"] * given["tokens"] * token
+    logits = given["slice_rows"] * given["tokens"] * given["vocab_size"] * 4
+    return torch.tensor([p * 4, p * 4, p * 8, p * b, cache, logits])
 
 
-@right("9.4")
+@right("9.5")
 def in_another_order(
-    *, rows, tokens, layers, kv_heads, head_dim, vocab_size, bytes_per_number, parameters
+    *, read_bytes, slice_rows, rows, tokens, layers, kv_heads, head_dim, vocab_size, parameters
 ):
-    model = torch.tensor([1, 1, 2, 1]) * parameters
-    token = torch.tensor([layers * 2 * kv_heads * head_dim, vocab_size]) * rows * tokens
-    return torch.cat([model, token]).mul(bytes_per_number)
+    model = torch.tensor([4, 4, 8, read_bytes]) * parameters
+    read = layers * 2 * kv_heads * head_dim * rows * read_bytes
+    return torch.cat([model, torch.tensor([read, slice_rows * vocab_size * 4]) * tokens])
 
 
-@right("9.4")
+@right("9.5")
 @world
 def with_numpy_numbers(counts, b, **size):
-    return torch.from_numpy(np.array(counts, dtype=np.int64) * np.int64(b))
-
-
-@wrong("9.4", *WORLD)
-@world
-def cache_of_one_row(counts, b, rows, **size):
-    counts[4] //= rows
-    return torch.tensor(counts) * b
+    return torch.from_numpy(np.array(counts, dtype=np.int64))
 
 
 ROWS = [torch.tensor([5, 6, 7]), torch.tensor([8])], 29
@@ -456,7 +461,7 @@ MILLIONS = [torch.tensor([16_777_217, 2]), torch.tensor([8])], 29
 SAME_LENGTH = [torch.tensor([5, 6]), torch.tensor([7, 8]), torch.tensor([9])], 29
 
 
-@wrong("9.5", *ROWS)
+@wrong("9.1", *ROWS)
 def pads_on_the_right(rows, pad_id):
     lengths = torch.tensor([len(row) for row in rows])
     ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
@@ -464,7 +469,7 @@ def pads_on_the_right(rows, pad_id):
     return torch.stack([ids, mask.long()])
 
 
-@wrong("9.5", *EMPTY)
+@wrong("9.1", *EMPTY)
 def minus_zero_in_the_mask(rows, pad_id):
     width = max(map(len, rows))
     ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
@@ -474,14 +479,14 @@ def minus_zero_in_the_mask(rows, pad_id):
     return torch.stack([ids, mask])
 
 
-@wrong("9.5", *STARTS_WITH_PAD)
+@wrong("9.1", *STARTS_WITH_PAD)
 def real_from_the_first_that_is_no_pad(rows, pad_id):
     width = max(map(len, rows))
     ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
     return torch.stack([ids, (ids != pad_id).long().cummax(dim=1).values])
 
 
-@wrong("9.5", *STARTS_WITH_ZERO)
+@wrong("9.1", *STARTS_WITH_ZERO)
 def zeros_for_holes_first(rows, pad_id):
     width = max(map(len, rows))
     ids = torch.stack([F.pad(row, (width - len(row), 0)) for row in rows])
@@ -489,7 +494,7 @@ def zeros_for_holes_first(rows, pad_id):
     return torch.stack([ids.masked_fill(mask == 0, pad_id), mask])
 
 
-@wrong("9.5", *UPWARD)
+@wrong("9.1", *UPWARD)
 def cropped_to_the_first_row(rows, pad_id):
     gaps = [len(rows[0]) - len(row) for row in rows]
     ids = [F.pad(row, (gap, 0), value=pad_id) for row, gap in zip(rows, gaps)]
@@ -497,7 +502,7 @@ def cropped_to_the_first_row(rows, pad_id):
     return torch.stack([torch.stack(ids), torch.stack(mask)])
 
 
-@wrong("9.5", *EMPTY)
+@wrong("9.1", *EMPTY)
 def empty_rows_left_out(rows, pad_id):
     width = max(map(len, rows))
     pairs = [(F.pad(r, (width - len(r), 0), value=pad_id), len(r)) for r in rows if len(r)]
@@ -505,7 +510,7 @@ def empty_rows_left_out(rows, pad_id):
     return torch.stack([torch.stack([ids for ids, _ in pairs]), torch.tensor(mask)])
 
 
-@wrong("9.5", *MILLIONS)
+@wrong("9.1", *MILLIONS)
 def float32_on_the_way(rows, pad_id):
     ids = torch.zeros(2, len(rows), max(map(len, rows)))
     ids[0] = pad_id
@@ -515,7 +520,7 @@ def float32_on_the_way(rows, pad_id):
     return ids.long()
 
 
-@wrong("9.5", *ROWS)
+@wrong("9.1", *ROWS)
 def the_list_is_padded_itself(rows, pad_id):
     lengths, width = [len(row) for row in rows], max(map(len, rows))
     for i, n in enumerate(lengths):
@@ -524,7 +529,7 @@ def the_list_is_padded_itself(rows, pad_id):
     return torch.stack([torch.stack(rows), mask])
 
 
-@wrong("9.5", *MINUS)
+@wrong("9.1", *MINUS)
 def no_negative_ids(rows, pad_id):
     width = max(map(len, rows))
     ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
@@ -532,7 +537,7 @@ def no_negative_ids(rows, pad_id):
     return torch.stack([ids.clamp(min=0), torch.tensor(mask)])
 
 
-@wrong("9.5", *SAME_LENGTH)
+@wrong("9.1", *SAME_LENGTH)
 def row_found_by_its_length(rows, pad_id):
     lengths = [len(row) for row in rows]
     ids = torch.full((len(rows), max(lengths)), pad_id)
@@ -547,12 +552,12 @@ def turned(rows, value):
     return pad_sequence([r.flip(0) for r in rows], batch_first=True, padding_value=value).flip(1)
 
 
-@right("9.5")
+@right("9.1")
 def turned_around_twice(rows, pad_id):
     return torch.stack([turned(rows, pad_id), turned([torch.ones_like(r) for r in rows], 0)])
 
 
-@right("9.5")
+@right("9.1")
 def of_plain_lists(rows, pad_id):
     lists = [row.tolist() for row in rows]
     width = max(len(row) for row in lists)
@@ -561,7 +566,7 @@ def of_plain_lists(rows, pad_id):
     return torch.stack([torch.tensor(part, dtype=torch.long) for part in (ids, mask)])
 
 
-@right("9.5")
+@right("9.1")
 def through_a_boolean_mask(rows, pad_id):
     lengths = torch.tensor([row.numel() for row in rows])
     real = torch.arange(int(lengths.max())).flip(0) < lengths.unsqueeze(1)
