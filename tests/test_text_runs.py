@@ -1,0 +1,57 @@
+"""The runs behind notebook 09: what is stored is what the settings say."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import text_runs  # noqa: E402
+
+
+def test_every_run_is_stored_with_the_present_settings():
+    """A change of settings or of the base models empties the file until it is run again."""
+    assert [text_runs.name(one) for one in text_runs.stored()] == text_runs.RUNS
+    for one in text_runs.stored():
+        assert one["curve"]["step"] == [0, 5, 10, 15, 20, 25, 30]
+
+
+def test_runs_of_other_settings_are_not_taken_for_stored(tmp_path, monkeypatch):
+    changed = json.loads(text_runs.PATH.read_text("utf-8"))
+    changed["settings"]["config"]["group_size"] = 4
+    (tmp_path / "text.json").write_text(json.dumps(changed), "utf-8")
+    monkeypatch.setattr(text_runs, "PATH", tmp_path / "text.json")
+    assert text_runs.stored() == []
+
+
+def test_what_the_notebook_says_of_all_six_runs():
+    for one in text_runs.stored():
+        form, right, length = (one["curve"][name] for name in text_runs.SCORES)
+        assert form[0] < 0.65 and form[-1] > 0.9
+        assert right[0] < 0.4 and right[-1] > 0.85
+        assert length[-1] > length[0] + 4
+
+
+@pytest.mark.parametrize("family", text_runs.FAMILIES)
+def test_a_stored_run_begins_at_what_ships(family):
+    policy, tokenizer = text_runs.base(family)
+    assert next(policy.parameters()).dtype == torch.float32
+    found = text_runs.evaluate(policy, tokenizer)
+    for one in text_runs.stored():
+        if one["family"] == family:
+            for name in text_runs.SCORES:
+                assert one["curve"][name][0] == pytest.approx(found[name], abs=0.01)
+
+
+def test_a_run_is_measured_saved_and_not_repeated(tmp_path, monkeypatch, capsys):
+    runs = text_runs.stored()
+    monkeypatch.setattr(text_runs, "PATH", tmp_path / "text.json")
+    text_runs.save(runs[1:])
+    monkeypatch.setattr(text_runs, "measure", lambda one: {**runs[0], "seed": one.seed})
+    text_runs.main([])
+    assert text_runs.stored() == runs
+    assert capsys.readouterr().out == "gpt2 0 right 0.90\n"
