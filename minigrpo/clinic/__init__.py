@@ -1,35 +1,32 @@
-"""The bug clinic: sick runs of GRPO, to be recognized by their charts."""
+"""The bug clinic: sick runs of GRPO without names, to be measured and diagnosed."""
 
-from minigrpo.clinic.charts import VITAL_SIGNS, Chart, off_one, signs
-from minigrpo.clinic.diagnosis import Case, diagnose, judge, numbered, patient, table
+from minigrpo.clinic.diagnosis import Case, diagnoses, patient, provenance, score, table
+from minigrpo.clinic.measure import MEASUREMENTS
 from minigrpo.clinic.patients import (
     PATIENTS,
     SHORT,
-    WARDS,
     Patient,
     caught,
     complaint,
+    numbered,
     record,
     run,
 )
 
 __all__ = [
+    "MEASUREMENTS",
     "PATIENTS",
     "SHORT",
-    "VITAL_SIGNS",
-    "WARDS",
     "Case",
-    "Chart",
     "Patient",
     "caught",
     "complaint",
-    "diagnose",
-    "judge",
+    "diagnoses",
     "numbered",
-    "off_one",
     "patient",
+    "provenance",
     "record",
     "run",
-    "signs",
+    "score",
     "table",
 ]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from minigrpo import grpo, objective
-from minigrpo.arithmetic import Arithmetic, to_text
+from minigrpo.arithmetic import Arithmetic, read_question, running_totals, to_text
 from minigrpo.llama import tiny_llama
 from minigrpo.logprobs import token_entropy
 from minigrpo.sampling import Rollouts
@@ -114,6 +114,8 @@ zero_over_zero = line(
 )
 graph_in_old = line("old = new")
 kl_to_old = line("ref = old")
+# Its gradient is that of k1. Its value is k3's, so that the KL of every patient has one ruler.
+gradient_of_k1 = line('return {"k3": d + (torch.expm1(-d)).detach()}[estimator]')
 detached_entropy = line('metrics["entropy"] = aggregate(entropy.detach(), mask, how="token_mean")')
 wrong_side = line("return torch.minimum(ratio, ratio.clamp(1 - low, 1 + high)) * advantages")
 padding_counted = line(  # the scorer's part of an unmasked sum: it scores the filling too
@@ -155,6 +157,15 @@ def sampled_with(**options: Any) -> Callable[[Function], Function]:
         return lambda *args, **given: healthy(*args, **{**given, **options})
 
     return bug
+
+
+def rounded(healthy: Function) -> Function:
+    """The sampler's copy of the weights is rounded to bfloat16, as in many an inference engine."""
+
+    def sample(model: nn.Module, *args: Any, **options: Any) -> Rollouts:
+        return healthy(copy.deepcopy(model).bfloat16().float(), *args, **options)
+
+    return sample
 
 
 def eos_masked(healthy: Function) -> Function:
@@ -204,3 +215,12 @@ class ReadsThePrompt(Arithmetic):
             )
             rewards.append(float(len(found) > 1 and found[-1] == found[0]))
         return rewards
+
+
+class ComparesText(Arithmetic):
+    """Compares what was written, such as 7, with a number as Python prints it, 7.0."""
+
+    def reward(self, prompts, completions):
+        right = [f"{running_totals(read_question(prompt))[-1]:.1f}" for prompt in prompts]
+        found = [re.findall(r"<answer> (\S+) </answer>", to_text(c)) for c in completions]
+        return [float(have[-1:] == [want]) for have, want in zip(found, right, strict=True)]

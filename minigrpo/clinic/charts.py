@@ -1,159 +1,106 @@
-"""Charts: what is known of a run of GRPO, and the vital signs that are read from it."""
+"""Charts: what is known of a run of GRPO, and the numbers that any dashboard shows of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from statistics import fmean
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from minigrpo.arithmetic import HARDER_LENGTHS, TRAINED_LENGTHS, ask, draw_questions
-from minigrpo.clinic import smallest_tests as tests
 from minigrpo.grpo import GRPOConfig, StepMetrics
 from minigrpo.llama import load_policy
 
+Value = float | str | tuple[float, ...]
+Readings = dict[str, Value]
+"""What was measured of one run, by name; NaN where there is nothing to measure."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Chart:
     """What is known of a run."""
 
     config: GRPOConfig  # its settings, as far as they are not the bug itself
     steps: list[StepMetrics]
-    policy: nn.Module | None  # at the end; None if there are no held-out questions for it
+    policy: nn.Module  # at the end
     moved: float  # how far the weights went, relative to their size
     stopped: str | None = None  # what stopped the run early
-
-    @property
-    def before(self) -> Mapping[str, float]:
-        """Accuracy and tokens of thought on held-out questions; empty if there are none."""
-        return _untrained() if self.policy else {}
+    asked: bool = True  # whether there are held-out questions for this policy
 
     @cached_property
-    def after(self) -> Mapping[str, float]:
-        """The same at the end, asked only when somebody wants to know."""
-        return _held_out(self.policy) if self.policy else {}
+    def held_out(self) -> tuple[float, float]:
+        """Accuracy on held-out questions before and after the run, asked only on demand."""
+        return (_untrained(), _accuracy(self.policy)) if self.asked else (math.nan, math.nan)
 
-    def last(self, name: str, steps: int = 5) -> float:
+    def last(self, name: str, steps: int = 3) -> float:
         """Mean of a metric over the last steps; NaN if there are none."""
         values = [getattr(m, name) for m in self.steps[-steps:]]
         return sum(values) / len(values) if values and None not in values else math.nan
 
 
-def _held_out(policy: nn.Module) -> Mapping[str, float]:
+def _accuracy(policy: nn.Module) -> float:
     """What `evaluate` finds with n = 128, as far as it is sampled and of the trained lengths."""
     generator = torch.Generator().manual_seed(0)
     questions = draw_questions(128, generator, lengths=TRAINED_LENGTHS, held_out=True)
     questions += draw_questions(64, generator, lengths=HARDER_LENGTHS, held_out=True)
-    return ask(policy, questions).of_length(*TRAINED_LENGTHS)
+    return ask(policy, questions).of_length(*TRAINED_LENGTHS)["accuracy"]
 
 
 @cache
-def _untrained() -> Mapping[str, float]:
-    return _held_out(load_policy())
+def _untrained() -> float:
+    return _accuracy(load_policy())
 
 
-def off_one(steps: Sequence[StepMetrics]) -> float:
-    """How far the ratio is from 1."""
-    return max(max(m.ratio_max - 1, 1 - m.ratio_min) for m in steps)
-
-
-def luck(chart: Chart, of: Callable[[Tensor], Tensor] = lambda group: group.abs().amax()) -> float:
-    """The largest advantage (`of` such a group) where all rewards of a group are equal, or NaN."""
-    size, found = chart.config.group_size, []
-    for m in chart.steps:
-        rewards, advantages = m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)
-        equal = advantages[rewards.amax(1) == rewards.amin(1)]
-        found += [of(group).item() for group in equal]
-    return max(found, default=math.nan)
-
-
-def apart(group: Tensor) -> Tensor:
-    """The largest advantage of a group, less its smallest."""
-    return group.amax() - group.amin()
-
-
-def gap(chart: Chart) -> float:
-    """Reward on the training questions, less right answers on held-out ones."""
-    return chart.last("reward") - chart.after.get("accuracy", math.nan)
-
-
-def reward_of(chart: Chart, which: Callable[[Tensor], Tensor]) -> float:
-    """Mean reward of the shortest (torch.amin) or longest (torch.amax) prompts of the first step.
-
-    Nothing is learned there yet. NaN if all prompts are equally long.
-    """
-    m = chart.steps[0]
-    lengths = (m.rollouts.prompt_ids != chart.config.pad_id).sum(1)  # a mask may be the bug
-    if lengths.min() == lengths.max():
-        return math.nan
-    return m.rewards[lengths == which(lengths)].mean().item()
-
-
-def off_by_hand(chart: Chart, without_last: bool = False) -> float:
-    """The largest `tests.loss_off_by_hand` of a run; NaN where it cannot be done by hand."""
-    config = chart.config
-    if config.inner_epochs > 1 or config.kl_weight or config.how != "token_mean":
-        return math.nan
-    return max(
-        tests.loss_off_by_hand(
-            m.loss, m.advantages.cpu(), m.rollouts.completion_mask.cpu(), without_last
-        )
-        for m in chart.steps
-    )
-
-
-VITAL_SIGNS: dict[str, Callable[[Chart], float]] = {
-    "stopped by a loss that is NaN (1 = yes)": lambda chart: float(chart.stopped is not None),
-    "reward, first step": lambda chart: chart.steps[0].reward,
-    "reward, last steps": lambda chart: chart.last("reward"),
-    "right on held-out questions, before": lambda chart: chart.before.get("accuracy", math.nan),
-    "right on held-out questions, after": lambda chart: chart.after.get("accuracy", math.nan),
-    "reward above right answers, at the end": gap,
-    "change of the weights, of their size": lambda chart: chart.moved,
-    "norm of the gradient, largest": lambda chart: max(m.grad_norm for m in chart.steps),
-    "KL, first step": lambda chart: math.nan if (kl := chart.steps[0].kl) is None else kl,
-    "KL, last steps": lambda chart: chart.last("kl"),
-    "entropy, first step": lambda chart: chart.steps[0].entropy,
-    "entropy, last steps": lambda chart: chart.last("entropy"),
-    "ratio, smallest": lambda chart: min(m.ratio_min for m in chart.steps),
-    "ratio, largest": lambda chart: max(m.ratio_max for m in chart.steps),
-    "ratio off 1, first step": lambda chart: off_one(chart.steps[:1]),
-    "ratio off 1, any step": lambda chart: off_one(chart.steps),
-    "share clipped, last steps": lambda chart: chart.last("clip_low") + chart.last("clip_high"),
-    "tokens per completion, last steps": lambda chart: chart.last("mean_length"),
-    "share cut off at the limit": lambda chart: chart.last("truncated"),
-    "largest advantage where all rewards are equal": luck,
-    "... how far apart in such a group": lambda chart: luck(chart, apart),
-    "loss, off the one by hand": off_by_hand,
-    "... if the last token is not counted": lambda chart: off_by_hand(chart, without_last=True),
-    "reward of the shortest prompts, first step": lambda chart: reward_of(chart, torch.amin),
-    "reward of the longest prompts, first step": lambda chart: reward_of(chart, torch.amax),
+CLIPPED = "clipped (clip_ratio/region_mean)"
+DASHBOARD = {  # by the names of TRL's dashboard, in brackets
+    "reward (reward)": "reward",
+    "KL to the reference (kl)": "kl",
+    "entropy (entropy)": "entropy",
+    "gradient norm (grad_norm)": "grad_norm",
+    CLIPPED: "clip_low",  # and clip_high
+    "tokens (completions/mean_length)": "mean_length",
+    "truncated (completions/clipped_ratio)": "truncated",
+    "loss (loss)": "loss",
 }
-"""What is measured of every run, by name. NaN where there is nothing to measure."""
 
 
-def signs(**charts: Chart) -> str:
-    """The vital signs of some charts side by side, one line each; those that none has are left out.
-
-    A dash stands where there is nothing to measure.
-    """
-    width = max(map(len, VITAL_SIGNS))
-    lines = [" " * width + "".join(f"{name:>10}" for name in charts)]
-    for name, measure in VITAL_SIGNS.items():
-        values = [measured(measure, chart) for chart in charts.values()]
-        if any(value and not math.isnan(value) for value in values):  # somewhere it is not 0
-            shown = ("-" if math.isnan(value) else f"{value:.2g}" for value in values)
-            lines.append(f"{name:{width}}" + "".join(f"{value:>10}" for value in shown))
-    lines += [f"{name} was stopped: {c.stopped}" for name, c in charts.items() if c.stopped]
-    return "\n".join(lines)
+def dashboard(chart: Chart) -> Readings:
+    """At the first step, and the mean of the last three."""
+    found: Readings = {"steps done": float(len(chart.steps))}
+    for name, metric in DASHBOARD.items():
+        first = [getattr(m, metric) for m in chart.steps[:1]]
+        found[name] = (math.nan if first in ([], [None]) else first[0], chart.last(metric))
+    low, high = ([getattr(m, side) for m in chart.steps] for side in ("clip_low", "clip_high"))
+    clipped = [a + b for a, b in zip(low, high)] or [math.nan]
+    found[CLIPPED] = (clipped[0], fmean(clipped[-3:]))
+    return found
 
 
-def measured(measure: Callable[[Chart], float], chart: Chart) -> float:
-    """NaN for a run that was stopped within its first step."""
-    try:
-        return measure(chart)
-    except (IndexError, ValueError):
-        return math.nan
+def shown(value: Value) -> str:
+    """A value as a table shows it: a dash where there is nothing to measure."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, tuple):
+        return "  ".join(f"{shown(part):>7}" for part in value)
+    if math.isnan(value):
+        return "-"
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.3f}" if abs(value) >= 1e-3 else f"{value:.0e}"
+
+
+def side_by_side(columns: Mapping[str, Readings]) -> str:
+    """Readings of the same names as a table, a column for each run."""
+    names = list(next(iter(columns.values())))
+    cells = {run: [shown(found[name]) for name in names] for run, found in columns.items()}
+    left = max(map(len, names))
+    widths = {run: max(len(run), *map(len, rows)) for run, rows in cells.items()}
+    lines = [" " * left + "".join(f"  {run:>{widths[run]}}" for run in cells)]
+    for at, name in enumerate(names):
+        row = "".join(f"  {rows[at]:>{widths[run]}}" for run, rows in cells.items())
+        lines.append(f"{name:{left}}{row}")
+    return "\n".join(line.rstrip() for line in lines)

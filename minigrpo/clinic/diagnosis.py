@@ -1,130 +1,268 @@
-"""The blind diagnosis: `patient(7)` is a chart without a name, `diagnose(7, "...")` the answer."""
+"""The blind diagnosis: look at a patient, measure, make up your mind, and only then be told."""
 
 from __future__ import annotations
 
-import hashlib
 import html
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 
-from minigrpo.arithmetic import Arithmetic
-from minigrpo.clinic.charts import Chart, measured, signs
-from minigrpo.clinic.patients import PATIENTS, WARDS, Patient, complaint, run
+from minigrpo.clinic import measure as measuring
+from minigrpo.clinic.charts import Readings, dashboard, shown, side_by_side
+from minigrpo.clinic.measure import MEASUREMENTS, Subject
+from minigrpo.clinic.patients import Patient, complaint, names, numbered, records
+from minigrpo.notebook import progress
+
+BUDGET = 3
+"""Measurements per patient."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Case:
-    """A patient without a name: the chart of the sick run, and the healthy one beside it."""
+    """A patient without a name, with its healthy twin beside it."""
 
     number: int
-    told: str  # the task, and how the settings of both runs differ from `SHORT`
-    sick: Chart
-    healthy: Chart
+    patient: Subject = field(repr=False)
+    twin: Subject = field(repr=False)
+    measured: list[str] = field(default_factory=list)
+    answer: str | None = None  # the first one
 
     def __str__(self) -> str:
-        """What the patient tells, and the vital signs of both."""
-        return f"Patient {self.number}. {self.told}\n" + signs(healthy=self.healthy, sick=self.sick)
+        """What the patient tells, and what any dashboard shows of both."""
+        one = self.patient.patient
+        c = one.setting.config
+        lines = [
+            f"Patient {self.number}. {one.setting.told}",
+            f"{c.steps} steps of {c.prompts_per_step} prompts x {c.group_size} completions of at "
+            f"most {c.max_new_tokens} tokens, {c.inner_epochs} updates per batch.",
+            f"Clip {c.clip[0]:g}, KL weight {c.kl_weight:g}, entropy weight {c.entropy_weight:g}. "
+            "The twin has the same settings and seed.",
+            "Each pair of numbers: first step, mean of the last three.",
+            "",
+            self._beside({w: dashboard(s.chart) for w, s in self._both.items()}),
+        ]
+        return "\n".join(lines)
+
+    @property
+    def _both(self) -> dict[str, Subject]:
+        return {f"patient {self.number}": self.patient, "healthy twin": self.twin}
+
+    def _beside(self, columns: dict[str, Readings]) -> str:
+        stopped = self.patient.chart.stopped
+        note = f"\nThe patient was stopped: {stopped}." if stopped else ""
+        return side_by_side(columns) + note
+
+    def chart(self) -> None:
+        """Draw the free panels: what any dashboard shows."""
+        from minigrpo.notebook.plots import draw_charts
+
+        draw_charts({w: s.chart for w, s in self._both.items()}, f"Patient {self.number}")
+
+    def measure(self, name: str = "") -> None:
+        """Print one measurement, patient beside twin; without a name, list them all."""
+        print(self.measurement(name))
+
+    def measurement(self, name: str = "") -> str:
+        """What `measure` prints."""
+        name = " ".join(name.lower().split()).strip(". ")
+        left = BUDGET - len(self.measured)
+        if not name:
+            lines = [f'  "{known}": {line}' for known, (line, _) in MEASUREMENTS.items()]
+            used = f" Used: {', '.join(self.measured)}." if self.measured else ""
+            free = "Yours are free now" if self.answer else f"You have {left} of {BUDGET} left"
+            return "\n".join([f"{free} for patient {self.number}.{used}", *lines])
+        if name not in MEASUREMENTS:
+            near = get_close_matches(name, MEASUREMENTS, n=1, cutoff=0.4)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            return f"There's no measurement called {name!r}.{meant} case.measure() lists them."
+        if name not in self.measured and not left and not self.answer:
+            return (
+                f"You've used your {BUDGET} measurements of patient {self.number}: "
+                f"{', '.join(self.measured)}. Time for case.diagnose(...)."
+            )
+        found = {who: MEASUREMENTS[name][1](s) for who, s in self._both.items()}
+        if name not in self.measured and not self.answer:
+            self.measured.append(name)
+        left = max(0, BUDGET - len(self.measured))
+        head = f"{name}, patient {self.number} ({left} of {BUDGET} measurements left)"
+        if isinstance(sentence := next(iter(found.values())), str):
+            return f"{head}\n{sentence}"
+        return f"{head}\n{_listed(found)}"
+
+    def diagnose(self, answer: int | str = "") -> None:
+        """Print whether this diagnosis, a number or a name, is right, and why."""
+        print(self.judged(answer))
+
+    def judged(self, answer: int | str = "") -> str:
+        """What `diagnose` prints."""
+        if isinstance(answer, str) and not answer.strip(" ."):
+            return f"Patient {self.number} waits for a diagnosis. clinic.diagnoses() lists them."
+        name, complaint_about = _named(answer)
+        if name is None:
+            return complaint_about
+        one, first = self.patient.patient, self._first(name)
+        known = _first_answer(self.number)
+        note = "" if first else f"\nYour first answer counts, and it was {known!r}."
+        if name == one.name:
+            return f"Patient {self.number}: {name}. Right.\n{self._told()}{note}"
+        return f"Patient {self.number}: not {name}.\n{self._against(name)}{note}"
+
+    def reveal(self) -> None:
+        """Give up: print what a right diagnosis is told."""
+        self._first("given up")
+        print(f"Patient {self.number}: {self.patient.patient.name}.\n{self._told()}")
+
+    def _first(self, name: str) -> bool:
+        """Keep the first answer, here and in the file of progress; whether this is it."""
+        first = _first_answer(self.number) in (None, name)
+        self.answer = self.answer or name
+        progress.remember(
+            "clinic",
+            str(self.number),
+            {
+                "answer": name,
+                "right": name == self.patient.patient.name,
+                "measured": list(self.measured),
+            },
+        )
+        return first
+
+    def _told(self) -> str:
+        one = self.patient.patient
+        says = complaint(one)
+        test = f"{one.question} It says: {says}" if says else one.question
+        lines = [
+            f"What: {one.what}.",
+            f"Its sign: {one.sign}.",
+            *([self._evidence(one)] if one.sign_read else []),
+            f"The smallest test: {test}",
+            f"Cure: {one.cure}.",
+            f"Harm at these settings: {one.harm}.",
+            f"Provenance: {provenance(one.name)}.",
+        ]
+        return "\n".join(lines)
+
+    def _evidence(self, named: Patient) -> str:
+        """The reading that decides, of patient and twin."""
+        at = named.sign_read
+        here, twin = (
+            measuring.reading(s, at.measurement, at.reading, at.part)
+            for s in (self.patient, self.twin)
+        )
+        where = "the dashboard" if at.measurement == "dashboard" else f'"{at.measurement}"'
+        return f"In {where}, {at.reading}: {_or_none(here)} here, {_or_none(twin)} in the twin."
+
+    def _against(self, name: str) -> str:
+        """Why a wrong diagnosis is not the right one."""
+        one = self.patient.patient
+        if name == "healthy":
+            return "Something differs from the healthy twin by more than rounding. Look again."
+        named = next(p for p in numbered() if p.name == name)
+        at = named.sign_read
+        here, twin = (
+            measuring.reading(s, at.measurement, at.reading, at.part)
+            for s in (self.patient, self.twin)
+        )
+        if math.isnan(here):
+            why = "There is nothing of that to measure here."
+        elif not at.fits(here):
+            side = "above" if at.above else "below"
+            why = f"Those who have it are {side} {at.threshold:g}."
+        elif at.fits(twin):
+            why = "On this task the healthy twin is there too, so it says nothing."
+        else:
+            why = "It fits, but something else fits better. What else is out of order?"
+        hint = "\nThe ward is the right one." if named.ward == one.ward else ""
+        return f"Its sign would be: {named.sign}.\n{self._evidence(named)} {why}{hint}"
 
 
-def numbered() -> tuple[Patient, ...]:
-    """The patients in the order of their numbers, which gives nothing away."""
-    return tuple(
-        sorted(PATIENTS, key=lambda patient: hashlib.sha256(patient.name.encode()).hexdigest())
-    )
+def _or_none(value: float) -> str:
+    return "nothing" if math.isnan(value) else shown(value)
+
+
+def _listed(found: dict[str, Readings]) -> str:
+    """Readings side by side; texts, which are long, one run beneath the other."""
+    if not any(isinstance(v, str) for v in next(iter(found.values())).values()):
+        return side_by_side(found)
+    lines = []
+    for who, rows in found.items():
+        lines += [f"{who}:", *(f"  {name.strip()}   {text}" for name, text in rows.items())]
+    return "\n".join(lines)
+
+
+def _named(answer: int | str) -> tuple[str | None, str]:
+    """The diagnosis that is meant, or None and what is wrong with the answer."""
+    known = names()
+    if isinstance(answer, int):
+        if 1 <= answer <= len(known):
+            return known[answer - 1], ""
+        return None, f"Diagnoses have the numbers 1 to {len(known)}; {answer} is none of them."
+    words = " ".join(answer.lower().split())
+    if words.isdigit():
+        return _named(int(words))
+    lowered = {name.lower(): name for name in known}
+    if words in lowered:
+        return lowered[words], ""
+    near = get_close_matches(words, lowered, n=1, cutoff=0.4)
+    meant = f" Did you mean {lowered[near[0]]!r}?" if near else ""
+    return None, f"No diagnosis is called {answer!r}.{meant} clinic.diagnoses() lists them."
+
+
+def _first_answer(number: int) -> str | None:
+    return progress.recall("clinic").get(str(number), {}).get("answer")
 
 
 @cache
 def patient(number: int, seed: int = 3) -> Case:
-    """Run the patient with this number, 1 to 22, and the healthy code under the same settings."""
-    one = _record(number)
-    about = str(one.task.__doc__).splitlines()[0]
-    task = "The sums of notebook 07." if one.task is Arithmetic else about
-    other = [f"{name} = {value}" for name, value in one.settings.items() if name != "steps"]
-    changed = f" but for {', '.join(other)}" if other else ""
-    told = f"{task} {one.config(sick=False).steps} steps, with the settings of SHORT{changed}."
-    return Case(number, told, run(one, seed), run(one, seed, sick=False))
+    """The case with this number, 1 to 25; it is run when somebody looks."""
+    if isinstance(number, bool) or number not in range(1, len(numbered()) + 1):
+        raise ValueError(f"number: expected 1 to {len(numbered())}, got {number!r}")
+    one = numbered()[number - 1]
+    return Case(number, Subject(one, seed, True), Subject(one, seed, False))
 
 
-def diagnose(number: int, name: str, seed: int = 3) -> None:
-    """Print whether this, one of the names in `PATIENTS`, is what the patient has, and why."""
-    print(judge(number, name, seed)[1])
+def diagnoses() -> None:
+    """Print the numbered list of diagnoses, by symptom."""
+    ward = None
+    for number, (name, kept) in enumerate(records().items(), 1):
+        if kept["ward"] != ward:
+            ward = kept["ward"]
+            print(ward[0].upper() + ward[1:])
+        print(f"  {number:2}  {name}")
 
 
-def judge(number: int, name: str, seed: int = 3) -> tuple[bool, str]:
-    """Whether the diagnosis is right, and what is to be said about it."""
-    one, names = _record(number), {known.name.lower(): known for known in PATIENTS}
-    if not name.strip(" ."):
-        return False, f"Patient {number} waits for a diagnosis."
-    named = names.get(" ".join(name.lower().split()))
-    if named is None:
-        near = get_close_matches(name.lower(), names, n=1, cutoff=0.4)
-        meant = f" Is {near[0]!r} meant?" if near else ""
-        return False, f"No diagnosis is called {name!r}.{meant} The names are in the list above."
-    case = patient(number, seed)
-    here, healthy = _reading(named, case.sick), _reading(named, case.healthy)
-    if named is one:
-        return True, (
-            f"Patient {number}: {named.name}. Right.\n"
-            f"The evidence: {named.sign}.\n"
-            f"{named.vital_sign}: {here}, and {healthy} in the healthy run.\n"
-            f"The test that decides: {named.question} With the bug it says\n"
-            f"    {complaint(named)}\n"
-            f"The cure: {named.cure}."
-        )
-    return False, (
-        f"Patient {number}: not {named.name}. Its sign would be: {named.sign}.\n"
-        f"{named.vital_sign}: {here} here, and {healthy} in the healthy run. "
-        + _against(named, one, case)
-        + ("\nThe ward is the right one." if named.ward == one.ward else "")
-    )
+def score() -> None:
+    """Print how many patients you've seen, and how many you got right at the first attempt."""
+    print(progress.clinic_line(len(numbered())))
 
 
-def _record(number: int) -> Patient:
-    if number not in range(1, len(PATIENTS) + 1):
-        raise ValueError(f"number: expected 1 to {len(PATIENTS)}, got {number!r}")
-    return numbered()[number - 1]
-
-
-def _reading(named: Patient, chart: Chart) -> str:
-    """The number that decides, read from a chart."""
-    value = measured(named.statistic, chart)
-    return "not to be measured" if math.isnan(value) else f"{value:.2g}"
-
-
-def _against(named: Patient, one: Patient, case: Case) -> str:
-    """Why a wrong diagnosis is not the right one."""
-    theirs, here = named.config(sick=False), one.config(sick=False)
-    unmet = [
-        f"{name} = {value}"
-        for name, value in named.settings.items()
-        if name != "steps" and getattr(here, name) != getattr(theirs, name)
-    ]
-    if named.base is not one.base:
-        return "That sign belongs to another model and task: here the number says nothing."
-    if unmet:
-        return f"That sign is read with {', '.join(unmet)}: here the number says nothing."
-    if not named.is_sick(case.sick):
-        side = "above" if named.above else "below"
-        return f"Those who have it are {side} {named.threshold:g}."
-    if named.is_sick(case.healthy):
-        return "Under these settings the healthy are there too, so it says nothing."
-    return "It fits, but something else on the chart fits better: what else is out of order?"
+def provenance(name: str) -> str:
+    """Where such a bug was seen, and what the link really shows."""
+    kept = records()[name]
+    if kept["seen"] == "none":
+        return "we know of no public thread"
+    return f"{kept['seen']}: {kept['shows']} ({kept['link']})"
 
 
 # --------------------------------------------------------------------------------------------
 # the page to keep
 
+HEAD = ("symptom", "likely cause", "sign", "measure", "in large runs", "cure")
+
 
 def table() -> str:
-    """Symptom, likely causes, sign, test and cure as an HTML table."""
-    rows = ["<tr><th>symptom</th><th>likely cause</th><th>sign</th><th>test</th><th>cure</th></tr>"]
-    for ward in WARDS:
-        ill = [one for one in PATIENTS if one.ward == ward]
-        for one in ill:
-            cells = [one.name, one.sign, one.question, one.cure]
-            first = f'<td rowspan="{len(ill)}"><b>{html.escape(ward)}</b></td>'
-            row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-            rows.append(f"<tr>{first if one is ill[0] else ''}{row}</tr>")
+    """Symptom, causes, what to measure and its value here, and cure, as an HTML table."""
+    rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in HEAD) + "</tr>"]
+    ill = [record for record in numbered() if record.sign_read]
+    ill.sort(key=lambda one: names().index(one.name))
+    for at, one in enumerate(ill):
+        together = [other for other in ill if other.ward == one.ward]
+        symptom = f'<td rowspan="{len(together)}"><b>{html.escape(one.ward)}</b></td>'
+        side = "above" if one.sign_read.above else "below"
+        here = f"{one.sign_read.reading} {side} {one.sign_read.threshold:g}"
+        where = f"{one.sign_read.measurement}: {here}"
+        cells = (one.name, one.sign, where, one.large, one.cure)
+        row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        rows.append(f"<tr>{symptom if together[0] is one else ''}{row}</tr>")
     return "<table>\n" + "\n".join(rows) + "\n</table>"

@@ -246,32 +246,34 @@ CHART_PANELS: dict[str, tuple[str, Sequence[Callable[[Any], float | None]]]] = {
     "kl": ("KL (nats per token)", (lambda m: m.kl,)),
     "log kl": ("KL (nats per token, log scale)", (lambda m: m.kl,)),
     "entropy": ("entropy (nats)", (lambda m: m.entropy,)),
-    "gradient": ("norm of the gradient", (lambda m: m.grad_norm,)),
-    "ratio": ("ratio, least and most", (lambda m: m.ratio_min, lambda m: m.ratio_max)),
-    "clipped": ("share clipped", (lambda m: m.clip_low + m.clip_high,)),
+    "gradient": ("gradient norm", (lambda m: m.grad_norm,)),
+    "ratio": ("ratio, min and max", (lambda m: m.ratio_min, lambda m: m.ratio_max)),
+    "clipped": ("clipped (fraction)", (lambda m: m.clip_low + m.clip_high,)),
     "tokens": ("tokens per completion", (lambda m: m.mean_length,)),
-    "cut off": ("share cut off", (lambda m: m.truncated,)),
+    "truncated": ("truncated (fraction)", (lambda m: m.truncated,)),
 }
 """What `draw_charts` draws of each StepMetrics: title of the panel, and one value per line."""
+FREE_PANELS = ("reward", "kl", "entropy", "gradient", "clipped", "tokens", "truncated")
+"""What any dashboard shows."""
 
 
 def draw_charts(
     charts: Mapping[str, Any],  # runs by name, with their `steps`
     title: str,  # the finding
-    *panels: str,  # names of `CHART_PANELS`; none = all but "log kl"
+    *panels: str,  # names of `CHART_PANELS`; none = the free ones
 ) -> None:
     """Draw several runs into the same panels, each in its color and dash, and show the figure.
 
-    "healthy" is blue, "after the cure" green, and there are four more colors for others.
+    "healthy twin" (or "healthy") is blue and wide, and lies beneath the others.
     """
-    panels = panels or tuple(name for name in CHART_PANELS if name != "log kl")
-    others = [(ORANGE, "--"), (PINK, ":"), (GREY, (0, (5, 1, 1, 1))), (BLACK, (0, (1, 1)))]
-    known = {"healthy": (BLUE, "-"), "after the cure": (GREEN, "-.")}
-    unnamed = [name for name in charts if name not in known]
-    known.update(zip(unnamed, others))
+    panels = panels or FREE_PANELS
+    others = [(ORANGE, "--"), (PINK, ":"), (GREEN, "-."), (BLACK, (0, (1, 1)))]
+    twins = {name: (BLUE, "-") for name in ("healthy twin", "healthy")}
+    known = {**dict(zip((name for name in charts if name not in twins), others)), **twins}
     rows = 1 if len(panels) <= 4 else 2
+    columns = math.ceil(len(panels) / rows)
     figure, axes = plt.subplots(
-        rows, math.ceil(len(panels) / rows), figsize=(7.0, 2.3 if rows == 1 else 3.5), squeeze=False
+        rows, columns, figsize=(7.0, 2.3 if rows == 1 else 3.5), squeeze=False
     )
     for ax in axes.flat[len(panels) :]:
         ax.set_axis_off()
@@ -279,10 +281,14 @@ def draw_charts(
         heading, values = CHART_PANELS[panel]
         for name, chart in charts.items():
             color, dash = known[name]
+            width, beneath = (2.6, 1) if name in twins else (1.8, 2)
             for number, value in enumerate(values):
                 points = [(m.step, value(m)) for m in chart.steps if value(m) is not None]
+                drawn = zip(*points) if points else ((), ())
                 label = None if number else name
-                ax.plot(*zip(*points) if points else ((), ()), color=color, ls=dash, label=label)
+                ax.plot(*drawn, color=color, ls=dash, lw=width, zorder=beneath, label=label)
+        if not ax.dataLim.height and not len(ax.dataLim.intervalx.nonzero()[0]):
+            ax.text(0.5, 0.5, "not computed", transform=ax.transAxes, ha="center", fontsize=8)
         ax.set_title(heading, fontsize=8.5)
         ax.set_xlabel("step", fontsize=8)
         ax.tick_params(labelsize=7)
@@ -290,9 +296,12 @@ def draw_charts(
         if panel == "log kl":
             ax.set_yscale("log")
         elif panel != "ratio":
-            ax.set_ylim(0, 1.06 * ax.get_ylim()[1])
+            ax.set_ylim(0, max(1.06 * ax.get_ylim()[1], 1e-3))
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    columns = 2 if sum(map(len, labels)) > 70 else len(labels)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
+    where = axes.flat[-1] if rows * columns > len(panels) else figure
+    if where is figure:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
+    else:  # an empty cell of the grid is room enough
+        where.legend(handles, labels, loc="center", fontsize=8)
     plt.show()

@@ -1,0 +1,458 @@
+"""Measurements: what a free dashboard doesn't show, taken from a patient and from its healthy twin.
+
+Each is a function of a `Subject` that returns readings by name, or a sentence where there is
+nothing to measure. It works for every patient, and asks the loop's functions by name, so that it
+sees the bug that is in place.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, wraps
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from minigrpo import grpo, logprobs
+from minigrpo.arithmetic import (
+    EOS, Arithmetic, completion_ids, prompt_ids, read_question, running_totals, to_text,
+)  # fmt: skip
+from minigrpo.clinic.bugs import score
+from minigrpo.clinic.charts import Chart, Readings, dashboard
+from minigrpo.clinic.patients import Patient, run, trained
+from minigrpo.corpus import CharTokenizer
+from minigrpo.grpo import GRPOConfig
+from minigrpo.objective import kl_estimate
+from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Who is measured: a patient, or its healthy twin."""
+
+    patient: Patient
+    seed: int
+    sick: bool
+
+    @cached_property
+    def chart(self) -> Chart:
+        return _chart(self.patient if self.sick else self.patient.setting, self.patient, self.seed)
+
+    @property
+    def arithmetic(self) -> bool:
+        return isinstance(self.patient.setting.task(), Arithmetic)
+
+    def config(self, **changes: Any) -> GRPOConfig:
+        return self.patient.config(sick=self.sick, seed=self.seed, **changes)
+
+    def in_place(self) -> Any:
+        """Puts the bug in for the length of a block; for the twin, nothing."""
+        return self.patient.switch() if self.sick else ExitStack()
+
+    def batch(self, policy: nn.Module, config: GRPOConfig) -> tuple[Rollouts, Tensor, list[Tensor]]:
+        """Completions of a policy, their rewards, and their prompts, by the code in place."""
+        task, order = self.patient.setting.task(), torch.Generator().manual_seed(self.seed)
+        prompts = list(task.prompts(config.prompts_per_step, order))
+        draw = torch.Generator().manual_seed(self.seed)
+        return *grpo.rollout(policy, task, prompts, config, draw), prompts
+
+
+@cache
+def _chart(of: object, patient: Patient, seed: int) -> Chart:
+    return run(patient, seed, sick=of is patient)
+
+
+def chart_of(subject: Subject) -> Chart:
+    """Its run; patients of one setting share their twin's."""
+    return subject.chart
+
+
+Measurement = Callable[[Subject], Readings | str]
+MEASUREMENTS: dict[str, tuple[str, Measurement]] = {}
+"""By name: what it tells in a line, and the function."""
+
+
+def measurement(name: str, line: str) -> Callable[[Measurement], Measurement]:
+    """Enter a function into `MEASUREMENTS`, its answers kept."""
+
+    def enter(function: Measurement) -> Measurement:
+        kept: dict[tuple, Readings | str] = {}
+
+        @wraps(function)
+        def once(subject: Subject) -> Readings | str:
+            who = subject.patient if subject.sick else subject.patient.setting
+            key = (id(who), subject.seed)
+            if key not in kept:
+                kept[key] = function(subject)
+            return kept[key]
+
+        MEASUREMENTS[name] = (line, once)
+        return once
+
+    return enter
+
+
+def reading(subject: Subject, measurement: str, name: str, part: int = -1) -> float:
+    """One number; NaN where there is nothing to measure."""
+    if measurement == "dashboard":
+        found = dashboard(subject.chart)
+    else:
+        found = MEASUREMENTS[measurement][1](subject)
+    value = found.get(name, float("nan")) if isinstance(found, dict) else float("nan")
+    return value[part] if isinstance(value, tuple) else value
+
+
+@contextmanager
+def recorded(name: str) -> Iterator[list[Any]]:
+    """What a function of the loop returns during a block."""
+    results: list[Any] = []
+    function = getattr(grpo, name)
+
+    def keep(*args: Any, **options: Any) -> Any:
+        results.append(function(*args, **options))
+        return results[-1]
+
+    with patch.object(grpo, name, keep):
+        yield results
+
+
+def update(
+    policy: nn.Module,
+    rollouts: Rollouts,
+    advantages: Tensor,
+    config: GRPOConfig,
+    reference: nn.Module | None = None,
+) -> tuple[dict[str, float], Tensor]:
+    """One update by the code in place: its metrics, and d loss / d log-prob (N, T).
+
+    The learning rate is 0, so that the policy stays.
+    """
+    seen: list[Tensor] = []
+    loss = grpo.grpo_loss
+
+    def watched(log_probs: Tensor, *args: Any, **options: Any) -> Any:
+        if log_probs.requires_grad:
+            log_probs.retain_grad()
+        seen.append(log_probs)
+        return loss(log_probs, *args, **options)
+
+    policy = copy.deepcopy(policy)
+    still = torch.optim.SGD(policy.parameters(), lr=0.0)
+    with patch.object(grpo, "grpo_loss", watched):
+        metrics = grpo.learn(policy, reference, still, rollouts, advantages, config)[0]
+    gradient = seen[0].grad
+    return metrics, torch.zeros_like(seen[0]) if gradient is None else gradient
+
+
+def bare(subject: Subject, **changes: Any) -> GRPOConfig:
+    """The settings of a single update without KL and entropy terms."""
+    plain = {"inner_epochs": 1, "kl_weight": 0.0, "entropy_weight": 0.0}
+    return subject.config(**{**plain, **changes})
+
+
+# --------------------------------------------------------------------------------------------
+# of the run that is there
+
+
+@measurement("transcripts", "what was written in the last step, the right answer, the reward")
+def transcripts(subject: Subject) -> Readings | str:
+    m = subject.chart.steps[-1] if subject.chart.steps else None
+    if m is None:
+        return "The run stopped before its first step was done."
+    found: Readings = {}
+    size = subject.config().group_size
+    for row in (0, 1, size, size + 1):
+        r = m.rollouts
+        prompt, text = r.prompt_ids[row], r.completions[row][r.completion_mask[row]]
+        if subject.arithmetic:
+            question = _question(prompt[prompt != subject.config().pad_id])
+            asked = f"{' '.join(map(str, question))} -> {running_totals(question)[-1]}"
+            written = to_text(text)
+        else:
+            tokenizer = CharTokenizer()
+            asked = tokenizer.decode(prompt[r.prompt_mask[row]])
+            written = repr(tokenizer.decode(text))
+        found[f"reward {m.rewards[row]:.2f}  {asked}"] = written
+        if len(found) <= (row > 0) + (row >= size) + (row > size):  # the same line once more
+            found[f"reward {m.rewards[row]:.2f}  {asked} "] = written
+    return found
+
+
+def _question(prompt: Tensor) -> tuple[int, ...]:
+    return read_question(prompt)
+
+
+@measurement("equal groups", "how often all rewards of a group are equal, and what happens there")
+def equal_groups(subject: Subject) -> Readings:
+    steps, size = subject.chart.steps, subject.config().group_size
+    found = [(m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)) for m in steps]
+    equal = [a[r.amax(1) == r.amin(1)] for r, a in found]
+    equal = torch.cat(equal) if equal else torch.zeros(0, size)
+    nothing = float("nan")
+    return {
+        "equal groups, first step (frac_reward_zero_std)": (
+            steps[0].frac_reward_zero_std if steps else nothing
+        ),
+        "equal groups, last steps (frac_reward_zero_std)": subject.chart.last(
+            "frac_reward_zero_std"
+        ),
+        "standard deviation of rewards (reward_std)": (
+            found[-1][0].std(1).mean().item() if found else nothing
+        ),
+        "groups of equal rewards in the run": float(len(equal)),
+        "largest |advantage| where all rewards are equal": (
+            equal.abs().max().item() if len(equal) else nothing
+        ),
+        "widest range of advantages in such a group": (
+            (equal.amax(1) - equal.amin(1)).max().item() if len(equal) else nothing
+        ),
+    }
+
+
+@measurement("weight change", "how far the weights have moved")
+def weight_change(subject: Subject) -> Readings:
+    base = subject.patient.setting.base()
+    pairs = zip(base.parameters(), subject.chart.policy.parameters(), strict=True)
+    same = torch.cat([(p == q).flatten() for p, q in pairs])
+    return {
+        "relative weight change": subject.chart.moved,
+        "fraction of the weights that changed at all": 1 - same.double().mean().item(),
+    }
+
+
+@measurement("held-out accuracy", "fresh questions, graded by a grader that is known to be good")
+def held_out(subject: Subject) -> Readings | str:
+    if not subject.arithmetic:
+        return "Nothing to measure here: continuing a text has no right answers."
+    before, after = subject.chart.held_out
+    return {
+        "held-out accuracy, before the run": before,
+        "held-out accuracy, after the run": after,
+        "mean training reward, last steps": subject.chart.last("reward"),
+    }
+
+
+# --------------------------------------------------------------------------------------------
+# of a batch or two
+
+
+@measurement("ratio at the first update", "smallest, mean and largest ratio, batch by batch")
+def first_ratios(subject: Subject) -> Readings:
+    with subject.in_place(), recorded("learn") as updates:
+        trained(subject.patient, subject.config(inner_epochs=1, steps=4))
+    names = ("ratio/min", "ratio/mean", "ratio/max")
+    rows = [tuple(first[0][name] for name in names) for first in updates]
+    off = [max(1 - low, high - 1) for low, _, high in rows] or [float("nan")]
+    found: Readings = {}
+    for number in range(4):
+        row = rows[number] if number < len(rows) else (float("nan"),) * 3
+        found[f"batch {number + 1}: min, mean, max"] = row
+    found["farthest from 1, first batch"] = off[0]
+    found["farthest from 1, later batches"] = max(off[1:], default=float("nan"))
+    return found
+
+
+@measurement("scorer against sampler", "the trainer's log-probs against those it was sampled with")
+def scorer(subject: Subject) -> Readings:
+    policy = subject.patient.setting.base()
+    with recorded("sample") as drawn, subject.in_place():  # recorded beneath the bug
+        config = subject.config()
+        subject.batch(policy, config)
+        scored = score(policy, drawn[0], config.temperature)
+    real = drawn[0].completion_mask
+    apart = (scored - drawn[0].log_probs)[real]
+    return {
+        "largest difference (nats)": apart.abs().max().item(),
+        "standard deviation of the difference": apart.std().item(),
+        "smallest of scorer's / sampler's probability": apart.min().exp().item(),
+        "mean of scorer's / sampler's probability": apart.exp().mean().item(),
+        "largest of scorer's / sampler's probability": apart.max().exp().item(),
+    }
+
+
+@measurement("gradient at zero advantage", "what pulls when no answer is better than another")
+def zero_advantage(subject: Subject) -> Readings:
+    base = subject.patient.setting.base()
+    moved, noise = copy.deepcopy(base), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in moved.parameters():
+            p += 0.03 * p.std(correction=0) * torch.randn(p.shape, generator=noise)
+    found: Readings = {}
+    terms = {"neither term": {}, "the KL term alone, weight 1": {"kl_weight": 1.0}}
+    terms["the entropy bonus alone, weight 1"] = {"entropy_weight": 1.0}
+    with subject.in_place():
+        rollouts, rewards, _ = subject.batch(moved, bare(subject))
+        for name, weights in terms.items():
+            config, zeros = bare(subject, **weights), torch.zeros(len(rewards))
+            found[f"{name}"] = update(moved, rollouts, zeros, config, grpo.frozen_copy(base))[0][
+                "grad_norm"
+            ]
+    return found
+
+
+@measurement("gradient per token", "d loss / d log-prob, token by token, of two short completions")
+def per_token(subject: Subject) -> Readings:
+    policy, ratios = subject.patient.setting.base(), torch.ones(2, 8)
+    ratios[0, 1], ratios[1, 0], ratios[1, 1] = 1.5, 0.5, 1.5
+    config = bare(subject, how="token_mean")
+    if subject.arithmetic:
+        texts = [completion_ids([], 7), completion_ids([7, 1, 0], 0)]
+        prompts, size = torch.stack([prompt_ids((7, 4, 9))] * 2), 8
+        config = replace(config, eos_id=EOS)
+    else:
+        tokenizer = CharTokenizer()
+        texts, size = (
+            [tokenizer.encode(" the sea").tolist(), tokenizer.encode("no, sir!").tolist()],
+            8,
+        )
+        prompts = torch.stack([tokenizer.encode("ROMEO:")] * 2)
+    ids = torch.full((2, size), config.pad_id)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = torch.tensor(text)
+    mask = completion_mask(ids, config.eos_id)
+    everywhere = torch.ones_like(prompts).bool()
+    plain = Rollouts(prompts, everywhere, ids, mask, torch.zeros(2, size))
+    with subject.in_place():
+        log_probs = score(policy, plain) - ratios[:, :size].log()
+        rollouts = replace(plain, log_probs=log_probs)
+        gradient = update(policy, rollouts, torch.tensor([1.0, -1.0]), config)[1]
+    found: Readings = {
+        "A = +1, ratio 1.0, first token": gradient[0, 0].abs().item(),
+        "A = +1, ratio 1.5": gradient[0, 1].abs().item(),
+        "A = +1, ratio 1.0, third token": gradient[0, 2].abs().item(),
+        "A = -1, ratio 0.5": gradient[1, 0].abs().item(),
+        "A = -1, ratio 1.5": gradient[1, 1].abs().item(),
+        "A = -1, ratio 1.0": gradient[1, 2].abs().item(),
+    }
+    ends, filled = float("nan"), float("nan")
+    if subject.arithmetic:
+        last = int(mask[0].sum()) - 1
+        ends, filled = gradient[0, last].abs().item(), gradient[0, last + 1 :].abs().max().item()
+    found["A = +1, ratio 1.0, </s>"] = ends
+    found["padding"] = filled
+    return found
+
+
+@measurement("loss by hand", "the logged loss of a first update against three sums done by hand")
+def by_hand(subject: Subject) -> Readings | str:
+    policy, config = subject.patient.setting.base(), bare(subject, how="token_mean")
+    with subject.in_place():
+        rollouts, rewards, _ = subject.batch(policy, config)
+        advantages = grpo.group_advantages(rewards, config.group_size).float()
+        lengths = rollouts.completion_mask.sum(1)
+        if (lengths == lengths[0]).all():
+            return "Nothing to measure here: all completions are equally long, so all sums agree."
+        try:
+            logged = update(policy, rollouts, advantages, config)[0]["loss"]
+        except FloatingPointError:
+            logged = float("nan")
+
+    def hand(rows: Tensor, less: int = 0) -> float:
+        tokens = lengths[rows] - less
+        return (-(advantages[rows] * tokens).sum() / tokens.sum().clamp(min=1)).item()
+
+    everyone = torch.arange(len(lengths))
+    parts = [hand(rows) for rows in everyone.split(8)]
+    return {
+        "logged loss": logged,
+        "by hand, over all tokens": hand(everyone),
+        "by hand, without each row's last token": hand(everyone, less=1),
+        "by hand, mean over micro-batches of 8 rows": sum(parts) / len(parts),
+        "off the one over all tokens": abs(logged - hand(everyone)),
+    }
+
+
+@measurement(
+    "swapped example", "same completions, another worked example in the prompt: new rewards"
+)
+def swapped(subject: Subject) -> Readings | str:
+    if not subject.arithmetic:
+        return "Nothing to measure here: the prompts have no worked example."
+    if not subject.chart.steps:
+        return "The run stopped before its first step was done."
+    m, pad_id = subject.chart.steps[-1], subject.config().pad_id
+    prompts = [ids[ids != pad_id] for ids in m.rollouts.prompt_ids]
+    rows = zip(m.rollouts.completions, m.rollouts.completion_mask)
+    written = [ids[real] for ids, real in rows]
+    with subject.in_place():
+        task = subject.patient.setting.task()
+        ours = task.reward(prompts, written)
+        theirs = task.reward([_another_example(prompt) for prompt in prompts], written)
+    change = sum(a != b for a, b in zip(ours, theirs)) / len(ours)
+    return {
+        "mean reward with the example as it is": sum(ours) / len(ours),
+        "mean reward with the other example": sum(theirs) / len(theirs),
+        "rewards that change": change,
+    }
+
+
+def _another_example(prompt: Tensor) -> Tensor:
+    """The same prompt, but its worked example is about 5 + 1."""
+    if len(prompt) < 12:
+        return prompt  # it has none
+    question = (5, 1)
+    example = [*question, int(prompt[-1]), *completion_ids(running_totals(question), 6)[:-1]]
+    return torch.cat([prompt[:1], torch.tensor(example), prompt[-10:]])
+
+
+@measurement("weight 0 against 1", "short runs without both terms, and with a weight of 1 for each")
+def weights(subject: Subject) -> Readings:
+    names = {"weights 0": {}, "KL weight 1": {"kl_weight": 1.0}}
+    names["entropy weight 1"] = {"entropy_weight": 1.0}
+    size = {"prompts_per_step": 8} if subject.arithmetic else {"prompts_per_step": 2, "steps": 6}
+    found: Readings = {}
+    for name, changes in names.items():
+        config = subject.config(**{"kl_weight": 0.0, "entropy_weight": 0.0, **size, **changes})
+        with subject.in_place():
+            chart = trained(subject.patient, config)
+        kl, entropy = _drift(subject, chart.policy)
+        found[f"KL at the end, {name}"] = kl
+        found[f"entropy at the end, {name}"] = entropy
+    return found
+
+
+def _drift(subject: Subject, policy: nn.Module) -> tuple[float, float]:
+    """KL to the base model (k3, nats per token) and entropy, by healthy code throughout."""
+    base, config = subject.patient.setting.base(), subject.patient.setting.config
+    order = torch.Generator().manual_seed(1)
+    prompts, mask = left_pad(subject.patient.setting.task().prompts(32, order), config.pad_id)
+    given = {"generator": order, **config.only("max_new_tokens eos_id pad_id")}
+    r = sample(policy, prompts, mask, completions_per_prompt=4, **given)
+    text = (r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
+    with torch.no_grad():
+        new, entropy = logprobs.completion_log_probs_and_entropy(policy, *text)
+        ref, _ = logprobs.completion_log_probs_and_entropy(base, *text)
+    real = r.completion_mask
+    return kl_estimate(new, ref)[real].mean().item(), entropy[real].mean().item()
+
+
+@measurement("padding", "short prompts against long ones, and nonsense under the mask")
+def padding(subject: Subject) -> Readings | str:
+    policy, config = subject.patient.setting.base(), bare(subject, how="token_mean")
+    with subject.in_place():
+        rollouts, rewards, prompts = subject.batch(policy, config)
+        advantages = torch.linspace(-1, 1, len(rewards))
+        clean = update(policy, rollouts, advantages, config)[0]["loss"]
+        other = torch.randint(0, 20, rollouts.completions.shape, generator=_seeded())
+        ids = torch.where(rollouts.completion_mask, rollouts.completions, other)
+        dirty = update(policy, replace(rollouts, completions=ids), advantages, config)[0]["loss"]
+    lengths = torch.tensor([len(p) for p in prompts]).repeat_interleave(config.group_size)
+    several = lengths.min() < lengths.max()
+    short = rewards[lengths == lengths.min()].mean().item() if several else float("nan")
+    long = rewards[lengths == lengths.max()].mean().item() if several else float("nan")
+    return {
+        "reward of the shortest prompts, first step": short,
+        "reward of the longest prompts, first step": long,
+        "loss": clean,
+        "loss with nonsense under the mask": dirty,
+        "difference": abs(clean - dirty),
+    }
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
