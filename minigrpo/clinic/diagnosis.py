@@ -24,7 +24,6 @@ class Case:
 
     number: int
     patient: Subject = field(repr=False)
-    twin: Subject = field(repr=False)
     measured: list[str] = field(default_factory=list)
     answer: str | None = None  # the first one
 
@@ -46,7 +45,7 @@ class Case:
 
     @property
     def _both(self) -> dict[str, Subject]:
-        return {f"patient {self.number}": self.patient, "healthy twin": self.twin}
+        return {f"patient {self.number}": self.patient, "healthy twin": self.patient.twin}
 
     def _beside(self, columns: dict[str, Readings]) -> str:
         stopped = self.patient.chart.stopped
@@ -98,9 +97,9 @@ class Case:
         """What `diagnose` prints."""
         if isinstance(answer, str) and not answer.strip(" ."):
             return f"Patient {self.number} waits for a diagnosis. clinic.diagnoses() lists them."
-        name, complaint_about = _named(answer)
+        name, trouble = _named(answer)
         if name is None:
-            return complaint_about
+            return trouble
         one, first = self.patient.patient, self._first(name)
         known = _first_answer(self.number)
         note = "" if first else f"\nYour first answer counts, and it was {known!r}."
@@ -147,8 +146,7 @@ class Case:
         """The reading that decides, of patient and twin."""
         at = named.sign_read
         here, twin = (
-            measuring.reading(s, at.measurement, at.reading, at.part)
-            for s in (self.patient, self.twin)
+            measuring.reading(s, at.measurement, at.reading, at.part) for s in self._both.values()
         )
         where = "the dashboard" if at.measurement == "dashboard" else f'"{at.measurement}"'
         return f"In {where}, {at.reading}: {_or_none(here)} here, {_or_none(twin)} in the twin."
@@ -161,8 +159,7 @@ class Case:
         named = next(p for p in numbered() if p.name == name)
         at = named.sign_read
         here, twin = (
-            measuring.reading(s, at.measurement, at.reading, at.part)
-            for s in (self.patient, self.twin)
+            measuring.reading(s, at.measurement, at.reading, at.part) for s in self._both.values()
         )
         if math.isnan(here):
             why = "There is nothing of that to measure here."
@@ -219,7 +216,7 @@ def patient(number: int, seed: int = 3) -> Case:
     if isinstance(number, bool) or number not in range(1, len(numbered()) + 1):
         raise ValueError(f"number: expected 1 to {len(numbered())}, got {number!r}")
     one = numbered()[number - 1]
-    return Case(number, Subject(one, seed, True), Subject(one, seed, False))
+    return Case(number, Subject(one, seed))
 
 
 def diagnoses() -> None:
@@ -256,7 +253,7 @@ def table() -> str:
     rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in HEAD) + "</tr>"]
     ill = [record for record in numbered() if record.sign_read]
     ill.sort(key=lambda one: names().index(one.name))
-    for at, one in enumerate(ill):
+    for one in ill:
         together = [other for other in ill if other.ward == one.ward]
         symptom = f'<td rowspan="{len(together)}"><b>{html.escape(one.ward)}</b></td>'
         side = "above" if one.sign_read.above else "below"

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, wraps
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-from minigrpo import grpo, logprobs
-from minigrpo.arithmetic import (
-    EOS, Arithmetic, completion_ids, prompt_ids, read_question, running_totals, to_text,
-)  # fmt: skip
+from minigrpo import arithmetic, grpo, logprobs
+from minigrpo.arithmetic import Arithmetic, completion_ids, running_totals
 from minigrpo.clinic.bugs import score
 from minigrpo.clinic.charts import Chart, Readings, dashboard
-from minigrpo.clinic.patients import Patient, run, trained
+from minigrpo.clinic.patients import Patient, Setting, run, trained
 from minigrpo.corpus import CharTokenizer
 from minigrpo.grpo import GRPOConfig
 from minigrpo.objective import kl_estimate
@@ -33,26 +31,31 @@ from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
 
 @dataclass(frozen=True)
 class Subject:
-    """Who is measured: a patient, or its healthy twin."""
+    """Who is measured: a patient, or the healthy twin of one."""
 
     patient: Patient
     seed: int
-    sick: bool
 
-    @cached_property
+    @property
+    def twin(self) -> Subject:
+        """Healthy code under the same settings; patients of one setting have one twin."""
+        return Subject(_healthy(self.patient.setting), self.seed)
+
+    @property
     def chart(self) -> Chart:
-        return _chart(self.patient if self.sick else self.patient.setting, self.patient, self.seed)
+        return _chart(self.patient, self.seed)
 
     @property
     def arithmetic(self) -> bool:
         return isinstance(self.patient.setting.task(), Arithmetic)
 
     def config(self, **changes: Any) -> GRPOConfig:
-        return self.patient.config(sick=self.sick, seed=self.seed, **changes)
+        return self.patient.config(sick=True, seed=self.seed, **changes)
 
-    def in_place(self) -> Any:
-        """Puts the bug in for the length of a block; for the twin, nothing."""
-        return self.patient.switch() if self.sick else ExitStack()
+    def bare(self, **changes: Any) -> GRPOConfig:
+        """The settings of a single update without KL and entropy terms."""
+        plain = {"inner_epochs": 1, "kl_weight": 0.0, "entropy_weight": 0.0}
+        return self.config(**{**plain, **changes})
 
     def batch(self, policy: nn.Module, config: GRPOConfig) -> tuple[Rollouts, Tensor, list[Tensor]]:
         """Completions of a policy, their rewards, and their prompts, by the code in place."""
@@ -63,36 +66,26 @@ class Subject:
 
 
 @cache
-def _chart(of: object, patient: Patient, seed: int) -> Chart:
-    return run(patient, seed, sick=of is patient)
+def _healthy(setting: Setting) -> Patient:
+    return Patient("healthy", setting=setting)
 
 
-def chart_of(subject: Subject) -> Chart:
-    """Its run; patients of one setting share their twin's."""
-    return subject.chart
+@cache
+def _chart(patient: Patient, seed: int) -> Chart:
+    return run(patient, seed)
 
 
 Measurement = Callable[[Subject], Readings | str]
 MEASUREMENTS: dict[str, tuple[str, Measurement]] = {}
-"""By name: what it tells in a line, and the function."""
+"""By name: what it tells in a line, and the function, whose answers are kept."""
 
 
 def measurement(name: str, line: str) -> Callable[[Measurement], Measurement]:
-    """Enter a function into `MEASUREMENTS`, its answers kept."""
+    """Enter a function into `MEASUREMENTS`."""
 
     def enter(function: Measurement) -> Measurement:
-        kept: dict[tuple, Readings | str] = {}
-
-        @wraps(function)
-        def once(subject: Subject) -> Readings | str:
-            who = subject.patient if subject.sick else subject.patient.setting
-            key = (id(who), subject.seed)
-            if key not in kept:
-                kept[key] = function(subject)
-            return kept[key]
-
-        MEASUREMENTS[name] = (line, once)
-        return once
+        MEASUREMENTS[name] = (line, cache(function))
+        return function
 
     return enter
 
@@ -149,12 +142,6 @@ def update(
     return metrics, torch.zeros_like(seen[0]) if gradient is None else gradient
 
 
-def bare(subject: Subject, **changes: Any) -> GRPOConfig:
-    """The settings of a single update without KL and entropy terms."""
-    plain = {"inner_epochs": 1, "kl_weight": 0.0, "entropy_weight": 0.0}
-    return subject.config(**{**plain, **changes})
-
-
 # --------------------------------------------------------------------------------------------
 # of the run that is there
 
@@ -170,9 +157,9 @@ def transcripts(subject: Subject) -> Readings | str:
         r = m.rollouts
         prompt, text = r.prompt_ids[row], r.completions[row][r.completion_mask[row]]
         if subject.arithmetic:
-            question = _question(prompt[prompt != subject.config().pad_id])
+            question = arithmetic.read_question(prompt[prompt != subject.config().pad_id])
             asked = f"{' '.join(map(str, question))} -> {running_totals(question)[-1]}"
-            written = to_text(text)
+            written = arithmetic.to_text(text)
         else:
             tokenizer = CharTokenizer()
             asked = tokenizer.decode(prompt[r.prompt_mask[row]])
@@ -181,10 +168,6 @@ def transcripts(subject: Subject) -> Readings | str:
         if len(found) <= (row > 0) + (row >= size) + (row > size):  # the same line once more
             found[f"reward {m.rewards[row]:.2f}  {asked} "] = written
     return found
-
-
-def _question(prompt: Tensor) -> tuple[int, ...]:
-    return read_question(prompt)
 
 
 @measurement("equal groups", "how often all rewards of a group are equal, and what happens there")
@@ -243,7 +226,7 @@ def held_out(subject: Subject) -> Readings | str:
 
 @measurement("ratio at the first update", "smallest, mean and largest ratio, batch by batch")
 def first_ratios(subject: Subject) -> Readings:
-    with subject.in_place(), recorded("learn") as updates:
+    with subject.patient.switch(), recorded("learn") as updates:
         trained(subject.patient, subject.config(inner_epochs=1, steps=4))
     names = ("ratio/min", "ratio/mean", "ratio/max")
     rows = [tuple(first[0][name] for name in names) for first in updates]
@@ -260,7 +243,7 @@ def first_ratios(subject: Subject) -> Readings:
 @measurement("scorer against sampler", "the trainer's log-probs against those it was sampled with")
 def scorer(subject: Subject) -> Readings:
     policy = subject.patient.setting.base()
-    with recorded("sample") as drawn, subject.in_place():  # recorded beneath the bug
+    with recorded("sample") as drawn, subject.patient.switch():  # recorded beneath the bug
         config = subject.config()
         subject.batch(policy, config)
         scored = score(policy, drawn[0], config.temperature)
@@ -285,13 +268,12 @@ def zero_advantage(subject: Subject) -> Readings:
     found: Readings = {}
     terms = {"neither term": {}, "the KL term alone, weight 1": {"kl_weight": 1.0}}
     terms["the entropy bonus alone, weight 1"] = {"entropy_weight": 1.0}
-    with subject.in_place():
-        rollouts, rewards, _ = subject.batch(moved, bare(subject))
+    with subject.patient.switch():
+        rollouts, rewards, _ = subject.batch(moved, subject.bare())
         for name, weights in terms.items():
-            config, zeros = bare(subject, **weights), torch.zeros(len(rewards))
-            found[f"{name}"] = update(moved, rollouts, zeros, config, grpo.frozen_copy(base))[0][
-                "grad_norm"
-            ]
+            config, zeros = subject.bare(**weights), torch.zeros(len(rewards))
+            metrics, _ = update(moved, rollouts, zeros, config, grpo.frozen_copy(base))
+            found[name] = metrics["grad_norm"]
     return found
 
 
@@ -299,11 +281,11 @@ def zero_advantage(subject: Subject) -> Readings:
 def per_token(subject: Subject) -> Readings:
     policy, ratios = subject.patient.setting.base(), torch.ones(2, 8)
     ratios[0, 1], ratios[1, 0], ratios[1, 1] = 1.5, 0.5, 1.5
-    config = bare(subject, how="token_mean")
+    config = subject.bare(how="token_mean")
     if subject.arithmetic:
         texts = [completion_ids([], 7), completion_ids([7, 1, 0], 0)]
-        prompts, size = torch.stack([prompt_ids((7, 4, 9))] * 2), 8
-        config = replace(config, eos_id=EOS)
+        prompts, size = torch.stack([arithmetic.prompt_ids((7, 4, 9))] * 2), 8
+        config = replace(config, eos_id=arithmetic.EOS)
     else:
         tokenizer = CharTokenizer()
         texts, size = (
@@ -317,7 +299,7 @@ def per_token(subject: Subject) -> Readings:
     mask = completion_mask(ids, config.eos_id)
     everywhere = torch.ones_like(prompts).bool()
     plain = Rollouts(prompts, everywhere, ids, mask, torch.zeros(2, size))
-    with subject.in_place():
+    with subject.patient.switch():
         log_probs = score(policy, plain) - ratios[:, :size].log()
         rollouts = replace(plain, log_probs=log_probs)
         gradient = update(policy, rollouts, torch.tensor([1.0, -1.0]), config)[1]
@@ -340,8 +322,8 @@ def per_token(subject: Subject) -> Readings:
 
 @measurement("loss by hand", "the logged loss of a first update against three sums done by hand")
 def by_hand(subject: Subject) -> Readings | str:
-    policy, config = subject.patient.setting.base(), bare(subject, how="token_mean")
-    with subject.in_place():
+    policy, config = subject.patient.setting.base(), subject.bare(how="token_mean")
+    with subject.patient.switch():
         rollouts, rewards, _ = subject.batch(policy, config)
         advantages = grpo.group_advantages(rewards, config.group_size).float()
         lengths = rollouts.completion_mask.sum(1)
@@ -367,9 +349,7 @@ def by_hand(subject: Subject) -> Readings | str:
     }
 
 
-@measurement(
-    "swapped example", "same completions, another worked example in the prompt: new rewards"
-)
+@measurement("swapped example", "same completions, another worked example in the prompt")
 def swapped(subject: Subject) -> Readings | str:
     if not subject.arithmetic:
         return "Nothing to measure here: the prompts have no worked example."
@@ -379,7 +359,7 @@ def swapped(subject: Subject) -> Readings | str:
     prompts = [ids[ids != pad_id] for ids in m.rollouts.prompt_ids]
     rows = zip(m.rollouts.completions, m.rollouts.completion_mask)
     written = [ids[real] for ids, real in rows]
-    with subject.in_place():
+    with subject.patient.switch():
         task = subject.patient.setting.task()
         ours = task.reward(prompts, written)
         theirs = task.reward([_another_example(prompt) for prompt in prompts], written)
@@ -408,7 +388,7 @@ def weights(subject: Subject) -> Readings:
     found: Readings = {}
     for name, changes in names.items():
         config = subject.config(**{"kl_weight": 0.0, "entropy_weight": 0.0, **size, **changes})
-        with subject.in_place():
+        with subject.patient.switch():
             chart = trained(subject.patient, config)
         kl, entropy = _drift(subject, chart.policy)
         found[f"KL at the end, {name}"] = kl
@@ -433,8 +413,8 @@ def _drift(subject: Subject, policy: nn.Module) -> tuple[float, float]:
 
 @measurement("padding", "short prompts against long ones, and nonsense under the mask")
 def padding(subject: Subject) -> Readings | str:
-    policy, config = subject.patient.setting.base(), bare(subject, how="token_mean")
-    with subject.in_place():
+    policy, config = subject.patient.setting.base(), subject.bare(how="token_mean")
+    with subject.patient.switch():
         rollouts, rewards, prompts = subject.batch(policy, config)
         advantages = torch.linspace(-1, 1, len(rewards))
         clean = update(policy, rollouts, advantages, config)[0]["loss"]

@@ -1,4 +1,4 @@
-"""The patients: runs of GRPO with a bug that public code has had, or nearly had; and two healthy ones.
+"""The patients: runs with a bug that public code has had, or nearly had, and two healthy ones.
 
 What is told of each in words stands in `patients.md`. Here is what is run: a switch that puts the
 bug in, the sign by which a sick run is known, and the smallest test that exposes it. All patients
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minigrpo.arithmetic import Arithmetic
 from minigrpo.clinic import bugs
@@ -28,7 +28,7 @@ from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.llama import load_policy
-from minigrpo.rewards import TextTask, letter_share
+from minigrpo.rewards import Tags, TextTask, letter_share, split_parts
 from minigrpo.study.experiments import SUMMIT
 
 SHORT = replace(SUMMIT, steps=12, evaluate_every=1000, check=False)
@@ -38,6 +38,22 @@ LETTERS = replace(
     SHORT, eos_id=None, prompts_per_step=4, group_size=16, max_new_tokens=24,
     steps=10, lr=6e-4, kl_weight=0.0, entropy_weight=0.01, how="sequence_mean",
 )  # fmt: skip
+
+
+def nearness(completion: Tensor, answer: int, tags: Tags, *, given: int) -> float:
+    """1 for the right answer, 0.2 less for each step that it is off on the ring of ten digits."""
+    parts = split_parts(completion, tags, given=given)
+    if parts is None or len(parts.answer) != 1 or parts.answer[0] not in range(10):
+        return 0.0
+    off = abs(parts.answer[0] - answer)
+    return 1 - min(off, 10 - off) / 5
+
+
+@dataclass(frozen=True)
+class Nearness(Arithmetic):
+    """Pays a sum of three to six digits by how near the answer is."""
+
+    score: Callable[..., float] = nearness
 
 
 class Ragged(Arithmetic):
@@ -81,6 +97,11 @@ class Setting:
 SUMS = Setting("Sums of three to six digits, as in notebook 07. A correct answer gets 1.")
 RAGGED = Setting(
     "Sums as in notebook 07, but every other prompt comes without the worked example.", Ragged
+)
+NEAR = Setting(
+    "Sums as in notebook 07. A correct answer gets 1, others less the farther off they are.",
+    Nearness,
+    config=replace(SHORT, steps=15),
 )
 TENTHS = Setting("Sums of two digits. A correct answer gets 0.7.", SevenTenths)
 LETTER = Setting(
@@ -249,6 +270,7 @@ PATIENTS: tuple[Patient, ...] = (
         Sign(PULL, "the KL term alone, weight 1", 1e-6, above=False),
         tests.the_loss_depends_on_the_reference,
         bugs.loop(grpo_loss=bugs.kl_to_old),
+        setting=NEAR,
     ),
     Patient(
         "k1 as the loss",
@@ -261,6 +283,7 @@ PATIENTS: tuple[Patient, ...] = (
         Sign(TOKEN, "A = -1, ratio 0.5", 1e-6),
         tests.a_low_ratio_of_a_bad_token_is_left_alone,
         bugs.terms(clipped_surrogate=bugs.wrong_side),
+        setting=NEAR,
     ),
     Patient(
         "the entropy bonus detached",
@@ -292,9 +315,10 @@ PATIENTS: tuple[Patient, ...] = (
     ),
     Patient(
         "0 divided by 0",
-        Sign("dashboard", "steps done", 11.5, above=False),
+        Sign("dashboard", "steps done", 14.5, above=False),
         tests.equal_rewards_give_no_advantage,
         bugs.loop(group_advantages=bugs.zero_over_zero),
+        setting=NEAR,
     ),
     Patient(
         "no floor under the standard deviation",

@@ -287,7 +287,7 @@ def draw_charts(
                 drawn = zip(*points) if points else ((), ())
                 label = None if number else name
                 ax.plot(*drawn, color=color, ls=dash, lw=width, zorder=beneath, label=label)
-        if not ax.dataLim.height and not len(ax.dataLim.intervalx.nonzero()[0]):
+        if all(len(line.get_xdata()) == 0 for line in ax.get_lines()):
             ax.text(0.5, 0.5, "not computed", transform=ax.transAxes, ha="center", fontsize=8)
         ax.set_title(heading, fontsize=8.5)
         ax.set_xlabel("step", fontsize=8)
@@ -296,7 +296,7 @@ def draw_charts(
         if panel == "log kl":
             ax.set_yscale("log")
         elif panel != "ratio":
-            ax.set_ylim(0, max(1.06 * ax.get_ylim()[1], 1e-3))
+            ax.set_ylim(0, 1.06 * ax.get_ylim()[1] if ax.dataLim.ymax > 0 else 1)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     where = axes.flat[-1] if rows * columns > len(panels) else figure
