@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from make_trl_answers import SCALES, VARIANTS, Answers, Case, random_case, random_rewards
+from make_trl_answers import random_case, random_rewards
 from make_trl_answers import trl_advantages_of as ask_advantages
 from make_trl_answers import trl_losses as ask_losses
 from support import must_fail_on
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from minigrpo import objective
+from minigrpo.clinic.trl_answers import LEVELS, SCALES, VARIANTS, Answers, Case, translated
 from minigrpo.objective import (
     _ratio_metrics,
     aggregate,
@@ -36,14 +37,6 @@ from minigrpo.objective import (
 Answer = tuple[Tensor, Tensor, Tensor | None, dict[str, float]]
 """Loss, its gradients with respect to log_probs and entropy (None: no dependence), metrics."""
 
-AVERAGES = {
-    "grpo": "sequence_mean",
-    "bnpo": "token_mean",
-    "dapo": "token_mean",
-    "cispo": "token_mean",
-    "dr_grpo": "constant",
-}
-LEVELS = {"token": "token", "sequence": "geometric"}
 SHARES = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
 
 GEOMETRIC = 'return (total if level == "sequence" else total / _count(mask, dim=-1)[:, None]).exp()'
@@ -69,33 +62,6 @@ def frozen() -> Answers:
 
 # ---------------------------------------------------------------------------------------------
 # from TRL's words to ours
-
-
-def translated(
-    *,
-    loss_type: str,
-    importance_sampling_level: str = "token",
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-    max_completion_length: int | None = None,
-    beta: float = 0.0,
-    use_bias_correction_kl: bool = False,
-    entropy_coef: float = 0.0,
-) -> dict[str, Any]:
-    """Arguments of GRPOConfig as arguments of `grpo_loss`."""
-    high = epsilon if epsilon_high is None else epsilon_high
-    if loss_type == "cispo":
-        high = high - 1  # TRL's is the cap itself, ours its distance from 1
-    return dict(
-        level=LEVELS[importance_sampling_level],
-        clip=(epsilon, high),
-        surrogate="cispo" if loss_type == "cispo" else "clip",
-        how=AVERAGES[loss_type],
-        max_length=max_completion_length,
-        kl_weight=beta,
-        kl_correction=use_bias_correction_kl,
-        entropy_weight=entropy_coef,
-    )
 
 
 def our_answer(case: Case, **settings: Any) -> Answer:

@@ -13,10 +13,11 @@ from pathlib import Path
 import nbformat
 import pytest
 import readme
-from make_trl_answers import LOSS_CASES, REWARD_CASES, VARIANTS, Answers
+from make_trl_answers import LOSS_CASES, REWARD_CASES
 from packaging.requirements import Requirement
 from test_objective_mistakes import MISTAKES
 
+from minigrpo.clinic.trl_answers import VARIANTS, Answers
 from minigrpo.exercises import judge
 from minigrpo.exercises.reader import find
 from minigrpo.exercises.records import notebooks, records

@@ -1,0 +1,164 @@
+"""python -m minigrpo.clinic judge file.py:function. Says whether a loss is right."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from minigrpo.clinic.losses import BUILT_IN, Report, Unjudged, judge_loss
+
+HELP = """\
+It calls the function with (log_probs, old_log_probs, advantages, completion_mask) and with those of
+the options of minigrpo.objective.grpo_loss that it has. (rewards, group_size) makes advantages; with
+rewards and group_size in place of advantages it is a loss from rewards. It returns the loss, or a
+tuple that begins with it. Anything else is wrapped, in a file of its own:
+
+    from my_trainer import loss as mine
+
+    def loss(log_probs, old_log_probs, advantages, completion_mask, clip=(0.2, 0.2)):
+        old = log_probs.detach() if old_log_probs is None else old_log_probs
+        return mine(log_probs, old, advantages[:, None], completion_mask.float(), *clip)
+
+A method like TRL's, which asks a model, gets one that answers with the given log-probs:
+
+    def loss(log_probs, old_log_probs, advantages, completion_mask):
+        trainer._get_per_token_logps_and_entropies = lambda *a, **k: (log_probs, None, None)
+        ids = completion_mask.long()
+        return trainer._compute_loss(None, dict(prompt_ids=ids, prompt_mask=ids, advantages=advantages,
+            completion_ids=ids, completion_mask=ids, old_per_token_logps=old_log_probs))
+
+What a function has built in is found out, or said: --set how=token_mean clip=0.2,0.28
+"""
+
+
+def settings(words: list[str]) -> dict[str, Any]:
+    """name=value, where a value is a word, a number, or numbers with commas."""
+    given = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        if name not in (*BUILT_IN, "max_length") or not text:
+            known = ", ".join((*BUILT_IN, "max_length"))
+            raise Unjudged(f"--set: expected name=value with one of {known}; found {word!r}")
+        try:
+            given[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            given[name] = text
+        if name in BUILT_IN and isinstance(BUILT_IN[name][0], str) != isinstance(given[name], str):
+            raise Unjudged(
+                f"--set {name}: expected something like {BUILT_IN[name][0]!r}, got {text!r}"
+            )
+    return given
+
+
+def load(target: str) -> Any:
+    """The function of file.py:function."""
+    name, _, function = target.rpartition(":")
+    path = Path(name)
+    if not name or not path.is_file():
+        raise Unjudged(f"expected file.py:function, and there is no file {name or target!r}")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_loader(
+        "judged", importlib.machinery.SourceFileLoader("judged", str(path))
+    )
+    module = sys.modules["judged"] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        raise Unjudged(f"{path.name} can't be loaded: {type(error).__name__}: {error}") from None
+    if not hasattr(module, function):
+        there = [
+            k
+            for k, v in vars(module).items()
+            if callable(v) and getattr(v, "__module__", "") == "judged"
+        ]
+        raise Unjudged(
+            f"{path.name} has no {function!r}; its functions are {', '.join(there) or 'none'}"
+        )
+    return getattr(module, function)
+
+
+def judge_file(target: str, given: dict[str, Any], seconds: float = 60) -> Report:
+    """Judge in a process of its own, which may hang, print without end, or end Python."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "report.json"
+        root = str(Path(__file__).resolve().parents[2])
+        python_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        command = [
+            sys.executable,
+            "-B",
+            "-m",
+            "minigrpo.clinic",
+            "child",
+            str(path),
+            json.dumps([target, given]),
+        ]
+        try:
+            ran = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=seconds,
+                env={**os.environ, "PYTHONPATH": python_path},
+            )
+        except subprocess.TimeoutExpired:
+            return Report(
+                None,
+                [],
+                [],
+                f"Not judged: it didn't finish within {seconds:g} seconds (--seconds).",
+            )
+        if not path.is_file():
+            return Report(
+                None, [], [], f"Not judged: the file ended Python with exit code {ran.returncode}."
+            )
+        return Report(*json.loads(path.read_text("utf-8")))
+
+
+def child(path: str, words: str) -> None:
+    target, given = json.loads(words)
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    try:
+        report = judge_loss(load(target), **given)
+    except Unjudged as error:
+        report = Report(None, [], [], f"Not judged: {error}.")
+    partial = Path(path).with_suffix(".part")
+    partial.write_text(json.dumps(report), "utf-8")
+    os.replace(partial, path)
+    os._exit(0)
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["child"]:
+        child(*arguments[1:])
+    parser = argparse.ArgumentParser(
+        "python -m minigrpo.clinic",
+        description=__doc__,
+        epilog=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=["judge"])
+    parser.add_argument("target", metavar="file.py:function")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="name=value", help="what is built in"
+    )
+    parser.add_argument("--seconds", type=float, default=60, help="how long it may take (60)")
+    chosen = parser.parse_args(arguments)
+    try:
+        report = judge_file(chosen.target, settings(chosen.set), chosen.seconds)
+    except Unjudged as error:
+        report = Report(None, [], [], f"Not judged: {error}.")
+    print(report)
+    return {True: 0, False: 1, None: 2}[report.passed]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""What TRL's GRPOTrainer answered to 40 ragged batches: `data/trl_answers.safetensors`, read.
+
+`tests/make_trl_answers.py` makes the file, in float64, with TRL installed; to read it needs none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import safe_open
+from torch import Tensor
+
+from minigrpo.files import data_folder
+
+FILE = data_folder() / "trl_answers.safetensors"
+SCALES = ("group", "batch", "none")
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grpo": dict(loss_type="grpo"),
+    "bnpo": dict(loss_type="bnpo"),
+    "dr_grpo": dict(loss_type="dr_grpo", max_completion_length=8),
+    "dapo": dict(loss_type="dapo", epsilon_high=0.28),
+    "cispo": dict(loss_type="cispo", epsilon_high=5.0),
+    "gspo": dict(
+        loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4
+    ),
+    "grpo_kl": dict(loss_type="grpo", beta=0.04, use_bias_correction_kl=False),
+    "grpo_kl_corrected": dict(loss_type="grpo", beta=0.04, use_bias_correction_kl=True),
+    "sequence_kl_corrected": dict(
+        loss_type="bnpo",
+        importance_sampling_level="sequence",
+        beta=0.1,
+        use_bias_correction_kl=True,
+    ),
+    "grpo_entropy": dict(loss_type="grpo", entropy_coef=0.01),
+    "dapo_kl_entropy": dict(
+        loss_type="dapo",
+        epsilon_high=0.28,
+        beta=0.02,
+        use_bias_correction_kl=True,
+        entropy_coef=0.05,
+    ),
+}
+"""Settings in TRL's words: arguments of GRPOConfig."""
+
+
+class Case(NamedTuple):
+    """What a loss is computed from; 0 where the mask is 0."""
+
+    log_probs: Tensor  # (N, T), as the other three
+    old_log_probs: Tensor | None
+    ref_log_probs: Tensor
+    entropy: Tensor
+    advantages: Tensor  # (N,)
+    mask: Tensor  # (N, T) of 0 and 1
+
+
+class Answers:
+    """The file, read: `cases`, `reward_cases`, `versions`, and `tensors` by name."""
+
+    def __init__(self, path: Path = FILE) -> None:
+        with safe_open(path, framework="pt") as file:
+            self.versions = json.loads(file.metadata()["versions"])
+            self.tensors = {name: file.get_tensor(name) for name in file.keys()}
+        self.shapes = self.tensors["shapes"].tolist()
+        columns = [self.per_case(name) for name in Case._fields]
+        self.cases = [
+            Case(*values)._replace(**({"old_log_probs": None} if first else {}))
+            for values, first in zip(zip(*columns), self.tensors["first_update"].tolist())
+        ]
+        groups = self.tensors["reward_shapes"].tolist()
+        self.reward_sizes = [P * G for P, G in groups]
+        rewards = self.tensors["rewards"].split(self.reward_sizes)
+        self.reward_cases = [(r, G) for r, (_, G) in zip(rewards, groups)]
+
+    def per_case(self, name: str) -> list[Tensor]:
+        """Cut what `_join` joined: (N, T) of every case; of the advantages (N,)."""
+        values = self.tensors[name]
+        if name == "advantages":
+            return list(values.split([N for N, _ in self.shapes]))
+        parts = values.split([N * T for N, T in self.shapes])
+        return [part.view(N, T) for part, (N, T) in zip(parts, self.shapes)]
+
+    def losses(self, variant: str) -> Iterator[tuple[Tensor, Tensor, Tensor | None, dict]]:
+        """TRL's answers to every case, as `trl_peer.trl_loss` gives them."""
+        losses = self.tensors[f"{variant}/loss"]
+        gradients = self.per_case(f"{variant}/gradient")
+        entropy_gradients: list[Tensor | None] = [None] * len(losses)
+        if f"{variant}/entropy_gradient" in self.tensors:
+            entropy_gradients = list(self.per_case(f"{variant}/entropy_gradient"))
+        start = f"{variant}/metrics/"
+        names = [name for name in self.tensors if name.startswith(start)]
+        metrics = [
+            {name.removeprefix(start): self.tensors[name][i].item() for name in names}
+            for i in range(len(losses))
+        ]
+        yield from zip(losses, gradients, entropy_gradients, metrics)
+
+    def advantages(self, scale: str) -> list[Tensor]:
+        """TRL's advantages of every set of rewards."""
+        return list(self.tensors[f"advantages/{scale}"].split(self.reward_sizes))
+
+
+# from TRL's words to ours
+
+AVERAGES = {
+    "grpo": "sequence_mean",
+    "bnpo": "token_mean",
+    "dapo": "token_mean",
+    "cispo": "token_mean",
+    "dr_grpo": "constant",
+}
+LEVELS = {"token": "token", "sequence": "geometric"}
+
+
+def translated(
+    *,
+    loss_type: str,
+    importance_sampling_level: str = "token",
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    max_completion_length: int | None = None,
+    beta: float = 0.0,
+    use_bias_correction_kl: bool = False,
+    entropy_coef: float = 0.0,
+) -> dict[str, Any]:
+    """Arguments of GRPOConfig as arguments of `grpo_loss`."""
+    high = epsilon if epsilon_high is None else epsilon_high
+    if loss_type == "cispo":
+        high = high - 1  # TRL's is the cap itself, ours its distance from 1
+    return dict(
+        level=LEVELS[importance_sampling_level],
+        clip=(epsilon, high),
+        surrogate="cispo" if loss_type == "cispo" else "clip",
+        how=AVERAGES[loss_type],
+        max_length=max_completion_length,
+        kl_weight=beta,
+        kl_correction=use_bias_correction_kl,
+        entropy_weight=entropy_coef,
+    )
