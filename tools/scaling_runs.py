@@ -1,0 +1,169 @@
+"""Run what notebook 10 shows with seeds: two trainers side by side, and stale rollouts.
+
+    python tools/scaling_runs.py          every run that is not stored yet (ten minutes)
+    python tools/scaling_runs.py --again  all of them
+
+Writes data/results/scaling.json after each run; notebook 10 draws what it holds. Needs the extra
+`scale`, for TRL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import json
+import multiprocessing
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("MINIGRPO_THREADS", "1")  # a run has one core, and the next one another
+
+import torch
+
+from minigrpo import arithmetic, llama
+from minigrpo.logprobs import completion_log_probs_and_entropy
+from minigrpo.notebook.setup import setup
+from minigrpo.objective import group_advantages
+from minigrpo.sampling import left_pad, sample
+from minigrpo.scaling.run import train_ours, train_trl
+
+ROOT = Path(__file__).resolve().parent.parent
+PATH = ROOT / "data" / "results" / "scaling.json"
+BASES = (ROOT / "data" / "text_llama", ROOT / "data" / "tiny_llama")
+
+TRAINERS = {"ours": train_ours, "TRL": train_trl}
+TRAINER_STEPS, TRAINER_SEEDS = 20, (0, 1, 2)
+CORRECTIONS = ("none", "behavior", "proximal", "decoupled")  # see `stale_loss`
+STALENESS = (0, 1, 4, 16)  # steps between the policy that writes and the one that learns
+STALE_STEPS, STALE_SEEDS = 60, tuple(range(10))
+
+
+class Run(NamedTuple):
+    """What is varied; a trainer's run has no staleness and no correction."""
+
+    what: str  # a trainer, or "stale"
+    staleness: int
+    correction: str
+    seed: int
+
+
+RUNS = [Run(trainer, 0, "", seed) for seed in TRAINER_SEEDS for trainer in TRAINERS] + [
+    Run("stale", staleness, correction, seed)
+    for seed in STALE_SEEDS
+    for staleness in STALENESS
+    # Without staleness the policies that wrote and that learn are one.
+    for correction in (CORRECTIONS if staleness else CORRECTIONS[:2])
+]
+
+
+# The four functions of notebook 10, line by line (a test compares them).
+def score(policy, r):
+    # (N, T) log-probs of the completions
+    ids, mask = r.prompt_ids, r.prompt_mask
+    return completion_log_probs_and_entropy(policy, ids, mask, r.completions, r.completion_mask)[0]
+
+
+def written_by(writer, task, generator, groups=8, size=8):
+    # a batch of rollouts and their advantages
+    questions = task.prompts(groups, generator)
+    ids, mask = left_pad(questions, arithmetic.PAD)
+    ends = {"eos_id": arithmetic.EOS, "pad_id": arithmetic.PAD, "max_new_tokens": 16}
+    r = sample(writer, ids, mask, completions_per_prompt=size, generator=generator, **ends)
+    completions = [row[real] for row, real in zip(r.completions, r.completion_mask)]
+    rewards = task.reward([q for q in questions for _ in range(size)], completions)
+    return r, group_advantages(torch.tensor(rewards), size)
+
+
+def stale_loss(correction, new, proximal, behavior, advantages, mask):
+    A = advantages[:, None]
+    old = {"none": new.detach(), "behavior": behavior}.get(correction, proximal)
+    ratio = (new - old).exp()
+    per_token = -torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
+    if correction == "decoupled":  # the truncated weight of exercise 10.3
+        per_token = per_token * (proximal - behavior).exp().clamp(max=2.0)
+    return per_token[mask].mean()
+
+
+def train_stale(staleness, correction, steps=60, seed=0, every=10):
+    policy, writer = llama.load_policy(), llama.load_policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-4, betas=(0.9, 0.99))
+    past = collections.deque(maxlen=staleness + 1)  # the policies of the last steps
+    task, generator = arithmetic.Arithmetic(), torch.Generator().manual_seed(seed)
+    asked = arithmetic.draw_questions(128, torch.Generator().manual_seed(5), held_out=True)
+    accuracy = []
+    for step in range(1, steps + 1):
+        past.append(copy.deepcopy(policy.state_dict()))
+        writer.load_state_dict(past[0])  # `staleness` steps ago, or the base policy
+        r, row_advantages = written_by(writer, task, generator)
+        with torch.no_grad():
+            proximal = score(policy, r)
+        for _ in range(2):
+            new, mask = score(policy, r), r.completion_mask
+            loss = stale_loss(correction, new, proximal, r.log_probs, row_advantages, mask)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+        if step % every == 0:
+            accuracy.append(arithmetic.ask(policy, asked).of_length()["accuracy"])
+    return accuracy
+
+
+def settings() -> dict[str, Any]:
+    """What decides how the runs go, beside the code: weights, steps."""
+    bases = {b.name: sha256((b / "model.safetensors").read_bytes()).hexdigest() for b in BASES}
+    return {"bases": bases, "trainer_steps": TRAINER_STEPS, "stale_steps": STALE_STEPS}
+
+
+def measure(one: Run) -> dict[str, Any]:
+    """One run: rewards of each batch, or the accuracy on held-out questions after every 5 steps."""
+    setup(seed=0)
+    torch.set_num_threads(1)
+    if one.what == "stale":
+        curve = train_stale(one.staleness, one.correction, STALE_STEPS, one.seed, every=5)
+    else:
+        torch.manual_seed(one.seed)
+        curve = TRAINERS[one.what](TRAINER_STEPS, seed=one.seed)["rewards"]
+    return {**one._asdict(), "curve": [round(value, 4) for value in curve]}
+
+
+def stored() -> list[dict[str, Any]]:
+    """The runs that were made with these settings."""
+    results = json.loads(PATH.read_text("utf-8")) if PATH.is_file() else {}
+    return results["runs"] if results.get("settings") == settings() else []
+
+
+def name(one: dict[str, Any]) -> Run:
+    """Which run it is."""
+    return Run(*(one[field] for field in Run._fields))
+
+
+def save(runs: list[dict[str, Any]]) -> None:
+    """Written in one piece, in the order of RUNS, one line per run."""
+    runs = sorted(runs, key=lambda one: RUNS.index(name(one)))
+    lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
+    part = PATH.with_name(PATH.name + ".part")
+    part.write_text(f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n', "utf-8")
+    part.replace(PATH)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what is missing, as many runs at a time as asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--again", action="store_true", help="also what is stored")
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    options = parser.parse_args(arguments)
+    runs = [] if options.again else stored()
+    missing = [one for one in RUNS if one not in map(name, runs)]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for result in pool.imap_unordered(measure, missing):
+            runs.append(result)
+            save(runs)
+            print(*name(result), f"ends at {result['curve'][-1]:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
