@@ -25,7 +25,7 @@ help:
 	@echo 'make test-browser  JupyterLab and the pages in a headless Chromium'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside peers; the run of notebook 03 with five seeds'
-	@echo 'make results       repeat what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebook 09'
+	@echo 'make results       repeat what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09 and 10'
 	@echo 'make checkpoint    train the models in data/ again'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
@@ -61,12 +61,13 @@ bench: $(VENV)/.installed-dev
 	@$(ACTIVE) tools/readme.py
 	$(ACTIVE) tests/benchmarks/letters.py
 
-results: $(VENV)/.installed
+results: $(VENV)/.installed-scale
 	$(ACTIVE) tools/results.py
 	$(ACTIVE) tools/reuse.py
 	$(ACTIVE) tools/ppo.py
 	$(ACTIVE) tools/thinking.py
 	$(ACTIVE) tools/text_runs.py
+	$(ACTIVE) tools/scaling_runs.py
 	@$(ACTIVE) tools/readme.py
 
 checkpoint: $(VENV)/.installed
