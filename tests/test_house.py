@@ -16,10 +16,10 @@ PACKAGE = ROOT / "minigrpo"
 ROOMS = {
     "core": 1950,
     "study": 500,
+    "notebook": 450,
     "clinic": 1250,
     "text": 480,
     "scaling": 280,
-    "notebook": 450,
     "exercises": 1700,
 }
 CORE = {

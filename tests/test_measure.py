@@ -1,0 +1,115 @@
+"""Measurements: each runs on every patient, shows the same lines, and says what it should."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from minigrpo.clinic.charts import shown, side_by_side
+from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
+from minigrpo.clinic.patients import LETTER, PATIENTS, SUMS, Patient, record
+
+SLOW = "weight 0 against 1"
+QUICK = [name for name in MEASUREMENTS if name != SLOW]
+NAMES = (
+    "transcripts", "equal groups", "ratio at the first update", "scorer against sampler",
+    "gradient at zero advantage", "gradient per token", "loss by hand", "swapped example",
+    "weight 0 against 1", "held-out accuracy", "weight change", "padding",
+)  # fmt: skip
+
+
+def test_the_measurements_are_those_of_the_contract():
+    assert set(MEASUREMENTS) == set(NAMES)
+
+
+@pytest.mark.parametrize("patient", PATIENTS, ids=lambda p: p.key or p.name)
+def test_each_measurement_runs_on_every_patient(patient):
+    subject = Subject(patient, 3)
+    for name in QUICK:
+        here, twin = (MEASUREMENTS[name][1](s) for s in (subject, subject.twin))
+        assert type(here) is type(twin)
+        if name != "transcripts" and isinstance(here, dict):
+            assert list(here) == list(twin)
+            assert len(side_by_side({"patient": here, "twin": twin}).splitlines()) <= 12
+
+
+def test_the_slow_one_runs_on_letters_and_sums():
+    for setting in (LETTER, SUMS):
+        found = MEASUREMENTS[SLOW][1](Subject(Patient("healthy", setting=setting), 3))
+        assert all(map(math.isfinite, found.values()))
+        assert found["KL at the end, KL weight 1"] < found["KL at the end, weights 0"]
+        assert (
+            found["entropy at the end, entropy weight 1"] > found["entropy at the end, weights 0"]
+        )
+
+
+def of(name: str, measurement: str, line: str, part: int = -1) -> tuple[float, float]:
+    subject = Subject(record(name), 3)
+    return tuple(reading(s, measurement, line, part) for s in (subject, subject.twin))
+
+
+def test_a_bug_that_scores_the_batch_again_cannot_hide_from_the_sampler():
+    """Its ratios are 1; the log-probs that the tokens were drawn with tell."""
+    off = of("logits not shifted", "ratio at the first update", "farthest from 1, first batch")
+    assert max(off) < 1e-3
+    here, twin = of("logits not shifted", "scorer against sampler", "largest difference (nats)")
+    assert here > 1 and twin < 1e-3
+
+
+def test_old_log_probs_that_are_late_are_those_of_the_right_scorer():
+    here, _ = of("stale old log-probs", "scorer against sampler", "largest difference (nats)")
+    assert here < 1e-3
+    off = of("stale old log-probs", "ratio at the first update", "farthest from 1, first batch")
+    assert max(off) < 1e-3
+
+
+def test_top_p_leaves_the_mass_it_kept_and_a_temperature_goes_both_ways():
+    low = "smallest of scorer's / sampler's probability"
+    high = "largest of scorer's / sampler's probability"
+    assert of("top-p in the sampler only", "scorer against sampler", high)[0] < 1.001
+    assert of("a temperature in the sampler only", "scorer against sampler", low)[0] < 0.9
+    assert of("a temperature in the sampler only", "scorer against sampler", high)[0] > 1.1
+
+
+def test_the_loss_by_hand_tells_eos_from_micro_batches():
+    eos = MEASUREMENTS["loss by hand"][1](Subject(record("EOS masked out"), 3))
+    assert abs(eos["logged loss"] - eos["by hand, without each row's last token"]) < 1e-5
+    parts = MEASUREMENTS["loss by hand"][1](Subject(record("a token mean per micro-batch"), 3))
+    assert abs(parts["logged loss"] - parts["by hand, mean over micro-batches of 8 rows"]) < 1e-5
+    for found in (eos, parts):
+        assert found["off the one over all tokens"] > 1e-3
+
+
+def test_the_wrong_side_of_the_clip_is_seen_at_both_ratios():
+    name, measurement = "the clip on the wrong side", "gradient per token"
+    here, twin = of(name, measurement, "A = -1, ratio 0.5")
+    assert here > 0 and twin == 0
+    here, twin = of(name, measurement, "A = -1, ratio 1.5")
+    assert here == 0 and twin > 0
+
+
+def test_nonsense_under_the_mask_changes_the_loss_of_one_patient_alone():
+    for one in PATIENTS:
+        here = reading(Subject(one, 3), "padding", "difference")
+        assert (here > 1e-4) == (one.name == "the mask in the denominator only"), one.name
+
+
+def test_the_detached_bonus_shows_at_weight_1():
+    here, twin = of("the entropy bonus detached", SLOW, "entropy at the end, entropy weight 1")
+    assert here < twin - 0.5
+
+
+def test_a_held_out_question_asks_the_patient_that_reads_the_prompt():
+    here, twin = of(
+        "a reward that reads the prompt", "held-out accuracy", "held-out accuracy, after the run"
+    )
+    assert here < twin - 0.1
+
+
+def test_numbers_are_shown_as_a_table_needs_them():
+    assert [shown(x) for x in (math.nan, 0.0, 12.0, 0.12345, 3e-7, 250.4)] == [
+        "-", "0", "12", "0.123", "3e-07", "250",
+    ]  # fmt: skip
+    table = side_by_side({"one": {"a": 1.0, "long name": 0.5}, "two": {"a": 2.0, "long name": 5.0}})
+    assert table.splitlines()[1] == "a              1    2"
