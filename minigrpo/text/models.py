@@ -1,7 +1,7 @@
-"""Policies with their tokenizers, from a folder or the hub, and small ones for where no hub is.
+"""Policies with their tokenizers, and two small ones that were made for this course.
 
-The small ones are transformers' own GPT-2 and Llama, so that whatever runs on them runs on large
-ones. They read and write word problems in plain English through a byte-level BPE tokenizer.
+The small ones are transformers' own GPT-2 and Llama classes, so the same functions take a large
+model. To train one takes more: a prompt that asks for the form, a smaller learning rate, and memory.
 """
 
 from __future__ import annotations
