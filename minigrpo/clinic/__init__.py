@@ -11,6 +11,7 @@ from minigrpo.clinic.patients import (
     numbered,
     record,
     run,
+    where_it_hurts,
 )
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "run",
     "score",
     "table",
+    "where_it_hurts",
 ]

@@ -137,7 +137,7 @@ def update(
     policy = copy.deepcopy(policy)
     still = torch.optim.SGD(policy.parameters(), lr=0.0)
     with patch.object(grpo, "grpo_loss", watched):
-        metrics = grpo.learn(policy, reference, still, rollouts, advantages, config)[0]
+        metrics = grpo.learn(policy, reference, still, rollouts, advantages, config, 1)[0]
     gradient = seen[0].grad
     return metrics, torch.zeros_like(seen[0]) if gradient is None else gradient
 

@@ -24,6 +24,7 @@ from minigrpo.clinic import bugs
 from minigrpo.clinic import loop_tests as tests
 from minigrpo.clinic.charts import Chart
 from minigrpo.clinic.smallest_tests import relative_change
+from minigrpo.corpus import CharTokenizer
 from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
@@ -84,6 +85,16 @@ def char_gpt() -> nn.Module:
     return load_gpt(data_folder() / "char_gpt.safetensors").eval()
 
 
+def line_ends(text: str) -> float:
+    """1 for a text that ends its line within the limit."""
+    return float(text.endswith("\n"))
+
+
+def lines() -> TextTask:
+    """Finish a line, and stop there: what the char-GPT does with one text in four."""
+    return TextTask(["ROMEO:\nI", "JULIET:\nO", "HENRY:\nMy", "My lord"], line_ends)
+
+
 @dataclass(frozen=True, eq=False)
 class Setting:
     """What the patients of a task share."""
@@ -108,6 +119,19 @@ LETTER = Setting(
     "The char-GPT of notebook 01. The reward is the fraction of letters that are an e.",
     letters, char_gpt, LETTERS,
 )  # fmt: skip
+
+
+NEWLINE = int(CharTokenizer().encode("\n")[0])
+LINES = Setting(
+    "The char-GPT of notebook 01. A text that ends its line within 24 characters gets 1.",
+    lines,
+    char_gpt,
+    replace(
+        LETTERS, eos_id=NEWLINE, pad_id=NEWLINE, steps=12, lr=1e-4, inner_epochs=1,
+        entropy_weight=0.0, how="token_mean",
+    ),
+)  # fmt: skip
+"""Nobody's setting: it shows what some bugs do where stopping has to be learned."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +212,15 @@ def trained(patient: Patient, config: GRPOConfig) -> Chart:
         stopped = str(error)
     moved = relative_change(start, policy.parameters())
     return Chart(config, done, policy, moved, stopped, patient.setting.base is load_policy)
+
+
+def where_it_hurts(
+    name: str, seeds: Sequence[int] = (0, 1, 2), setting: Setting = LINES
+) -> dict[str, list[Chart]]:
+    """Runs of a bug, and of its healthy twin, in a setting other than its own; one per seed."""
+    sick, healthy = replace(record(name), setting=setting), Patient("healthy", setting=setting)
+    both = {"with the bug": sick, "healthy twin": healthy}
+    return {who: [run(one, seed) for seed in seeds] for who, one in both.items()}
 
 
 def caught(patient: Patient) -> bool:
