@@ -27,6 +27,11 @@ class Case:
     measured: list[str] = field(default_factory=list)
     answer: str | None = None  # the first one
 
+    @property
+    def twin(self) -> Subject:
+        """Its healthy twin; `case.twin.chart.steps` are that run's."""
+        return self.patient.twin
+
     def __str__(self) -> str:
         """What the patient tells, and what any dashboard shows of both."""
         one = self.patient.patient
@@ -45,7 +50,7 @@ class Case:
 
     @property
     def _both(self) -> dict[str, Subject]:
-        return {f"patient {self.number}": self.patient, "healthy twin": self.patient.twin}
+        return {f"patient {self.number}": self.patient, "healthy twin": self.twin}
 
     def _beside(self, columns: dict[str, Readings]) -> str:
         stopped = self.patient.chart.stopped
