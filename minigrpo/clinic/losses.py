@@ -63,7 +63,7 @@ BUILT_IN: dict[str, tuple] = {  # an option that a function doesn't have is foun
     "surrogate": ("clip", "cispo"),
     "level": ("token", "geometric", "sequence"),
     "clip": ((0.2, 0.2), (0.2, 0.28), (3e-4, 4e-4), (0.1, 0.1), (0.3, 0.3), (0.2, 4.0), (0.2, 5.0)),
-    "scale": SCALES[:1] + ("none", "batch"),
+    "scale": ("group", "none"),
     "baseline": ("mean", "leave_one_out"),
     "eps": (1e-4, 1e-8, 1e-6, 1e-5, 0.0),
     "kl_weight": (0.0, 0.04, 0.1, 0.01, 0.02, 0.05, 0.001, 1.0),
@@ -125,7 +125,7 @@ def probe(ratios, advantages, mask=None, *, new=-1.0, kl=1.0, first=False, **set
 RAGGED = [[1, 0, 0, 0], [1, 1, 1, 1]]
 UNEVEN = ([[1.1, 1, 1, 1], [0.9, 1.05, 1.1, 1]], [1, -2], RAGGED)
 WIDE = ([[1.1, 1.1, 1, 1]], [1], [[1, 1, 0, 0]])
-CISPO = {"surrogate": "cispo", "clip": (0.2, 1.0)}
+CISPO = {"surrogate": "cispo", "clip": (1.0, 1.0)}
 LOSS_PROBES = [
     *(probe([[r]], [a]) for r, a in ((1.1, 1), (0.5, 1), (3, 1), (1.5, -1), (0.5, -1))),
     probe([[1.1, 0.9]], [1]),
@@ -308,6 +308,12 @@ def answer(call: Callable[[dict, dict], Any], one: Probe, settings: dict[str, An
     return [value.reshape(()) if leaves else value, *grads]
 
 
+@cache
+def says(mistakes: tuple[Mistake, ...], kind: str, number: int, *settings: tuple) -> Answer:
+    """What the course's objective with these mistakes says of a probe."""
+    return answer(course(*mistakes), PROBES[kind][number], dict(settings))
+
+
 def same(one: Answer, other: Answer) -> bool:
     """Equal up to rounding; two errors are alike."""
     if isinstance(one, str) or isinstance(other, str):
@@ -366,6 +372,8 @@ class _Case:
                 probes.append(one)
                 got.append(reply)
         self.probes, self.got = probes, got
+        numbers = {id(p): i for i, p in enumerate(PROBES[judged.kind])}
+        self.numbered = [(numbers[id(p)], p) for p in probes]
         if all(isinstance(reply, str) for reply in got):
             raise Unjudged(f"it raises {got[0]}" if got else "it raises an error in every case")
         if not judged.has_gradient:
@@ -385,8 +393,8 @@ class _Case:
 
     def answers(self, *mistakes: Mistake) -> list[Answer]:
         """What the course's objective with these mistakes says of every probe."""
-        call = course(*mistakes)
-        return [answer(call, one, self.settings(one)) for one in self.probes]
+        kind = self.judged.kind
+        return [says(mistakes, kind, i, *self.settings(p).items()) for i, p in self.numbered]
 
     def agreement(self, **more: Any) -> int:
         before, self.assumed = self.assumed, {**self.assumed, **more}
@@ -442,6 +450,20 @@ class _Case:
                 elif option == "how":
                     if "max_length" not in self.given:
                         self.assumed.pop("max_length", None)
+
+    def best(self) -> tuple:
+        """`explain` under what was found out; if that leaves something open, under the defaults."""
+        fitted, tried = dict(self.assumed), []
+        turned = [option for option in ("how", "scale") if option in self.found_out]
+        plain = {**fitted, **{option: BUILT_IN[option][0] for option in self.found_out}}
+        for assumed in [fitted, *({**plain, o: v} for o in turned for v in BUILT_IN[o])]:
+            self.assumed = assumed
+            if assumed.get("how") == "constant" and "max_length" not in assumed:
+                assumed["max_length"] = self.budget()
+            tried.append((*self.explain(), assumed, self.right))
+            if tried[-1][2] == len(tried[-1][1]):
+                break
+        return max(tried, key=lambda t: t[2] - len(t[1]))
 
     def explain(self) -> tuple[list[Mistake], list[int], int]:
         """The mistakes with which the course's objective answers the same, as few as possible.
@@ -628,16 +650,7 @@ def judge_loss(function: Callable | str, **given: Any) -> Report:
 
 def _report(case: _Case) -> Report:
     judged = case.judged
-    before = dict(case.assumed)
-    best = (*case.explain(), dict(case.assumed), case.right)
-    if best[1] and best[2] < len(best[1]) and "how" in case.found_out:
-        tried = [best]
-        for how in BUILT_IN["how"]:
-            case.assumed = {**before, "how": how}
-            if how == "constant" and "max_length" not in case.assumed:
-                case.assumed["max_length"] = case.budget()
-            tried.append((*case.explain(), dict(case.assumed), case.right))
-        best = max(tried, key=lambda t: t[2] - len(t[1]))
+    best = case.best()
     named, wrong, explained, case.assumed, case.right = best
     compared, total, off = case.trl()
     cautions = case.cautions()

@@ -1,0 +1,431 @@
+"""The judge of losses: what it names, what it passes, and how it ends where it can't judge."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from minigrpo import objective
+from minigrpo.clinic.__main__ import judge_file, load, main, settings
+from minigrpo.clinic.losses import ADVANTAGES, CAUTIONS, MISTAKES, judge_loss
+
+SOURCE = inspect.getsource(objective)
+BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
+ORDINARY = [mistake for mistake in MISTAKES if mistake.name not in CAUTIONS]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Judge the source of a file, as the command does but in this process."""
+
+    def judge(source: str, function: str = "loss", **given):
+        path = tmp_path / "mine.py"
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        return judge_loss(load(f"{path}:{function}"), **given)
+
+    return judge
+
+
+def of(mistake) -> str:
+    return "group_advantages" if mistake.function in ADVANTAGES else "grpo_loss"
+
+
+# --------------------------------------------------------------------------------------------
+# the 38, in copies of the course's objective
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_every_mistake_is_found_by_name_in_a_copy_of_our_objective(judged, mistake):
+    assert SOURCE.count(mistake.line) == 1
+    report = judged(SOURCE.replace(mistake.line, mistake.instead), of(mistake))
+    assert [*report.mistakes, *report.cautions] == [mistake.name]
+    assert report.passed == (mistake.name in CAUTIONS)
+    assert mistake.sentence in report.text
+
+
+def test_two_mistakes_at_once_are_both_named(judged):
+    names = ["max_for_min", "mean_over_the_padding", "kl_subtracted_from_the_loss"]
+    source = SOURCE
+    for name in names:
+        source = source.replace(BY_NAME[name].line, BY_NAME[name].instead)
+    assert set(judged(source, "grpo_loss").mistakes) == set(names)
+
+
+@pytest.mark.parametrize("function", ["grpo_loss", "group_advantages"])
+def test_the_courses_own_functions_pass(function):
+    report = judge_loss(getattr(objective, function))
+    assert report.passed and not report.mistakes and not report.cautions
+    assert str(report).startswith("Nothing wrong was found.")
+    assert ("440 of 440" if function == "grpo_loss" else "30 of 30") in report.text
+    assert report.text == judge_loss(getattr(objective, function)).text
+
+
+# --------------------------------------------------------------------------------------------
+# another style
+
+LOOPS = """
+import torch
+
+def loss(logps, old_logps, adv, mask, *, ref_log_probs=None, how="sequence_mean", max_length=None,
+         clip=(0.2, 0.2), level="token", surrogate="clip", kl_weight=0.0, entropy=None,
+         entropy_weight=0.0):
+    low, high = clip
+    rows, counts, entropies = [], [], []
+    for i in range(len(adv)):
+        total, count = 0.0 * logps[i, 0].detach(), 0
+        a = adv[i].item()
+        n = max(int(mask[i].sum()), 1)
+        drift = sum(logps[i, t] - (logps if old_logps is None else old_logps)[i, t].detach()
+                    for t in range(mask.shape[1]) if mask[i, t])
+        for t in range(mask.shape[1]):
+            if not mask[i, t]:
+                continue
+            new = logps[i, t]
+            old = (new if old_logps is None else old_logps[i, t]).detach()
+            ratio = torch.exp(new - old)
+            if level == "geometric":
+                ratio = torch.exp(drift / n)
+            if level == "sequence":
+                ratio = torch.exp(drift)
+            if surrogate == "cispo":
+                gain = torch.clamp(ratio.detach(), max=1 + high) * a * new
+            else:
+                gain = torch.min(ratio * a, torch.clamp(ratio, 1 - low, 1 + high) * a)
+            term = -gain
+            if kl_weight:
+                d = new - ref_log_probs[i, t]
+                kl = torch.exp(-d) - 1 + d
+                term = term + kl_weight * kl
+            if entropy is not None:
+                entropies.append(entropy[i, t])
+            total = total + term
+            count += 1
+        rows.append(total)
+        counts.append(count)
+    if how == "sequence_mean":
+        value = sum(r / max(c, 1) for r, c in zip(rows, counts)) / len(rows)
+    elif how == "token_mean":
+        value = sum(rows) / max(sum(counts), 1)
+    else:
+        value = sum(rows) / (len(rows) * max_length)
+    if entropy_weight and entropies:
+        value = value - entropy_weight * sum(entropies) / len(entropies)
+    return value
+"""
+
+GAIN = "gain = torch.min(ratio * a, torch.clamp(ratio, 1 - low, 1 + high) * a)"
+ROW_MEAN = "value = sum(r / max(c, 1) for r, c in zip(rows, counts)) / len(rows)"
+TOKENS = "value = sum(rows) / max(sum(counts), 1)"
+CONSTANT = "value = sum(rows) / (len(rows) * max_length)"
+OLD = "old = (new if old_logps is None else old_logps[i, t]).detach()"
+CAP = "gain = torch.clamp(ratio.detach(), max=1 + high) * a * new"
+PLANTED = [
+    ("old_over_new", "ratio = torch.exp(new - old)", "ratio = torch.exp(old - new)"),
+    ("geometric_ratio_divides_by_the_width", "drift / n)", "drift / mask.shape[1])"),
+    ("ratio_against_itself_though_there_are_old_log_probs", OLD, "old = new.detach()"),
+    (
+        "first_update_without_a_gradient",
+        OLD,
+        "old = new if old_logps is None else old_logps[i, t].detach()",
+    ),
+    ("max_for_min", "torch.min(", "torch.max("),
+    ("clamp_without_min", GAIN, "gain = torch.clamp(ratio, 1 - low, 1 + high) * a"),
+    (
+        "negative_advantages_clipped_on_the_wrong_side",
+        GAIN,
+        "gain = torch.clamp(ratio, max=1 + high) * a",
+    ),
+    ("clip_low_and_high_swapped", "low, high = clip", "high, low = clip"),
+    ("cispo_weight_not_detached", CAP, CAP.replace(".detach()", "")),
+    ("cispo_caps_at_the_clip_instead_of_one_plus_the_clip", CAP, CAP.replace("1 + high", "high")),
+    ("kl_against_the_old_policy", "d = new - ref_log_probs[i, t]", "d = new - old"),
+    ("k3_with_the_opposite_sign", "kl = torch.exp(-d) - 1 + d", "kl = torch.exp(d) - 1 - d"),
+    ("k1_as_the_loss", "kl = torch.exp(-d) - 1 + d", "kl = d"),
+    ("kl_subtracted_from_the_loss", "term + kl_weight", "term - kl_weight"),
+    ("entropy_penalty_instead_of_a_bonus", "value - entropy_weight", "value + entropy_weight"),
+    ("entropy_detached", "append(entropy[i, t])", "append(entropy[i, t].detach())"),
+    ("mask_in_the_denominator_only", "continue\n", "count -= 1\n"),
+    ("row_mean_for_token_mean", TOKENS, ROW_MEAN),
+    ("sum_over_the_rows", ROW_MEAN, ROW_MEAN.replace(" / len(rows)", "")),
+    ("mean_over_the_padding", ROW_MEAN, "value = sum(rows) / mask.numel()"),
+    ("dr_grpo_divides_by_the_width", CONSTANT, "value = sum(rows) / mask.numel()"),
+    ("dr_grpo_divides_by_the_lengths", CONSTANT, ROW_MEAN),
+    (
+        "masked_rows_leave_the_denominator",
+        ROW_MEAN,
+        ROW_MEAN.replace("len(rows)", "max(1, sum(c > 0 for c in counts))"),
+    ),
+    ("masked_row_divides_by_zero", ROW_MEAN, ROW_MEAN.replace("r / max(c, 1)", "r / torch.tensor(c)")),
+    ("loss_minimises_the_objective", "term = -gain", "term = gain"),
+    ("old_log_probs_not_detached", OLD, OLD.replace(").detach()", ")").replace("(new if", "(new.detach() if")),
+    ("advantages_not_detached", "a = adv[i].item()", "a = adv[i]"),
+]  # fmt: skip
+
+
+def test_a_plain_rewrite_in_another_style_passes(judged):
+    report = judged(LOOPS)
+    assert report.passed and not report.mistakes and not report.cautions, report.text
+    assert "not: kl_correction_without_the_gradient_of_the_ratio" in report.text
+
+
+@pytest.mark.parametrize(("name", "line", "instead"), PLANTED, ids=[p[0] for p in PLANTED])
+def test_a_mistake_is_found_by_name_in_another_style(judged, name, line, instead):
+    assert LOOPS.count(line) == 1
+    report = judged(LOOPS.replace(line, instead))
+    assert [*report.mistakes, *report.cautions] == [name], report.text
+
+
+NUMPYISH = """
+def advantages(r, G, eps=1e-4):
+    out = r.clone()
+    for k in range(0, len(r), G):
+        group = r[k:k + G]
+        m = group.mean()
+        s = (((group - m) ** 2).sum() / (G - 1)) ** 0.5
+        out[k:k + G] = (group - m) / (s + eps)
+    return out
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "instead"),
+    [
+        ("population_std", "/ (G - 1)", "/ G"),
+        ("std_clamped_instead_of_plus_eps", "(s + eps)", "max(s, eps)"),
+        ("variance_for_std", "** 0.5", "** 1"),
+        ("mean_over_the_batch", "m = group.mean()", "m = r.mean()"),
+        ("std_over_the_batch", "(s + eps)", "(r.std() + eps)"),
+        ("groups_mix_prompts", "[k:k + G]", "[k // G::len(r) // G]"),
+    ],
+)
+def test_a_mistake_about_advantages_is_found_in_another_style(judged, name, line, instead):
+    report = judged(NUMPYISH, "advantages")
+    assert report.passed and set(report.cautions) <= set(CAUTIONS), report.text
+    report = judged(NUMPYISH.replace(line, instead), "advantages")
+    if name == "mean_over_the_batch":  # there the std is taken around that mean too
+        assert report.passed is False
+    else:
+        assert report.mistakes == [name], report.text
+
+
+# --------------------------------------------------------------------------------------------
+# TRL
+
+
+def trl_as_a_loss(log_probs, old_log_probs, advantages, completion_mask, *, ref_log_probs, entropy,
+                  level, clip, surrogate, how, max_length=None, kl_weight, kl_correction,
+                  entropy_weight):  # fmt: skip
+    """TRL's own `_compute_loss` under our names."""
+    import trl_peer
+
+    average = {"sequence_mean": "grpo", "token_mean": "dapo", "constant": "dr_grpo"}[how]
+    if level == "sequence" or (surrogate == "cispo" and how != "token_mean"):
+        raise ValueError("TRL has no such setting")
+    trainer = trl_peer._trainer(
+        loss_type="cispo" if surrogate == "cispo" else average,
+        importance_sampling_level={"token": "token", "geometric": "sequence"}[level],
+        epsilon=clip[0],
+        epsilon_high=1 + clip[1] if surrogate == "cispo" else clip[1],
+        max_completion_length=max_length,
+        beta=kl_weight,
+        use_bias_correction_kl=kl_correction,
+        entropy_coef=entropy_weight,
+    )
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (log_probs, entropy, None)
+    mask = completion_mask.long()
+    ids = torch.zeros_like(mask)
+    inputs = dict(
+        prompt_ids=ids, prompt_mask=ids + 1, completion_ids=ids, completion_mask=mask,
+        advantages=advantages, num_items_in_batch=mask.sum(), ref_per_token_logps=ref_log_probs,
+    )  # fmt: skip
+    if old_log_probs is not None:
+        inputs["old_per_token_logps"] = old_log_probs
+    return trainer._compute_loss(None, inputs)
+
+
+def trl_as_advantages(rewards, group_size, *, scale):
+    import trl_peer
+
+    return trl_peer.trl_advantages(rewards, group_size, scale)[0]
+
+
+def test_trl_itself_passes_and_shows_which_mistakes_are_cautions():
+    pytest.importorskip("trl", reason="needs TRL")
+    report = judge_loss(trl_as_a_loss)
+    assert report.passed, report.text
+    advantages = judge_loss(trl_as_advantages)
+    assert advantages.passed, advantages.text
+    assert {*report.cautions, *advantages.cautions} == set(CAUTIONS)
+
+
+# --------------------------------------------------------------------------------------------
+# what is built in, and rewards in place of advantages
+
+BUILT_IN = """
+import torch
+
+def loss(logps, old, adv, mask):
+    mask = mask.float()
+    ratio = torch.exp(logps - old)
+    a = adv[:, None]
+    gain = torch.min(ratio * a, ratio.clamp(1 - 0.2, 1 + HIGH) * a) * mask
+    return -AVERAGE
+"""
+AVERAGES = {
+    "sequence_mean": "(gain.sum(1) / mask.sum(1).clamp(min=1)).mean()",
+    "token_mean": "gain.sum() / mask.sum()",
+    "constant": "gain.sum() / (len(adv) * 32)",
+}
+
+
+@pytest.mark.parametrize("how", AVERAGES)
+@pytest.mark.parametrize("high", ["0.2", "0.28"])
+def test_what_is_built_in_is_found_out_and_said(judged, how, high):
+    source = BUILT_IN.replace("AVERAGE", AVERAGES[how]).replace("HIGH", high)
+    report = judged(source)
+    assert report.passed, report.text
+    assert f"how={how!r}" in report.text and f"clip=(0.2, {high})" in report.text
+    assert ("max_length=32" in report.text) == (how == "constant")
+    assert "old_log_probs=None" in report.text  # it can't take it, and that isn't covered
+    wrong = judged(source.replace("-(", "(").replace("-gain", "gain"))
+    assert wrong.mistakes == ["loss_minimises_the_objective"], wrong.text
+
+
+def test_what_was_meant_is_set(judged):
+    source = BUILT_IN.replace("AVERAGE", AVERAGES["sequence_mean"]).replace("HIGH", "0.2")
+    report = judged(source, how="token_mean")
+    assert report.mistakes == ["row_mean_for_token_mean"], report.text
+    assert settings(["how=token_mean", "clip=0.2,0.28"]) == {
+        "how": "token_mean",
+        "clip": (0.2, 0.28),
+    }
+
+
+FROM_REWARDS = (
+    SOURCE
+    + """
+
+def loss(log_probs, old_log_probs, rewards, group_size, completion_mask, clip=(0.2, 0.2),
+         how="sequence_mean", max_length=None):
+    advantages = group_advantages(rewards, group_size)
+    return grpo_loss(log_probs, old_log_probs, advantages, completion_mask, clip=clip, how=how,
+                     max_length=max_length)[0]
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "name", [None, "population_std", "groups_mix_prompts", "max_for_min", "mean_over_the_padding",
+             "advantages_along_the_tokens", "std_over_the_batch", "variance_for_std",
+             "equal_rewards_not_exactly_zero"]
+)  # fmt: skip
+def test_a_loss_from_rewards(judged, name):
+    source = FROM_REWARDS
+    if name:
+        source = source.replace(BY_NAME[name].line, BY_NAME[name].instead)
+    report = judged(source)
+    assert [*report.mistakes, *report.cautions] == ([name] if name else []), report.text
+
+
+# --------------------------------------------------------------------------------------------
+# bad input
+
+HEAD = "import torch\ndef loss(log_probs, old_log_probs, advantages, completion_mask):\n    "
+RIGHT = "return (log_probs * completion_mask).sum()"
+BAD = [
+    ("x = 1", "no 'loss'; its functions are none"),
+    ("raise KeyError('gone')", "mine.py can't be loaded: KeyError: 'gone'"),
+    ("def loss(:", "mine.py can't be loaded: SyntaxError"),
+    ("import sys; sys.exit(3)", "mine.py can't be loaded: SystemExit: 3"),
+    ("loss = 3", "expected a function, got int"),
+    ("def loss(a, b, c): return a", "found (a, b, c)"),
+    ("def loss(log_probs, mask, model, batch, beta): return 0", "found (log_probs, mask, model"),
+    (HEAD + "return 1.0", "expected a tensor"),
+    (HEAD + "return None", "returns None"),
+    (HEAD + "return log_probs", "expected a loss that is one number"),
+    (HEAD + "return log_probs.detach().sum()", "the loss has no gradient"),
+    (HEAD + "raise RuntimeError('no GPU')", "it raises RuntimeError: no GPU"),
+    (HEAD + "import sys; sys.exit(0)", "it raises SystemExit: 0"),
+    (HEAD + "advantages -= 1; " + RIGHT, "changes its input advantages in place"),
+    (HEAD + "return log_probs.sum() * torch.rand(())", "two calls with the same inputs differ"),
+    ("n = [0]\n" + HEAD + "n[0] += 1; return log_probs.sum() * n[0]", "keeps something between"),
+    ("def loss(rewards, group_size): return rewards.sum()", "expected advantages of shape (N,)"),
+]
+
+
+@pytest.mark.parametrize(("source", "words"), BAD, ids=[words for _, words in BAD])
+def test_bad_input_is_told_in_one_sentence(judged, source, words):
+    try:
+        text = judged(source).text
+    except Exception as error:
+        assert type(error).__name__ == "Unjudged"
+        text = str(error)
+    assert words in text and "\n" not in text
+
+
+def run(*arguments: str, cwd) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "minigrpo.clinic", "judge", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("while True: pass", "didn't finish within 8 seconds"),
+        ("import os; os._exit(0)", "ended Python with exit code 0"),
+        (None, "there is no file"),
+    ],
+)
+def test_what_kills_a_process_kills_only_the_child(tmp_path, source, words):
+    path = tmp_path / "mine.py"
+    if source:
+        path.write_text(source)
+    report = judge_file(f"{path}:loss", {}, seconds=8)
+    assert report.passed is None and words in report.text and "\n" not in report.text
+    assert [p.name for p in tmp_path.iterdir()] == (["mine.py"] if source else [])
+
+
+def test_nan_on_ordinary_input_is_a_finding_with_its_case(judged):
+    report = judged(LOOPS.replace("return value", "return value + (count == 4) * float('nan')"))
+    assert report.passed is False and "got       nan" in report.text
+
+
+def test_printing_without_end_and_a_neighbour_file(tmp_path, capsys):
+    (tmp_path / "neighbour.py").write_text("from minigrpo.objective import grpo_loss as loss\n")
+    (tmp_path / "mine.py").write_text(
+        "from neighbour import loss as theirs\nprint('x' * 10_000_000)\n"
+        "def loss(log_probs, old_log_probs, advantages, mask):\n"
+        "    print('y' * 100_000)\n"
+        "    return theirs(log_probs, old_log_probs, advantages, mask)\n"
+    )
+    start = time.perf_counter()
+    assert main(["judge", f"{tmp_path / 'mine.py'}:loss"]) == 0
+    assert time.perf_counter() - start < 60
+    assert "xxx" not in (out := capsys.readouterr().out) and "Nothing wrong" in out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.py", "neighbour.py"]
+
+
+def test_the_exit_code_and_the_help(tmp_path):
+    name = "max_for_min"
+    (tmp_path / "mine.py").write_text(SOURCE.replace(BY_NAME[name].line, BY_NAME[name].instead))
+    ran = run("mine.py:grpo_loss", cwd=tmp_path)
+    assert ran.returncode == 1 and name in ran.stdout and not ran.stderr
+    ran = run("mine.py:grpo", cwd=tmp_path)
+    assert ran.returncode == 2 and "Not judged: mine.py has no 'grpo'" in ran.stdout
+    assert not ran.stderr and "aggregate" in ran.stdout
+    ran = run("--help", cwd=tmp_path)
+    assert ran.returncode == 0 and "def loss(" in ran.stdout and "--set" in ran.stdout
