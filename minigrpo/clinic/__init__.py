@@ -1,34 +1,23 @@
 """The bug clinic: sick runs of GRPO without names, to be measured and diagnosed."""
 
-from minigrpo.clinic.diagnosis import Case, diagnoses, patient, provenance, score, table
-from minigrpo.clinic.measure import MEASUREMENTS
-from minigrpo.clinic.patients import (
-    PATIENTS,
-    SHORT,
-    Patient,
-    caught,
-    complaint,
-    numbered,
-    record,
-    run,
-    where_it_hurts,
-)
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "MEASUREMENTS",
-    "PATIENTS",
-    "SHORT",
-    "Case",
-    "Patient",
-    "caught",
-    "complaint",
-    "diagnoses",
-    "numbered",
-    "patient",
-    "provenance",
-    "record",
-    "run",
-    "score",
-    "table",
-    "where_it_hurts",
-]
+_WHERE = {
+    "diagnosis": ("Case", "diagnoses", "patient", "provenance", "score", "table"),
+    "measure": ("MEASUREMENTS",),
+    "patients": (
+        "PATIENTS", "SHORT", "Patient", "caught", "complaint", "numbered", "record", "run",
+        "where_it_hurts",
+    ),
+    "losses": ("judge_loss",),
+}  # fmt: skip
+__all__ = sorted(name for names in _WHERE.values() for name in names)
+
+
+def __getattr__(name: str) -> Any:
+    """Load a room when it's entered: the judge of losses needs no transformers."""
+    for module, names in _WHERE.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

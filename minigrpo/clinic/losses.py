@@ -81,6 +81,50 @@ class Unjudged(Exception):
     """Why there is no verdict, in one sentence."""
 
 
+def _also(name: str, *lines: tuple[str, str, str]) -> list[Mistake]:
+    """Another form of a mistake, in several lines: (function, line, instead)."""
+    sentence = next(m.sentence for m in MISTAKES if m.name == name)
+    return [Mistake(name, sentence, *line) for line in lines]
+
+
+EQUAL = "equal = equal_groups(rewards, group_size)  # (P,)"
+RETURN = 'return (rewards if baseline == "none" else advantages).to(dtype)'
+ROOT = "(advantages.square().sum(dim=1, keepdim=True) / (group_size - 1)).sqrt()"
+PADDING_SEEN = (
+    ("_real", "values = _unmasked(log_probs, mask)", "values = log_probs"),
+    ("policy_ratio", "return log_ratio.exp()", "return (log_probs - old_log_probs).exp()"),
+)
+LINES = {m.name: (m.function, m.line, m.instead) for m in MISTAKES}
+ALSO = [
+    _also(  # and back again
+        "groups_mix_prompts",
+        ("group_advantages", EQUAL, "rewards = rewards.view(group_size, -1).T.flatten(); " + EQUAL),
+        (
+            "group_advantages",
+            RETURN,
+            "return advantages.view(-1, group_size).T.flatten().to(dtype)",
+        ),
+    ),
+    _also(  # and the std around that mean
+        "mean_over_the_batch",
+        LINES["mean_over_the_batch"],
+        (
+            "group_advantages",
+            LINES["population_std"][1],
+            f"advantages = advantages / ({ROOT} + eps)",
+        ),
+    ),
+    _also(  # with a gradient for the padding
+        "mask_in_the_denominator_only", LINES["mask_in_the_denominator_only"], *PADDING_SEEN
+    ),
+    _also(  # without any mask
+        "mean_over_the_padding",
+        (*LINES["mean_over_the_padding"][:2], "return per_token.mean()"),
+        *PADDING_SEEN,
+    ),
+]
+
+
 class Report(NamedTuple):
     """What the judge found. `passed` is None where it couldn't judge; `print` shows the text."""
 
@@ -344,9 +388,11 @@ class _Case:
     def __init__(self, judged: Judged, given: dict[str, Any]) -> None:
         self.judged, self.given = judged, given
         self.relevant = [
-            m for m in MISTAKES
-            if judged.kind == "rewards" or (m.function in ADVANTAGES) == (judged.kind == "advantages")
-        ]  # fmt: skip
+            tuple(planted)
+            for planted in (*([m] for m in MISTAKES), *ALSO)
+            if judged.kind == "rewards"
+            or (planted[0].function in ADVANTAGES) == (judged.kind == "advantages")
+        ]
         self.assumed = dict(given)
         probes, self.uncovered = [], {}
         for mask in (torch.bool, torch.long, torch.float64):
@@ -388,7 +434,7 @@ class _Case:
 
     def settings(self, one: Probe) -> dict[str, Any]:
         """Those of a probe that the function can be given, and what is known of the others."""
-        asked = {k: v for k, v in one.settings.items() if k in self.judged.options}
+        asked = {k: v for k, v in {**DEFAULTS, **one.settings}.items() if k in self.judged.options}
         return {**asked, **self.assumed}
 
     def answers(self, *mistakes: Mistake) -> list[Answer]:
@@ -400,7 +446,9 @@ class _Case:
         before, self.assumed = self.assumed, {**self.assumed, **more}
         if self.assumed.get("how") == "constant" and "max_length" not in self.judged.options:
             self.assumed.setdefault("max_length", self.budget())
-        agree = sum(map(same, self.got, self.answers()))
+        flipped = [got if isinstance(got, str) else [-x for x in got] for got in self.got]
+        pairs = zip(self.got, flipped, self.answers())  # a wrong sign hides nothing else
+        agree = sum(same(got, says) or same(minus, says) for got, minus, says in pairs)
         self.assumed = before
         return agree
 
@@ -465,7 +513,7 @@ class _Case:
                 break
         return max(tried, key=lambda t: t[2] - len(t[1]))
 
-    def explain(self) -> tuple[list[Mistake], list[int], int]:
+    def explain(self) -> tuple[list[tuple[Mistake, ...]], list[int], int]:
         """The mistakes with which the course's objective answers the same, as few as possible.
 
         With them, where it answers wrongly, and how many of these the mistakes explain.
@@ -473,15 +521,15 @@ class _Case:
         right = self.answers()
         self.right = right
         wrong = [i for i, got in enumerate(self.got) if not same(got, right[i])]
-        named: list[Mistake] = []
+        named: list[tuple[Mistake, ...]] = []
         explained = 0
         while wrong and explained < len(wrong) and len(named) < 4:
             best = (explained, 0, None)
             for m in self.relevant:
-                if m in named:
+                if m[0].name in [n[0].name for n in named]:
                     continue
                 try:
-                    says = self.answers(*named, m)
+                    says = self.answers(*sum(named, ()), *m)
                 except (ValueError, SyntaxError):
                     continue
                 hits = sum(same(self.got[i], says[i]) for i in wrong)
@@ -654,12 +702,12 @@ def _report(case: _Case) -> Report:
     named, wrong, explained, case.assumed, case.right = best
     compared, total, off = case.trl()
     cautions = case.cautions()
-    lines, mistakes = [], [m.name for m in named]
+    lines, mistakes = [], [m[0].name for m in named]
     by_name = {m.name: m for m in MISTAKES}
     if wrong and explained < len(wrong) / 2:
         named, mistakes = [], []
     for m in named:
-        says = case.answers(m)
+        says, m = case.answers(*m), m[0]
         own = [i for i in wrong if not same(says[i], case.right[i])]
         own = [i for i in own if same(says[i], case.got[i])] or own or wrong
         i = own[0]
@@ -697,12 +745,11 @@ def _report(case: _Case) -> Report:
             f"  Seen: {CAUTIONS[name]}. TRL's own code is like that, so it doesn't count as a mistake.",
         ]
     head = "Nothing wrong was found." if not mistakes else f"{len(mistakes)} mistake(s):"
+    single = [m for m, *more in case.relevant if not more]
     ruled = [
-        m
-        for m in case.relevant
-        if m.name in CAUTIONS or any(not same(a, b) for a, b in zip(case.answers(m), case.right))
+        m for m in single if m.name in CAUTIONS or not all(map(same, case.answers(m), case.right))
     ]
-    rest = [m.name for m in case.relevant if m not in ruled]
+    rest = [m.name for m in single if m not in ruled]
     lines = [head, *lines, "Covered:"]
     if compared:
         agree = compared - len(off)
@@ -710,13 +757,17 @@ def _report(case: _Case) -> Report:
             f"  {agree} of {compared} answers of TRL agree, value and gradient ({total} are stored)"
         )
     lines.append(
-        f"  {len(ruled)} of the {len(case.relevant)} mistakes about this kind of function would have been seen"
+        f"  {len(ruled)} of the {len(single)} mistakes about this kind of function would have been seen"
         + (f"; not: {', '.join(rest)}" if rest else "")
     )
     if case.found_out:
         lines.append(
             "  built in, as found out: "
-            + ", ".join(f"{k}={case.assumed[k]!r}" for k in case.found_out)
+            + ", ".join(
+                f"{k}={v!r}"
+                for k, v in case.assumed.items()
+                if k in case.found_out or k == "max_length" and "how" in case.found_out
+            )
         )
     for name, error in case.uncovered.items():
         lines.append(f"  not covered: {name} ({error})")
