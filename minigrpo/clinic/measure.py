@@ -393,6 +393,8 @@ def weights(subject: Subject) -> Readings:
         kl, entropy = _drift(subject, chart.policy)
         found[f"KL at the end, {name}"] = kl
         found[f"entropy at the end, {name}"] = entropy
+    free, held = (found[f"KL at the end, {name}"] for name in ("weights 0", "KL weight 1"))
+    found["KL at weight 1, divided by KL at weight 0"] = held / max(free, 1e-9)
     return found
 
 
