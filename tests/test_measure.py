@@ -108,8 +108,8 @@ def test_a_held_out_question_asks_the_patient_that_reads_the_prompt():
 
 
 def test_numbers_are_shown_as_a_table_needs_them():
-    assert [shown(x) for x in (math.nan, 0.0, 12.0, 0.12345, 3e-7, 250.4)] == [
-        "-", "0", "12", "0.123", "3e-07", "250",
+    assert [shown(x) for x in (math.nan, 0.0, 12, 1.0, 0.12345, 3e-7, 250.4)] == [
+        "-", "0", "12", "1.000", "0.123", "3e-07", "250",
     ]  # fmt: skip
-    table = side_by_side({"one": {"a": 1.0, "long name": 0.5}, "two": {"a": 2.0, "long name": 5.0}})
+    table = side_by_side({"one": {"a": 1, "long name": 0.5}, "two": {"a": 2, "long name": 5.0}})
     assert table.splitlines()[1] == "a              1    2"

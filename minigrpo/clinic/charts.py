@@ -15,7 +15,7 @@ from minigrpo.arithmetic import HARDER_LENGTHS, TRAINED_LENGTHS, ask, draw_quest
 from minigrpo.grpo import GRPOConfig, StepMetrics
 from minigrpo.llama import load_policy
 
-Value = float | str | tuple[float, ...]
+Value = int | float | str | tuple[float, ...]
 Readings = dict[str, Value]
 """What was measured of one run, by name; NaN where there is nothing to measure."""
 
@@ -70,7 +70,7 @@ DASHBOARD = {  # by the names of TRL's dashboard, in brackets
 
 def dashboard(chart: Chart) -> Readings:
     """At the first step, and the mean of the last three."""
-    found: Readings = {"steps done": float(len(chart.steps))}
+    found: Readings = {"steps done": len(chart.steps)}
     for name, metric in DASHBOARD.items():
         first = [getattr(m, metric) for m in chart.steps[:1]]
         found[name] = (math.nan if first in ([], [None]) else first[0], chart.last(metric))
@@ -88,7 +88,7 @@ def shown(value: Value) -> str:
         return "  ".join(f"{shown(part):>7}" for part in value)
     if math.isnan(value):
         return "-"
-    if abs(value) >= 100 or value == int(value):
+    if isinstance(value, int) or value == 0 or abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.3f}" if abs(value) >= 1e-3 else f"{value:.0e}"
 

@@ -110,7 +110,7 @@ class Case:
         note = "" if first else f"\nYour first answer counts, and it was {known!r}."
         if name == one.name:
             return f"Patient {self.number}: {name}. Right.\n{self._told()}{note}"
-        return f"Patient {self.number}: not {name}.\n{self._against(name)}{note}"
+        return f"Patient {self.number}: {name!r} isn't it.\n{self._against(name)}{note}"
 
     def reveal(self) -> None:
         """Give up: print what a right diagnosis is told."""
