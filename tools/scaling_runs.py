@@ -39,6 +39,7 @@ TRAINER_STEPS, TRAINER_SEEDS = 20, (0, 1, 2)
 CORRECTIONS = ("none", "behavior", "proximal", "decoupled")  # see `stale_loss`
 STALENESS = (0, 1, 4, 16)  # steps between the policy that writes and the one that learns
 STALE_STEPS, STALE_SEEDS = 60, tuple(range(10))
+SLOW, SLOW_SEEDS = 1e-4, STALE_SEEDS[:5]  # a smaller learning rate, with stale rollouts only
 
 
 class Run(NamedTuple):
@@ -48,14 +49,22 @@ class Run(NamedTuple):
     staleness: int
     correction: str
     seed: int
+    lr: float = 3e-4
 
 
-RUNS = [Run(trainer, 0, "", seed) for seed in TRAINER_SEEDS for trainer in TRAINERS] + [
+RUNS = [Run(trainer, 0, "", seed) for seed in TRAINER_SEEDS for trainer in TRAINERS]
+RUNS += [
     Run("stale", staleness, correction, seed)
     for seed in STALE_SEEDS
     for staleness in STALENESS
     # Without staleness the policies that wrote and that learn are one.
     for correction in (CORRECTIONS if staleness else CORRECTIONS[:2])
+]
+RUNS += [
+    Run("stale", staleness, correction, seed, SLOW)
+    for seed in SLOW_SEEDS
+    for staleness in STALENESS[2:]
+    for correction in CORRECTIONS
 ]
 
 
@@ -87,9 +96,9 @@ def stale_loss(correction, new, proximal, behavior, advantages, mask):
     return per_token[mask].mean()
 
 
-def train_stale(staleness, correction, steps=60, seed=0, every=10):
+def train_stale(staleness, correction, steps=60, seed=0, every=10, lr=3e-4):
     policy, writer = llama.load_policy(), llama.load_policy()
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-4, betas=(0.9, 0.99))
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.99))
     past = collections.deque(maxlen=staleness + 1)  # the policies of the last steps
     task, generator = arithmetic.Arithmetic(), torch.Generator().manual_seed(seed)
     asked = arithmetic.draw_questions(128, torch.Generator().manual_seed(5), held_out=True)
@@ -123,7 +132,8 @@ def measure(one: Run) -> dict[str, Any]:
     setup(seed=0)
     torch.set_num_threads(1)
     if one.what == "stale":
-        curve = train_stale(one.staleness, one.correction, STALE_STEPS, one.seed, every=5)
+        arguments = one.staleness, one.correction, STALE_STEPS, one.seed
+        curve = train_stale(*arguments, every=5, lr=one.lr)
     else:
         torch.manual_seed(one.seed)
         curve = TRAINERS[one.what](TRAINER_STEPS, seed=one.seed)["rewards"]
