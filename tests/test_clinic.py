@@ -63,11 +63,14 @@ def test_the_smallest_test_catches_the_bug_and_no_healthy_code(patient):
     assert not clinic.caught(replace(patient, switch=patients.ExitStack, bug_settings={}))
 
 
-def test_a_healthy_patient_passes_every_smallest_test():
+def test_a_healthy_patient_passes_the_smallest_tests_but_those_that_need_a_tolerance():
+    exact = "sampler_and_scorer_agree the_ratio_is_1_at_every_first_update"
+    exact += " the_loss_is_the_one_by_hand"
     for healthy in (one for one in PATIENTS if one.name == "healthy"):
+        rounded = "rounded" in healthy.key
         with healthy.switch():
-            for test in {one.test for one in ILL} - {patients.tests.sampler_and_scorer_agree}:
-                if test is not patients.tests.the_ratio_is_1_at_every_first_update:
+            for test in {one.test for one in ILL}:
+                if not (rounded and test.__name__ in exact.split()):
                     test(replace(clinic.SHORT, check=False))
 
 

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "minigrpo"
 ROOMS = {
     "core": 1950,
     "study": 500,
-    "notebook": 450,
+    "notebook": 460,
     "clinic": 1250,
     "text": 480,
     "scaling": 280,

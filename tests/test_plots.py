@@ -158,41 +158,38 @@ def test_a_run_without_kl_or_evaluation_leaves_panels_empty():
     assert lines["KL (nats per token)"] == lines["correct answers"] == 0 and lines["reward"] == 1
 
 
-def test_charts_share_their_panels_and_the_first_is_blue():
-    def chart(kl):
-        step = {"reward": 0.5, "kl": kl, "ratio_min": 0.9, "ratio_max": 1.1}
-        return SimpleNamespace(steps=[SimpleNamespace(step=n, **step) for n in (1, 2)])
+def chart_of(**changes):
+    step = {
+        "reward": 0.5, "kl": 0.1, "entropy": 1.0, "grad_norm": 1.0, "clip_low": 0.0,
+        "clip_high": 0.1, "mean_length": 8.0, "truncated": 0.0, **changes,
+    }  # fmt: skip
+    return SimpleNamespace(steps=[SimpleNamespace(step=n, **step) for n in (1, 2)])
 
-    charts = {"healthy": chart(0.1), "sick": chart(None)}
-    plots.draw_charts(charts, "a finding", "reward", "kl", "ratio")
+
+def test_charts_share_their_panels_and_the_twin_is_blue_beneath():
+    plots.draw_charts({"patient 4": chart_of(kl=None), "healthy twin": chart_of()}, "a finding")
     figure = plt.gcf()
     figure.canvas.draw()
-    assert [ax.get_title("left") + ax.get_title() for ax in figure.axes] == [
-        "reward",
-        "KL (nats per token)",
-        "ratio, least and most",
-    ]
-    assert [len(ax.get_lines()) for ax in figure.axes] == [2, 2, 4]
-    assert figure.axes[0].get_lines()[0].get_color() == plots.BLUE
-    assert len(figure.axes[1].get_lines()[1].get_xdata()) == 0  # no KL to draw
-    with pytest.raises(KeyError, match="pulse"):
-        plots.draw_charts({"healthy": chart(0.1)}, "a finding", "pulse")
+    *panels, corner = figure.axes
+    assert [ax.get_title() or ax.get_title("left") for ax in panels] == list(plots.CHART_PANELS)
+    patient, twin = panels[0].get_lines()
+    assert twin.get_color() == plots.BLUE and twin.get_zorder() < patient.get_zorder()
+    assert len(panels[1].get_lines()[0].get_xdata()) == 0  # no KL to draw
+    assert [text.get_text() for text in corner.get_legend().texts] == ["patient 4", "healthy twin"]
+    assert all(ax.get_ylim()[0] < 0 for ax in panels)  # a line at 0 is seen
 
 
-@pytest.mark.parametrize("count", [5, 7])
-def test_charts_with_an_odd_number_of_panels_leave_one_empty(count):
-    chart = SimpleNamespace(steps=[])
-    plots.draw_charts({"healthy": chart}, "a finding", *list(plots.CHART_PANELS)[:count])
-    axes = plt.gcf().axes
-    assert [ax.axison for ax in axes] == [True] * count + [False] * (len(axes) - count)
-    assert len(axes) == count + 1
+def test_a_panel_without_numbers_says_so():
+    plots.draw_charts({"patient 4": chart_of(kl=None)}, "a finding")
+    said = {
+        ax.get_title() or ax.get_title("left"): [t.get_text() for t in ax.texts]
+        for ax in plt.gcf().axes
+    }
+    assert said["KL (nats per token)"] == ["not computed"] and said["reward"] == []
 
 
-def test_charts_have_colours_for_four_other_runs():
-    runs = {f"run {n}": SimpleNamespace(steps=[]) for n in range(5)}
-    with pytest.raises(KeyError, match="run 4"):
-        plots.draw_charts(runs, "a finding", "reward")
-    del runs["run 4"]
-    plots.draw_charts({"healthy": runs["run 0"], **runs}, "a finding", "reward")
+def test_charts_have_colors_for_three_and_a_twin():
+    runs = {"healthy twin": chart_of(), **{f"run {n}": chart_of() for n in range(3)}}
+    plots.draw_charts(runs, "a finding")
     lines = plt.gcf().axes[0].get_lines()
-    assert len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == 5
+    assert len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == 4

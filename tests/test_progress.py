@@ -60,7 +60,8 @@ def test_two_kernels_at_once_lose_nothing(file):
 @pytest.mark.parametrize(
     "text",
     ["{broken", "[]", '{"version": 99, "clinic": {}}', '{"version": 1, "clinic": 3}',
-     '{"version": 1, "clinic": {"4": 5}}', '{"clinic": {}}', '"version"', "\xff"],
+     '{"version": 1, "clinic": {"4": 5}}', '"version"', "3", "\xff",
+     '{"version": 1, "clinic": {"4": {"measured": 1}}}'],
 )  # fmt: skip
 def test_a_file_that_is_not_ours_costs_a_sentence_and_stays_as_it_is(file, text, capsys):
     file.parent.mkdir()

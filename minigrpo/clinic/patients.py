@@ -154,7 +154,7 @@ class Patient:
     def question(self) -> str:
         """What the smallest test asks, in words."""
         if self.test is None:
-            return "all of them pass"
+            return "none finds a bug (with another engine, allow the ratio a percent or two)."
         words = self.test.__name__.replace("_", " ").replace("log prob", "log-prob")
         return re.sub(r"\bkl\b", "KL", words) + "?"
 

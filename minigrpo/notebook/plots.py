@@ -241,67 +241,47 @@ def draw_run(
         ax.set_xlabel("step", fontsize=8)
 
 
-CHART_PANELS: dict[str, tuple[str, Sequence[Callable[[Any], float | None]]]] = {
-    "reward": ("reward", (lambda m: m.reward,)),
-    "kl": ("KL (nats per token)", (lambda m: m.kl,)),
-    "log kl": ("KL (nats per token, log scale)", (lambda m: m.kl,)),
-    "entropy": ("entropy (nats)", (lambda m: m.entropy,)),
-    "gradient": ("gradient norm", (lambda m: m.grad_norm,)),
-    "ratio": ("ratio, min and max", (lambda m: m.ratio_min, lambda m: m.ratio_max)),
-    "clipped": ("clipped (fraction)", (lambda m: m.clip_low + m.clip_high,)),
-    "tokens": ("tokens per completion", (lambda m: m.mean_length,)),
-    "truncated": ("truncated (fraction)", (lambda m: m.truncated,)),
+CHART_PANELS: dict[str, Callable[[Any], float | None]] = {
+    "reward": lambda m: m.reward,
+    "KL (nats per token)": lambda m: m.kl,
+    "entropy (nats)": lambda m: m.entropy,
+    "gradient norm": lambda m: m.grad_norm,
+    "clipped (fraction)": lambda m: m.clip_low + m.clip_high,
+    "tokens per completion": lambda m: m.mean_length,
+    "truncated (fraction)": lambda m: m.truncated,
 }
-"""What `draw_charts` draws of each StepMetrics: title of the panel, and one value per line."""
-FREE_PANELS = ("reward", "kl", "entropy", "gradient", "clipped", "tokens", "truncated")
-"""What any dashboard shows."""
+"""What `draw_charts` draws of each StepMetrics: what any dashboard shows."""
 
 
 def draw_charts(
     charts: Mapping[str, Any],  # runs by name, with their `steps`
     title: str,  # the finding
-    *panels: str,  # names of `CHART_PANELS`; none = the free ones
 ) -> None:
     """Draw several runs into the same panels, each in its color and dash, and show the figure.
 
-    "healthy twin" (or "healthy") is blue and wide, and lies beneath the others.
+    "healthy twin" is blue and wide, and lies beneath the others, of which there may be three.
     """
-    panels = panels or FREE_PANELS
-    others = [(ORANGE, "--"), (PINK, ":"), (GREEN, "-."), (BLACK, (0, (1, 1)))]
-    twins = {name: (BLUE, "-") for name in ("healthy twin", "healthy")}
-    known = {**dict(zip((name for name in charts if name not in twins), others)), **twins}
-    rows = 1 if len(panels) <= 4 else 2
-    columns = math.ceil(len(panels) / rows)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(7.0, 2.3 if rows == 1 else 3.5), squeeze=False
-    )
-    for ax in axes.flat[len(panels) :]:
-        ax.set_axis_off()
-    for ax, panel in zip(axes.flat, panels):
-        heading, values = CHART_PANELS[panel]
-        for name, chart in charts.items():
-            color, dash = known[name]
-            width, beneath = (2.6, 1) if name in twins else (1.8, 2)
-            for number, value in enumerate(values):
-                points = [(m.step, value(m)) for m in chart.steps if value(m) is not None]
-                drawn = zip(*points) if points else ((), ())
-                label = None if number else name
-                ax.plot(*drawn, color=color, ls=dash, lw=width, zorder=beneath, label=label)
-        if all(len(line.get_xdata()) == 0 for line in ax.get_lines()):
+    others = iter([(ORANGE, "--"), (PINK, ":"), (BLACK, "-.")])
+    figure, axes = plt.subplots(2, 4, figsize=(7.0, 3.5))
+    *panels, corner = axes.flat
+    for name, chart in charts.items():
+        twin = name == "healthy twin"
+        color, dash = (BLUE, "-") if twin else next(others)
+        for ax, value in zip(panels, CHART_PANELS.values()):
+            points = [(m.step, value(m)) for m in chart.steps if value(m) is not None]
+            drawn = zip(*points) if points else ((), ())
+            ax.plot(*drawn, color=color, ls=dash, lw=2.6 if twin else 1.8, zorder=3 - twin)
+        corner.plot([], [], color=color, ls=dash, label=name)
+    for ax, heading in zip(panels, CHART_PANELS):
+        if not any(len(line.get_xdata()) for line in ax.get_lines()):
             ax.text(0.5, 0.5, "not computed", transform=ax.transAxes, ha="center", fontsize=8)
         ax.set_title(heading, fontsize=8.5)
         ax.set_xlabel("step", fontsize=8)
         ax.tick_params(labelsize=7)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        if panel == "log kl":
-            ax.set_yscale("log")
-        elif panel != "ratio":
-            ax.set_ylim(0, 1.06 * ax.get_ylim()[1] if ax.dataLim.ymax > 0 else 1)
+        top = 1.06 * ax.get_ylim()[1] if ax.dataLim.ymax > 0 else 1
+        ax.set_ylim(-0.03 * top, top)  # a line at 0 lies above the axis
+    corner.set_axis_off()
+    corner.legend(loc="center", fontsize=8)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    where = axes.flat[-1] if rows * columns > len(panels) else figure
-    if where is figure:
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
-    else:  # an empty cell of the grid is room enough
-        where.legend(handles, labels, loc="center", fontsize=8)
     plt.show()

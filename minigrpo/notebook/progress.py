@@ -1,8 +1,7 @@
 """What is remembered between kernels: a small JSON file, which nothing depends on.
 
-`progress()` prints it. MINIGRPO_PROGRESS names the file; without it, it is in the folder where
-programs of the user keep their data. A file that can't be read or written costs a sentence, and
-never a notebook.
+`progress()` prints it. MINIGRPO_PROGRESS names the file; without it, it is where programs keep a
+user's data. A file that can't be read or written costs a sentence, and never a notebook.
 """
 
 from __future__ import annotations
@@ -18,33 +17,28 @@ from typing import Any
 
 from minigrpo.files import atomic_path
 
-VERSION = 1
-_here: dict[str, dict[str, Any]] = {}  # what this kernel knows, whatever becomes of the file
-_told: set[str] = set()
+Kept = dict[str, dict[str, Any]]
+_here: Kept = {}  # what this kernel knows, whatever becomes of the file
+_told: set[str] = set()  # sentences that were printed
 
 
 def path() -> Path:
     """The file."""
     if named := os.environ.get("MINIGRPO_PROGRESS", "").strip():
         return Path(named)
-    if sys.platform == "win32":
-        folder = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Application Support"
-    else:
-        folder = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(folder) / "minigrpo" / "progress.json"
+    places = {"win32": "AppData/Local", "darwin": "Library/Application Support"}
+    variable = {"win32": "LOCALAPPDATA", "darwin": ""}.get(sys.platform, "XDG_DATA_HOME")
+    place = Path.home() / places.get(sys.platform, ".local/share")
+    return Path(os.environ.get(variable) or place) / "minigrpo" / "progress.json"
 
 
 def remember(section: str, key: str, value: Any) -> None:
     """Keep a value, unless there is one for this key: what came first counts."""
     _here.setdefault(section, {}).setdefault(key, value)
     try:
-        with _locked(path()):
-            known = _merged(_read())
-            text = json.dumps({"version": VERSION, **known}, indent=1, sort_keys=True)
-            with atomic_path(path()) as unfinished:
-                unfinished.write_text(text + "\n", encoding="utf-8")
+        with _locked(path()), atomic_path(path()) as unfinished:
+            text = json.dumps({"version": 1, **_merged()}, indent=1, sort_keys=True)
+            unfinished.write_text(text + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:
         _say(f"Your progress can't be kept in {path()}: {error}")
 
@@ -52,11 +46,10 @@ def remember(section: str, key: str, value: Any) -> None:
 def recall(section: str) -> dict[str, Any]:
     """What is remembered, of this kernel and of those before it."""
     try:
-        known = _merged(_read())
+        return _merged().get(section, {})
     except (OSError, ValueError) as error:
         _say(f"Your progress can't be read from {path()}: {error}")
-        known = _here
-    return known.get(section, {})
+        return _here.get(section, {})
 
 
 def clinic_line(patients: int = 25) -> str:
@@ -65,10 +58,10 @@ def clinic_line(patients: int = 25) -> str:
     if not seen:
         return f"The clinic (notebook 08): no diagnosis yet; {patients} patients are waiting."
     right = sum(bool(one.get("right")) for one in seen)
-    used = sum(len(one.get("measured", ())) for one in seen)
+    used = sum(len(one.get("measured", ())) for one in seen) / len(seen)
     return (
         f"The clinic (notebook 08): {len(seen)} of {patients} patients diagnosed, {right} right at "
-        f"the first attempt, {used / len(seen):.1f} measurements per patient."
+        f"the first attempt, {used:.1f} measurements per patient."
     )
 
 
@@ -77,27 +70,22 @@ def progress() -> None:
     print(clinic_line())
 
 
-def _read() -> dict[str, dict[str, Any]]:
+def _merged() -> Kept:
+    """The file, and after it what this kernel knows. ValueError: it is not a file of ours."""
     try:
         found = json.loads(path().read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return {}
-    except json.JSONDecodeError as error:
-        raise ValueError("it isn't the JSON that was written here; delete it") from error
-    if not isinstance(found, dict) or found.pop("version", None) != VERSION:
-        raise ValueError("it was written by a different version of the course")
-    if not all(isinstance(x, dict) and all(map(_record, x.values())) for x in found.values()):
-        raise ValueError("it isn't the JSON that was written here; delete it")
-    return found
-
-
-def _record(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("measured", []), list)
-
-
-def _merged(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What stands in the file goes before what this kernel knows."""
-    return {part: {**_here.get(part, {}), **known.get(part, {})} for part in {*_here, *known}}
+        return _here
+    except ValueError:
+        found = None
+    version = found.pop("version", 1) if isinstance(found, dict) else 1
+    if version != 1:
+        raise ValueError(f"it's of version {version}, and this course knows version 1")
+    parts = found.values() if isinstance(found, dict) else [None]
+    records = [one for part in parts for one in (part.values() if isinstance(part, dict) else [0])]
+    if not all(isinstance(x, dict) and isinstance(x.get("measured", []), list) for x in records):
+        raise ValueError("it isn't what was written here; delete it to start anew")
+    return {part: {**_here.get(part, {}), **found.get(part, {})} for part in {*_here, *found}}
 
 
 @contextmanager
@@ -107,10 +95,10 @@ def _locked(file: Path, patience: float = 5.0) -> Iterator[None]:
     lock, until = file.with_name(f".{file.name}.lock"), time.monotonic() + patience
     while True:
         try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
             break
         except (FileExistsError, PermissionError):  # Windows: the other one is deleting it
-            if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
+            if not os.access(file.parent, os.W_OK):
                 raise
             if time.monotonic() > until:
                 break
