@@ -8,7 +8,7 @@ import pytest
 
 from minigrpo.clinic.charts import shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
-from minigrpo.clinic.patients import LETTER, PATIENTS, SUMS, Patient, record
+from minigrpo.clinic.patients import LETTER, PATIENTS, SUMS, Patient, record, where_it_hurts
 
 SLOW = "weight 0 against 1"
 QUICK = [name for name in MEASUREMENTS if name != SLOW]
@@ -113,3 +113,9 @@ def test_numbers_are_shown_as_a_table_needs_them():
     ]  # fmt: skip
     table = side_by_side({"one": {"a": 1, "long name": 0.5}, "two": {"a": 2, "long name": 5.0}})
     assert table.splitlines()[1] == "a              1    2"
+
+
+def test_a_masked_end_hurts_where_stopping_has_to_be_learned():
+    runs = where_it_hurts("EOS masked out", seeds=(0,))
+    sick, twin = (sum(m.truncated for m in runs[who][0].steps[2:8]) for who in runs)
+    assert list(runs) == ["with the bug", "healthy twin"] and sick > 1.3 * twin > 0

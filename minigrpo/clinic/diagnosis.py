@@ -250,7 +250,7 @@ def provenance(name: str) -> str:
 # --------------------------------------------------------------------------------------------
 # the page to keep
 
-HEAD = ("symptom", "likely cause", "sign", "measure", "in large runs", "cure")
+HEAD = ("symptom", "likely cause", "measure", "sign here", "sign in large runs", "cure")
 
 
 def table() -> str:
@@ -261,10 +261,9 @@ def table() -> str:
     for one in ill:
         together = [other for other in ill if other.ward == one.ward]
         symptom = f'<td rowspan="{len(together)}"><b>{html.escape(one.ward)}</b></td>'
-        side = "above" if one.sign_read.above else "below"
-        here = f"{one.sign_read.reading} {side} {one.sign_read.threshold:g}"
-        where = f"{one.sign_read.measurement}: {here}"
-        cells = (one.name, one.sign, where, one.large, one.cure)
+        at = one.sign_read
+        here = f"{one.sign} ({at.reading} {'above' if at.above else 'below'} {at.threshold:g})"
+        cells = (one.name, at.measurement, here, one.large, one.cure)
         row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
         rows.append(f"<tr>{symptom if together[0] is one else ''}{row}</tr>")
     return "<table>\n" + "\n".join(rows) + "\n</table>"
