@@ -17,7 +17,8 @@ def test_every_run_is_stored_with_the_present_settings():
     """A change of settings or of the base models empties the file until it is run again."""
     assert [text_runs.name(one) for one in text_runs.stored()] == text_runs.RUNS
     for one in text_runs.stored():
-        assert one["curve"]["step"] == [0, 5, 10, 15, 20, 25, 30]
+        steps = text_runs.ARMS[one["arm"]].steps
+        assert one["curve"]["step"] == list(range(0, steps + 1, 5))
 
 
 def test_runs_of_other_settings_are_not_taken_for_stored(tmp_path, monkeypatch):
@@ -29,7 +30,9 @@ def test_runs_of_other_settings_are_not_taken_for_stored(tmp_path, monkeypatch):
 
 
 def test_what_the_notebook_says_of_all_six_runs():
-    for one in text_runs.stored():
+    plain = [one for one in text_runs.stored() if one["arm"] in text_runs.FAMILIES]
+    assert len(plain) == 6
+    for one in plain:
         form, right, length = (one["curve"][name] for name in text_runs.SCORES)
         assert form[0] < 0.65 and form[-1] > 0.9
         assert right[0] < 0.4 and right[-1] > 0.85
@@ -42,9 +45,25 @@ def test_a_stored_run_begins_at_what_ships(family):
     assert next(policy.parameters()).dtype == torch.float32
     found = text_runs.evaluate(policy, tokenizer)
     for one in text_runs.stored():
-        if one["family"] == family:
+        if one["arm"] == family:
             for name in text_runs.SCORES:
                 assert one["curve"][name][0] == pytest.approx(found[name], abs=0.01)
+
+
+def test_the_soft_reward_counts_tags_that_occur_once():
+    texts = ["<think>6 + 3 = 9</think> <answer>9</answer>", "<answer>9</answer><answer>", "9"]
+    assert text_runs.soft_reward(texts, texts) == pytest.approx([0.4, 0.1, 0.0])
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    assert text_runs.soft_reward(chats, chats) == pytest.approx([0.4, 0.1, 0.0])
+
+
+def test_a_chat_asks_the_same_and_is_almost_never_right():
+    policy, tokenizer = text_runs.base("gpt2")
+    found = text_runs.scores(policy, tokenizer, chat=True)
+    assert found["right"] < 0.05 < text_runs.scores(policy, tokenizer, chat=False)["right"]
+    row = {"prompt": "Ben has 6 stamps. How many?\n", "answer": "6"}
+    said = [{"role": "user", "content": "Ben has 6 stamps. How many?"}]
+    assert text_runs.asked(row, chat=True) == {"prompt": said, "answer": "6"}
 
 
 def test_a_run_is_measured_saved_and_not_repeated(tmp_path, monkeypatch, capsys):
@@ -55,3 +74,13 @@ def test_a_run_is_measured_saved_and_not_repeated(tmp_path, monkeypatch, capsys)
     text_runs.main([])
     assert text_runs.stored() == runs
     assert capsys.readouterr().out == "gpt2 0 right 0.90\n"
+
+
+def test_soft_tags_bring_the_form_and_no_answers():
+    """What notebook 09 says of the runs in which almost no answer is right at first."""
+    last = {arm: [] for arm in text_runs.ARMS}
+    for one in text_runs.stored():
+        last[one["arm"]].append({name: values[-1] for name, values in one["curve"].items()})
+    alone, soft = last["chat, answer"], last["chat, answer and tags"]
+    assert min(run["form"] for run in soft) > max(run["form"] for run in alone) > 0.8
+    assert all(run["right"] < 0.1 and 7 <= run["length"] < 8 for run in alone + soft)

@@ -1,6 +1,6 @@
-"""The run of notebook 09 with both text models and three seeds each.
+"""The run of notebook 09 with both text models, and where almost no reward comes, three seeds each.
 
-    python tools/text_runs.py          every run that is not stored yet (five minutes on one core)
+    python tools/text_runs.py          every run that is not stored yet (ten minutes on one core)
     python tools/text_runs.py --again  all of them
 
 Writes data/results/text.json after each run; notebook 09 draws what it holds.
@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import product
@@ -28,31 +29,66 @@ from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.notebook.setup import setup
 from minigrpo.text.models import FAMILIES, load_policy
 from minigrpo.text.problems import draw_rows, evaluate
-from minigrpo.text.prompts import TextProblems, stop_tokens
+from minigrpo.text.prompts import (
+    Text,
+    TextProblems,
+    answer_reward,
+    format_reward,
+    stop_tokens,
+    text_of,
+    write,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = ROOT / "data" / "results" / "text.json"
 
 SEEDS = (0, 1, 2)
 PROBLEMS, PROBLEMS_SEED = 2000, 1  # for training
-WEIGHTS = (1.0, 2.0)  # of form and answer
 SCORES = ("form", "right", "length")
+HELD_OUT, HELD_OUT_SEED = evaluate.__defaults__  # problems to measure on
+
+
+def soft_reward(
+    prompts: Sequence[Text], completions: Sequence[Text], **columns: Any
+) -> list[float]:
+    """0.1 for each tag that occurs exactly once, as in notebook 09."""
+    found = [re.findall(r"</?think>|</?answer>", text_of(text)) for text in completions]
+    return [sum(0.1 for tag in set(tags) if tags.count(tag) == 1) for tags in found]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A base model, how it is asked, and what it is rewarded for."""
+
+    family: str
+    chat: bool = False  # as it never was asked in its warm-up, so almost no answer is right
+    rewards: tuple[str, ...] = ("form", "answer")
+    weights: tuple[float, ...] = (1.0, 2.0)
+    steps: int = 30
+
+
+REWARDS = {"form": format_reward, "answer": answer_reward, "tags": soft_reward}
+ARMS = {
+    **{family: Arm(family) for family in FAMILIES},
+    "chat, answer": Arm("gpt2", True, ("answer",), (1.0,), 60),
+    "chat, answer and tags": Arm("gpt2", True, ("answer", "tags"), (1.0, 1.0), 60),
+}
 
 
 class Run(NamedTuple):
     """What is varied."""
 
-    family: str
+    arm: str
     seed: int
 
 
-RUNS = [Run(family, seed) for family, seed in product(FAMILIES, SEEDS)]
+RUNS = [Run(arm, seed) for arm, seed in product(ARMS, SEEDS)]
 
 
-def config(seed: int, stops: tuple[int, ...], pad_id: int) -> GRPOConfig:
+def config(arm: Arm, seed: int, stops: tuple[int, ...], pad_id: int) -> GRPOConfig:
     """The settings of one run, which are those of notebook 09."""
     return GRPOConfig(
-        steps=30,
+        steps=arm.steps,
         prompts_per_step=16,
         group_size=8,
         max_new_tokens=40,
@@ -67,10 +103,18 @@ def config(seed: int, stops: tuple[int, ...], pad_id: int) -> GRPOConfig:
     )
 
 
-def task_of(tokenizer: PreTrainedTokenizerBase, stops: tuple[int, ...]) -> TextProblems:
+def asked(row: dict[str, str], chat: bool) -> dict[str, Any]:
+    """A row of data, as a chat if it is to be one."""
+    said = [{"role": "user", "content": row["prompt"].strip()}]
+    return {**row, "prompt": said} if chat else row
+
+
+def task_of(arm: Arm, tokenizer: PreTrainedTokenizerBase, stops: tuple[int, ...]) -> TextProblems:
     """The problems to train on, and what is paid for."""
     rows = draw_rows(PROBLEMS, torch.Generator().manual_seed(PROBLEMS_SEED))
-    return TextProblems(tokenizer, rows, weights=WEIGHTS, stops=stops)
+    functions = [REWARDS[name] for name in arm.rewards]
+    rows = [asked(row, arm.chat) for row in rows]
+    return TextProblems(tokenizer, rows, functions, arm.weights, stops)
 
 
 def base(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -78,28 +122,48 @@ def base(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return load_policy(ROOT / "data" / f"text_{family}", device="cpu", dtype=torch.float32)
 
 
+def scores(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, chat: bool
+) -> dict[str, float]:
+    """`evaluate`, or the same of the same problems asked as chats."""
+    if not chat:
+        return evaluate(policy, tokenizer)
+    drawn = draw_rows(HELD_OUT, torch.Generator().manual_seed(HELD_OUT_SEED), held_out=True)
+    rows = [asked(row, chat) for row in drawn]
+    prompts, answers = [row["prompt"] for row in rows], [row["answer"] for row in rows]
+    rollouts, texts = write(policy, tokenizer, prompts, seed=HELD_OUT_SEED)
+    return {
+        "form": sum(format_reward(prompts, texts)) / HELD_OUT,
+        "right": sum(answer_reward(prompts, texts, answer=answers)) / HELD_OUT,
+        "length": rollouts.completion_mask.sum(dim=1).double().mean().item(),
+    }
+
+
 def settings() -> dict[str, Any]:
     """All that decides how the runs go, in a form that can be compared with a stored one."""
     weights = {f: ROOT / "data" / f"text_{f}" / "model.safetensors" for f in FAMILIES}
-    checksums = {f: sha256(path.read_bytes()).hexdigest() for f, path in weights.items()}
-    common = asdict(config(0, (0,), 1))
-    for varied in ("seed", "eos_id", "pad_id"):
-        del common[varied]
-    task = {"rows": [PROBLEMS, PROBLEMS_SEED], "weights": WEIGHTS}
-    own = {"base": checksums, "task": task, "evaluate": evaluate.__defaults__, "config": common}
+    own: dict[str, Any] = {
+        "base": {f: sha256(path.read_bytes()).hexdigest() for f, path in weights.items()},
+        "arms": {name: asdict(arm) for name, arm in ARMS.items()},
+        "rows": [PROBLEMS, PROBLEMS_SEED, HELD_OUT, HELD_OUT_SEED],
+        "config": asdict(config(Arm("gpt2"), 0, (0,), 1)),
+    }
+    for varied in ("steps", "seed", "eos_id", "pad_id"):
+        del own["config"][varied]
     return json.loads(json.dumps(own))
 
 
 def measure(one: Run) -> dict[str, Any]:
     """One run; the scores on held-out problems before it and on the way."""
     setup(seed=0)
-    policy, tokenizer = base(one.family)
+    arm = ARMS[one.arm]
+    policy, tokenizer = base(arm.family)
     stops = stop_tokens(tokenizer, policy)
-    held_out = partial(evaluate, tokenizer=tokenizer)
+    held_out = partial(scores, tokenizer=tokenizer, chat=arm.chat)
     curve: dict[str, list[float]] = {name: [] for name in ("step", *SCORES)}
     keep(curve, 0, held_out(policy))
-    own = config(one.seed, stops, tokenizer.pad_token_id)
-    for m in train_grpo(policy, task_of(tokenizer, stops), own, evaluate=held_out):
+    own = config(arm, one.seed, stops, tokenizer.pad_token_id)
+    for m in train_grpo(policy, task_of(arm, tokenizer, stops), own, evaluate=held_out):
         if m.evaluation:
             keep(curve, m.step, m.evaluation)
     return {**one._asdict(), "curve": curve}
@@ -120,7 +184,7 @@ def stored() -> list[dict[str, Any]]:
 
 def name(one: Mapping[str, Any]) -> Run:
     """Which run it is."""
-    return Run(one["family"], one["seed"])
+    return Run(one["arm"], one["seed"])
 
 
 def save(runs: list[dict[str, Any]]) -> None:
