@@ -13,7 +13,8 @@ import torch
 
 from minigrpo import objective
 from minigrpo.clinic.__main__ import judge_file, load, main, settings
-from minigrpo.clinic.losses import ADVANTAGES, CAUTIONS, MISTAKES, judge_loss
+from minigrpo.clinic.losses import CAUTIONS, judge_loss
+from minigrpo.clinic.planted import ADVANTAGES, MISTAKES
 
 SOURCE = inspect.getsource(objective)
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
@@ -169,9 +170,17 @@ PLANTED = [
         ROW_MEAN,
         ROW_MEAN.replace("len(rows)", "max(1, sum(c > 0 for c in counts))"),
     ),
-    ("masked_row_divides_by_zero", ROW_MEAN, ROW_MEAN.replace("r / max(c, 1)", "r / torch.tensor(c)")),
+    (
+        "masked_row_divides_by_zero",
+        ROW_MEAN,
+        ROW_MEAN.replace("r / max(c, 1)", "r / torch.tensor(c)"),
+    ),
     ("loss_minimises_the_objective", "term = -gain", "term = gain"),
-    ("old_log_probs_not_detached", OLD, OLD.replace(").detach()", ")").replace("(new if", "(new.detach() if")),
+    (
+        "old_log_probs_not_detached",
+        OLD,
+        OLD.replace(").detach()", ")").replace("(new if", "(new.detach() if"),
+    ),
     ("advantages_not_detached", "a = adv[i].item()", "a = adv[i]"),
 ]  # fmt: skip
 
@@ -179,7 +188,7 @@ PLANTED = [
 def test_a_plain_rewrite_in_another_style_passes(judged):
     report = judged(LOOPS)
     assert report.passed and not report.mistakes and not report.cautions, report.text
-    assert "not: kl_correction_without_the_gradient_of_the_ratio" in report.text
+    assert "has: kl_correction_without_the_gradient_of_the_ratio." in report.text
 
 
 @pytest.mark.parametrize(("name", "line", "instead"), PLANTED, ids=[p[0] for p in PLANTED])
@@ -382,7 +391,7 @@ def run(*arguments: str, cwd) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("while True: pass", "didn't finish within 8 seconds"),
+        ("while True: pass", "didn't finish within 25 seconds"),
         ("import os; os._exit(0)", "ended Python with exit code 0"),
         (None, "there is no file"),
     ],
@@ -391,7 +400,7 @@ def test_what_kills_a_process_kills_only_the_child(tmp_path, source, words):
     path = tmp_path / "mine.py"
     if source:
         path.write_text(source)
-    report = judge_file(f"{path}:loss", {}, seconds=8)
+    report = judge_file(f"{path}:loss", {}, seconds=25)
     assert report.passed is None and words in report.text and "\n" not in report.text
     assert [p.name for p in tmp_path.iterdir()] == (["mine.py"] if source else [])
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from minigrpo import objective
-from minigrpo.clinic.losses import MISTAKES
+from minigrpo.clinic.planted import MISTAKES
 from minigrpo.objective import (
     aggregate,
     clipped_surrogate,

@@ -13,13 +13,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from minigrpo.clinic.losses import BUILT_IN, Report, Unjudged, judge_loss
+from minigrpo.clinic.asking import Unjudged
+from minigrpo.clinic.losses import Report, judge_loss
+from minigrpo.clinic.probes import BUILT_IN
 
 HELP = """\
-It calls the function with (log_probs, old_log_probs, advantages, completion_mask) and with those of
-the options of minigrpo.objective.grpo_loss that it has. (rewards, group_size) makes advantages; with
-rewards and group_size in place of advantages it is a loss from rewards. It returns the loss, or a
-tuple that begins with it. Anything else is wrapped, in a file of its own:
+Your function gets (log_probs, old_log_probs, advantages, completion_mask), and those options of
+minigrpo.objective.grpo_loss that it has. It returns the loss, or a tuple that begins with it. With
+(rewards, group_size) it's judged as a function that makes advantages, and with rewards and
+group_size in place of advantages as a loss from rewards. Wrap anything else in a file of its own:
 
     from my_trainer import loss as mine
 
@@ -32,10 +34,12 @@ A method like TRL's, which asks a model, gets one that answers with the given lo
     def loss(log_probs, old_log_probs, advantages, completion_mask):
         trainer._get_per_token_logps_and_entropies = lambda *a, **k: (log_probs, None, None)
         ids = completion_mask.long()
-        return trainer._compute_loss(None, dict(prompt_ids=ids, prompt_mask=ids, advantages=advantages,
-            completion_ids=ids, completion_mask=ids, old_per_token_logps=old_log_probs))
+        return trainer._compute_loss(None, dict(
+            prompt_ids=ids, prompt_mask=ids, completion_ids=ids, completion_mask=ids,
+            advantages=advantages, old_per_token_logps=old_log_probs, num_items_in_batch=ids.sum()))
 
-What a function has built in is found out, or said: --set how=token_mean clip=0.2,0.28
+What your function has built in is found out from its answers, or you say it:
+--set how=token_mean clip=0.2,0.28
 """
 
 

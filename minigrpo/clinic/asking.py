@@ -1,0 +1,151 @@
+"""How the judge of losses asks: somebody's function, called by the names of its parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigrpo.clinic.probes import BUILT_IN, KINDS, OPTIONAL, Probe
+
+NAMES = {  # how the parameters may be called
+    "log_probs": "log_probs logprobs logps new_log_probs new_logps per_token_logps new",
+    "old_log_probs": "old_log_probs old_logprobs old_logps old_per_token_logps old",
+    "rewards": "rewards reward scores",
+    "advantages": "advantages advantage adv A",
+    "group_size": "group_size num_generations G",
+    "completion_mask": "completion_mask mask loss_mask response_mask",
+}
+ROLES = {name: role for role, names in NAMES.items() for name in names.split()}
+KNOWN = {*BUILT_IN, "max_length", *OPTIONAL}
+NEEDS = {"kl_weight": "ref_log_probs", "estimator": "ref_log_probs",
+         "kl_correction": "ref_log_probs", "entropy_weight": "entropy"}  # fmt: skip
+
+Answer = list[Tensor] | str
+"""A value, and its gradients with respect to log_probs and entropy; or what was raised."""
+
+
+class Unjudged(Exception):
+    """Why there is no verdict, in one sentence."""
+
+
+class Judged:
+    """A function under judgement: what it is, which options it has, and how it is called."""
+
+    def __init__(self, function: Callable) -> None:
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            found = type(function).__name__
+            raise Unjudged(f"expected a function with a signature, got {found}") from None
+        self.function, self.mask, self.connected = function, torch.bool, False
+        starred = {p.kind for p in parameters}
+        named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        options = KNOWN if inspect.Parameter.VAR_KEYWORD in starred else {p.name for p in named}
+        self.options = {k for k in KNOWN & options if NEEDS.get(k, k) in options}
+        self.roles = {p.name: ROLES[p.name] for p in named if p.name in ROLES}
+        seen = set(self.roles.values())
+        rest = [
+            p.name for p in named if p.name not in KNOWN | ROLES.keys() and p.default is p.empty
+        ]
+        if inspect.Parameter.VAR_POSITIONAL in starred and not seen and not rest:
+            rest = ["*"] * 4
+        self.kind = self._kind(seen, len(rest))
+        missing = [role for role in KINDS[self.kind] if role not in seen]
+        if len(rest) != len(missing) or seen - set(KINDS[self.kind]):
+            raise Unjudged(
+                "expected the parameters (log_probs, old_log_probs, advantages, completion_mask), "
+                "or (rewards, group_size), or rewards and group_size in place of advantages, then "
+                f"options by name; found ({', '.join(p.name for p in parameters)}); --help shows "
+                "how to wrap such a function"
+            )
+        self.positional = missing if "*" in rest else []
+        self.roles |= {} if self.positional else dict(zip(rest, missing))
+
+    @staticmethod
+    def _kind(seen: set[str], others: int) -> str:
+        if seen & {"rewards", "group_size"} and "advantages" not in seen:
+            return "rewards" if seen & {"log_probs", "completion_mask"} else "advantages"
+        return "advantages" if not seen and others == 2 else "loss"
+
+    def __call__(self, inputs: dict[str, Any], settings: dict[str, Any]) -> Any:
+        if "completion_mask" in inputs:
+            mask = inputs["completion_mask"].to(self.mask)
+            inputs = {**inputs, "completion_mask": mask}
+        named = {k: v for k, v in settings.items() if k in self.options}
+        named |= {k: inputs[k] for k in OPTIONAL if k in self.options and k in inputs}
+        named |= {name: inputs[role] for name, role in self.roles.items()}
+        return self.function(*(inputs[role] for role in self.positional), **named)
+
+
+def first(value: Any) -> Any:
+    """The loss of a function that returns a tuple."""
+    return value[0] if isinstance(value, tuple) and value else value
+
+
+def answer(call: Callable[[dict, dict], Any], one: Probe, settings: dict[str, Any]) -> Answer:
+    """Value and gradients, zeros where there is none; or the error that was raised."""
+    given = {k: v.clone() if isinstance(v, Tensor) else v for k, v in one.inputs.items()}
+    leaves = [given[k].requires_grad_() for k in ("log_probs", "entropy") if k in given]
+    gradients: Any = [None] * len(leaves)
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                value = first(call(given, settings))
+                if leaves and isinstance(value, Tensor) and value.requires_grad:
+                    gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    for name, before in one.inputs.items():
+        if isinstance(before, Tensor) and not torch.equal(
+            *map(torch.nan_to_num, (given[name], before))
+        ):
+            raise Unjudged(f"it changes its input {name} in place")
+    _check(value, one)
+    if isinstance(call, Judged):
+        call.connected |= value.requires_grad or not leaves
+    value = value.detach().double()
+    pairs = zip(gradients, leaves)
+    slopes = [torch.zeros_like(x) if g is None else g.double() for g, x in pairs]
+    return [value.reshape(()) if leaves else value, *slopes]
+
+
+def _check(value: Any, one: Probe) -> None:
+    if not isinstance(value, Tensor):
+        got = f"{type(value).__name__} ({value!r:.40})"
+        raise Unjudged(f"expected a tensor, or a tuple that begins with one; it returns {got}")
+    shape = tuple(value.shape)
+    if "log_probs" in one.inputs and value.numel() != 1:
+        raise Unjudged(f"expected a loss that is one number, shape (); it returns shape {shape}")
+    if "log_probs" not in one.inputs and value.shape != one.inputs["rewards"].shape:
+        raise Unjudged(f"expected advantages of shape (N,), like the rewards; it returns {shape}")
+
+
+def same(one: Answer, other: Answer) -> bool:
+    """Equal up to the rounding of float32; two errors are alike."""
+    if isinstance(one, str) or isinstance(other, str):
+        return isinstance(one, str) and isinstance(other, str)
+    numbers = torch.cat([x.flatten() for x in other])
+    atol = 1e-7 + 1e-6 * numbers[numbers.isfinite()].abs().sum().item()
+    return all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=atol, equal_nan=True)
+        for a, b in zip(one, other)
+    )
+
+
+def shown(one: Answer) -> str:
+    """An answer in words."""
+    if isinstance(one, str):
+        return f"an error ({one})"
+    value, *gradients = [[float(f"{x:.5g}") + 0.0 for x in t.flatten().tolist()] for t in one]
+    if not gradients:
+        return str(value)
+    words = f"{value[0]}, gradient {gradients[0]}"
+    return words + (f", of the entropy {gradients[1]}" if any(gradients[1]) else "")
