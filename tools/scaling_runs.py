@@ -69,10 +69,10 @@ RUNS += [
 
 
 # The four functions of notebook 10, line by line (a test compares them).
-def score(policy, r):
+def score(policy, r, temperature=1.0):
     # (N, T) log-probs of the completions
-    ids, mask = r.prompt_ids, r.prompt_mask
-    return completion_log_probs_and_entropy(policy, ids, mask, r.completions, r.completion_mask)[0]
+    text = r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask
+    return completion_log_probs_and_entropy(policy, *text, temperature=temperature)[0]
 
 
 def written_by(writer, task, generator, groups=8, size=8):
