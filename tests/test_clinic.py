@@ -191,6 +191,13 @@ def test_where_only_one_of_the_two_can_be_measured_the_other_is_shown():
     assert "patient 3: The run stopped" in text and "healthy twin:\n" in text
 
 
+def test_dots_take_no_measurement_and_say_where_the_list_is():
+    case = clinic.patient(1)
+    said = case.measurement("...")
+    assert said == "Patient 1: 3 of 3 left. case.measure() lists them." and case.measured == []
+    assert all(f'"{name}"' in case.measurement() for name in MEASUREMENTS)
+
+
 def test_a_measurement_that_does_not_exist_is_free():
     case = clinic.patient(1)
     assert "Did you mean 'transcripts'?" in case.measurement("transcript")

@@ -69,8 +69,11 @@ class Case:
 
     def measurement(self, name: str = "") -> str:
         """What `measure` prints."""
+        dots = bool(name.strip()) and not name.strip(". ")  # a blank that isn't filled in
         name = " ".join(name.lower().split()).strip(". ")
         left = BUDGET - len(self.measured)
+        if dots:
+            return f"Patient {self.number}: {left} of {BUDGET} left. case.measure() lists them."
         if not name:
             lines = [f'  "{known}": {line}' for known, (line, _) in MEASUREMENTS.items()]
             used = f" Used: {', '.join(self.measured)}." if self.measured else ""

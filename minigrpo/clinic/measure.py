@@ -187,7 +187,7 @@ def equal_groups(subject: Subject) -> Readings:
         "standard deviation of rewards (reward_std)": (
             found[-1][0].std(1).mean().item() if found else nothing
         ),
-        "groups of equal rewards in the run": len(equal),
+        "groups of equal rewards in the run": len(equal) if steps else nothing,
         "largest |advantage| where all rewards are equal": (
             equal.abs().max().item() if len(equal) else nothing
         ),

@@ -95,7 +95,7 @@ RAGGED = Setting(
 )
 TENTHS = Setting("Sums of two digits. A correct answer gets 0.7.", SevenTenths)
 LETTER = Setting(
-    "The char-GPT of notebook 01. The reward is the fraction of letters that are an e.",
+    "The char-GPT of notebook 01. The reward is the fraction of characters that are an e.",
     letters, char_gpt, LETTERS,
 )  # fmt: skip
 

@@ -273,14 +273,15 @@ def draw_charts(
             ax.plot(*drawn, color=color, ls=dash, lw=2.6 if twin else 1.8, zorder=3 - twin)
         corner.plot([], [], color=color, ls=dash, label=name)
     for ax, heading in zip(panels, CHART_PANELS):
-        if not any(len(line.get_xdata()) for line in ax.get_lines()):
-            ax.text(0.5, 0.5, "not computed", transform=ax.transAxes, ha="center", fontsize=8)
         ax.set_title(heading, fontsize=8.5)
         ax.set_xlabel("step", fontsize=8)
         ax.tick_params(labelsize=7)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         top = 1.06 * ax.get_ylim()[1] if ax.dataLim.ymax > 0 else 1
         ax.set_ylim(-0.03 * top, top)  # a line at 0 lies above the axis
+        if not any(len(line.get_xdata()) for line in ax.get_lines()):
+            ax.text(0.5, 0.5, "not computed", transform=ax.transAxes, ha="center", fontsize=8)
+            ax.set(xticks=(), yticks=(), xlabel="")
     corner.set_axis_off()
     corner.legend(loc="center", fontsize=8)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
