@@ -321,6 +321,98 @@ def test_what_was_meant_is_set(judged):
     }
 
 
+STYLES = """
+import torch
+from minigrpo.objective import grpo_loss
+
+def in_float32(logps, old, adv, mask, clip=(0.2, 0.2), how="sequence_mean", max_length=None):
+    old = None if old is None else old.float()
+    return grpo_loss(logps.float(), old, adv.float(), mask, clip=clip, how=how,
+                     max_length=max_length)
+
+def gspo(logps, old, adv, mask):
+    mask = mask.float()
+    r = (((logps - old) * mask).sum(-1) / mask.sum(-1).clamp(min=1)).exp()
+    return -torch.min(r * adv, r.clamp(1 - 3e-4, 1 + 4e-4) * adv).mean()
+
+def with_kl(logps, old, adv, mask, ref_log_probs):
+    r, a, d = (logps - old).exp(), adv[:, None], ref_log_probs - logps
+    t = torch.min(r * a, r.clamp(0.8, 1.2) * a) - 0.04 * (d.exp() - d - 1)
+    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean(), {}
+
+def with_kl_subtracted(logps, old, adv, mask, ref_log_probs):
+    r, a, d = (logps - old).exp(), adv[:, None], ref_log_probs - logps
+    t = torch.min(r * a, r.clamp(0.8, 1.2) * a) + 0.04 * (d.exp() - d - 1)
+    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean(), {}
+
+def unclipped(logps, old, adv, mask):
+    return -(((logps - old).exp() * adv[:, None] * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
+
+def no_mask(logps, old, adv, mask):
+    r, a = (logps - old).exp(), adv[:, None]
+    return -torch.min(r * a, r.clamp(0.8, 1.2) * a).mean()
+
+def twice(logps, old, adv, mask):
+    return 2 * with_kl(logps, old, adv, mask, logps)[0]
+
+def anything(*given, **options):
+    return grpo_loss(*given, **options)
+
+def small_eps(rewards, group_size):
+    g = rewards.view(-1, group_size)
+    return ((g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True) + 1e-8)).view(-1)
+
+def small_eps_population(rewards, group_size):
+    g = rewards.view(-1, group_size)
+    return ((g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True, correction=0) + 1e-8)).view(-1)
+
+def no_eps(rewards, group_size):
+    g = rewards.view(-1, group_size)
+    return ((g - g.mean(1, keepdim=True)) / g.std(1, keepdim=True)).view(-1)
+
+def no_std(r, G):
+    g = r.view(-1, G)
+    return (g - g.mean(1, keepdim=True)).view(-1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "mistakes", "words"),
+    [
+        ("in_float32", [], "of TRL's answers agree"),
+        ("gspo", [], "level='geometric', clip=(0.0003, 0.0004)"),
+        ("with_kl", [], "kl_weight=0.04"),
+        ("with_kl_subtracted", ["kl_subtracted_from_the_loss"], "kl_weight=0.04"),
+        ("unclipped", [], "clip=(1.0, inf)"),
+        ("no_mask", ["mean_over_the_padding"], "how='sequence_mean'"),
+        ("twice", ["unnamed"], "got       -2.2, gradient [-2.2]"),
+        ("anything", [], "440 of 440"),
+        ("small_eps", [], "eps=1e-08"),
+        ("small_eps_population", ["population_std"], "eps=1e-08"),
+        ("no_eps", ["equal_rewards_not_exactly_zero"], "nan, nan"),
+        ("no_std", [], "scale='none'"),
+    ],
+)
+def test_other_styles_are_judged_by_what_they_mean(judged, function, mistakes, words):
+    report = judged(STYLES, function)
+    assert report.mistakes == mistakes, report.text
+    assert words in report.text
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"size": 3}, "expected one of how, surrogate"),
+        ({"clip": 0.2}, "clip: expected something like (0.2, 0.2), got 0.2"),
+        ({"how": "mean"}, "how: expected"),
+        ({"how": "constant", "max_length": 0}, "max_length: expected"),
+    ],
+)
+def test_what_is_set_has_to_make_sense(given, words):
+    report = judge_loss(objective.grpo_loss, **given)
+    assert report.passed is None and words in report.text and "\n" not in report.text
+
+
 FROM_REWARDS = (
     SOURCE
     + """

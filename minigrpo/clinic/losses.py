@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: how i
     "equal_rewards_not_exactly_zero": "three rewards of 0.1 have advantages that aren't exactly 0",
     "group_of_one_accepted": "a group of one is answered, and nothing is raised",
 }
+REWARD = {"scale", "baseline", "eps"}  # options of `group_advantages`
 UNSEEN = """\
 What no judge of a loss can see: how the log-probs were scored (the shift by one, the temperature),
 what the mask holds, the sampler, the reward, and the optimizer."""
@@ -90,7 +92,12 @@ class Trial:
         self.judged.mask = torch.bool
 
     def ask(self) -> None:
+        asked_for = set()
         for number, one in enumerate(PROBES[self.kind]):
+            key = repr([one.inputs, self.settings(one)])
+            if key in asked_for:  # without the option that it lacks, it's a case that there was
+                continue
+            asked_for.add(key)
             reply = answer(self.judged, one, self.settings(one))
             asked = [f"{k}={v!r}" for k, v in one.settings.items()
                      if k in self.judged.options and k not in self.given]  # fmt: skip
@@ -134,7 +141,7 @@ class Trial:
                 for mine, got in zip(self.answers(), self.got)
                 if not isinstance(got, str) and got[1].abs().sum() > 0
             ]
-            whole = [round(s) for s in sizes if 0.5 < s < 1e9 and abs(s - round(s)) < 1e-3]
+            whole = [round(s) for s in sizes if 1.5 < s < 1e9 and abs(s - round(s)) < 1e-3]
             self.assumed["max_length"] = max(whole, key=whole.count, default=1)
 
     def agreement(self, **more: Any) -> int:
@@ -143,13 +150,15 @@ class Trial:
         self.assume(**more)
         flipped = [got if isinstance(got, str) else [-x for x in got] for got in self.got]
         pairs = zip(self.got, flipped, self.answers())
-        self.assumed, count = before, sum(same(a, c) or same(b, c) for a, b, c in pairs)
+        count = sum(same(a, c) or same(b, c) for a, b, c in pairs)
+        count = -1 if self.assumed.get("max_length") == 1 else count  # no such constant was found
+        self.assumed = before
         return count
 
     def fit(self) -> None:
         """Find out what is built in, one option after the other, twice."""
         loss = {"how", "surrogate", "level", "clip"} if self.kind != "advantages" else set()
-        reward = {"scale", "baseline", "eps"} if self.kind != "loss" else set()
+        reward = REWARD if self.kind != "loss" else set()
         kl = {"kl_weight", "estimator", "kl_correction"} & loss.union(BUILT_IN)
         kl = kl if "ref_log_probs" in self.judged.options else set()
         entropy = {"entropy_weight"} if "entropy" in self.judged.options else set()
@@ -162,10 +171,21 @@ class Trial:
 
     # ----- which mistakes
 
+    def agrees(self, one: Probe, got: Answer, right: Answer) -> bool:
+        """The same answer. With one ratio per row, a row without a token may be a constant."""
+        if same(got, right) or isinstance(got, str) or isinstance(right, str):
+            return same(got, right)
+        level = self.settings(one).get("level", "token")
+        empty = self.kind != "advantages" and bool(
+            (one.inputs["completion_mask"].sum(1) == 0).any()
+        )
+        return level != "token" and empty and same(got[1:], right[1:])
+
     def explain(self) -> Finding:
         """The mistakes with which the right code answers the same, as few as possible."""
         right = self.answers()
-        wrong = [i for i, got in enumerate(self.got) if not same(got, right[i])]
+        pairs = enumerate(zip(self.probes, self.got, right))
+        wrong = [i for i, ((_, one), got, r) in pairs if not self.agrees(one, got, r)]
         named: list[Form] = []
         explained = 0
         while wrong and explained < len(wrong) and len(named) < 4:
@@ -179,7 +199,8 @@ class Trial:
                     continue
                 hits = sum(same(self.got[i], told[i]) for i in wrong)
                 spoilt = sum(not same(told[i], r) for i, r in enumerate(right) if i not in wrong)
-                if hits > explained and (best is None or (hits, -spoilt) > best[:2]):
+                more = hits > explained and hits >= spoilt
+                if more and (best is None or (hits, -spoilt) > best[:2]):
                     best = hits, -spoilt, form
             if best is None:
                 break
@@ -188,15 +209,18 @@ class Trial:
         return Finding(named, wrong, explained, dict(self.assumed))
 
     def finding(self) -> Finding:
-        """`explain` with what was found out; if something stays open, with other averages too."""
+        """`explain` with what was found out; if something stays open, with other settings too."""
         found = [self.explain()]
-        for option in ("how", "scale"):
-            for value in BUILT_IN[option] if option in self.turned else ():
-                if found[-1].explained == len(found[-1].wrong):
-                    break
-                self.assume(**{**{k: DEFAULTS[k] for k in self.turned}, option: value})
+        varied = ("how",) if self.kind == "loss" else ("scale", "eps", "baseline")
+        varied = [option for option in varied if option in self.turned]
+        for values in product(*(BUILT_IN[option] for option in varied)):
+            if found[-1].explained == len(found[-1].wrong):
+                break
+            defaults = {option: DEFAULTS[option] for option in self.turned}
+            self.assume(**{**defaults, **dict(zip(varied, values))})
+            if self.assumed.get("max_length") != 1 or "max_length" in self.given:
                 found.append(self.explain())
-        best = max(found, key=lambda f: f.explained - len(f.wrong))
+        best = max(found, key=lambda f: (f.explained - len(f.wrong), -len(f.forms)))
         self.assumed = best.assumed
         return best if 2 * best.explained >= len(best.wrong) else best._replace(forms=[])
 
@@ -304,17 +328,36 @@ def judge_loss(function: Callable | str, **given: Any) -> Report:
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
-        trial = Trial(Judged(function), given)
+        trial = Trial(Judged(function), checked(given))
         return report(trial, trial.finding())
     except Unjudged as error:
         return Report(None, [], [], f"Not judged: {error}.")
+
+
+def checked(given: dict[str, Any]) -> dict[str, Any]:
+    """What is said to be built in, if it makes sense."""
+    for name, value in given.items():
+        like = DEFAULTS.get(name, 1)
+        kinds = {tuple: (tuple,), str: (str,), bool: (bool, int)}.get(type(like), (int, float))
+        if name not in {*DEFAULTS, "max_length"}:
+            known = ", ".join([*DEFAULTS, "max_length"])
+            raise Unjudged(f"expected one of {known} to be set, got {name!r}")
+        if not isinstance(value, kinds):
+            raise Unjudged(f"{name}: expected something like {like!r}, got {value!r}")
+    for kind, one in (("advantages", PROBES["advantages"][0]), ("loss", PROBES["loss"][0])):
+        mine = {k: v for k, v in given.items() if (k in REWARD) == (kind == "advantages")}
+        if "max_length" not in mine and mine.get("how") == "constant":
+            mine["max_length"] = 1
+        if isinstance(error := answer(course(), one, mine), str):
+            raise Unjudged(error.partition(": ")[2])
+    return given
 
 
 def report(trial: Trial, finding: Finding) -> Report:
     """The verdict in words."""
     right, wrong = trial.answers(), finding.wrong
     trl, stored = trial.trl()
-    off = [one for one in trl if not same(one[2], one[1])]
+    off = [(one, theirs, got) for one, theirs, got in trl if not trial.agrees(one, got, theirs)]
     entries = []
     for form in finding.forms:
         told = trial.answers(*form)
@@ -361,7 +404,7 @@ def coverage(trial: Trial, right: list[Answer], trl: list, off: list, stored: in
         lines.append(f"  {len(trl) - len(off)} of {len(trl)} of TRL's answers agree, {what}.")
     if len(trl) < stored:
         lines.append(
-            f"  {stored - len(trl)} of TRL's {stored} can't be asked: it lacks their settings."
+            f"  {stored - len(trl)} of TRL's {stored} answers need settings that it lacks."
         )
     if trial.kind == "rewards":
         lines.append("  TRL's stored answers start from advantages, so none was compared.")
