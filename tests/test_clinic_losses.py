@@ -358,6 +358,9 @@ def twice(logps, old, adv, mask):
 def anything(*given, **options):
     return grpo_loss(*given, **options)
 
+def some(*given, **options):
+    return with_kl(*given, given[0].detach(), **options)
+
 def small_eps(rewards, group_size):
     g = rewards.view(-1, group_size)
     return ((g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True) + 1e-8)).view(-1)
@@ -387,6 +390,7 @@ def no_std(r, G):
         ("no_mask", ["mean_over_the_padding"], "how='sequence_mean'"),
         ("twice", ["unnamed"], "got       -2.2, gradient [-2.2]"),
         ("anything", [], "440 of 440"),
+        ("some", [], "clip=(0.2, 0.2)"),
         ("small_eps", [], "eps=1e-08"),
         ("small_eps_population", ["population_std"], "eps=1e-08"),
         ("no_eps", ["equal_rewards_not_exactly_zero"], "nan, nan"),

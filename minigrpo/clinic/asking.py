@@ -24,6 +24,7 @@ NAMES = {  # how the parameters may be called
 }
 ROLES = {name: role for role, names in NAMES.items() for name in names.split()}
 KNOWN = {*BUILT_IN, "max_length", *OPTIONAL}
+REWARD = {"scale", "baseline", "eps"}  # options of `group_advantages`
 NEEDS = {"kl_weight": "ref_log_probs", "estimator": "ref_log_probs",
          "kl_correction": "ref_log_probs", "entropy_weight": "entropy"}  # fmt: skip
 
@@ -57,6 +58,8 @@ class Judged:
         if inspect.Parameter.VAR_POSITIONAL in starred and not seen and not rest:
             rest = ["*"] * 4
         self.kind = self._kind(seen, len(rest))
+        self.options -= {"loss": REWARD, "advantages": KNOWN - REWARD}.get(self.kind, set())
+        self.named = self.options & {p.name for p in named}  # not only by **options
         missing = [role for role in KINDS[self.kind] if role not in seen]
         if len(rest) != len(missing) or seen - set(KINDS[self.kind]):
             raise Unjudged(

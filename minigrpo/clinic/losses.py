@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minigrpo.clinic.asking import Answer, Judged, Unjudged, answer, first, same, shown
+from minigrpo.clinic.asking import REWARD, Answer, Judged, Unjudged, answer, first, same, shown
 from minigrpo.clinic.planted import ADVANTAGES, FORMS, MISTAKES, NAMED, Form, Mistake, course
 from minigrpo.clinic.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, Probe
 from minigrpo.clinic.trl_answers import SCALES, VARIANTS, Answers, translated
@@ -27,7 +27,6 @@ CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: how i
     "equal_rewards_not_exactly_zero": "three rewards of 0.1 have advantages that aren't exactly 0",
     "group_of_one_accepted": "a group of one is answered, and nothing is raised",
 }
-REWARD = {"scale", "baseline", "eps"}  # options of `group_advantages`
 UNSEEN = """\
 What no judge of a loss can see: how the log-probs were scored (the shift by one, the temperature),
 what the mask holds, the sampler, the reward, and the optimizer."""
@@ -74,7 +73,7 @@ class Trial:
         ]
         self.probes: list[tuple[int, Probe]] = []
         self.got: list[Answer] = []
-        self.choose_mask()
+        self.choose_form()
         self.ask()
         self.fit()
 
@@ -83,13 +82,16 @@ class Trial:
         wanted = {**DEFAULTS, **one.settings}
         return {**{k: v for k, v in wanted.items() if k in self.judged.options}, **self.assumed}
 
-    def choose_mask(self) -> None:
-        """Of the dtypes that a mask may have, the first that raises nothing."""
-        one = PROBES[self.kind][0]
-        for self.judged.mask in (torch.bool, torch.long, torch.float64):
-            if not isinstance(answer(self.judged, one, self.settings(one)), str):
+    def choose_form(self) -> None:
+        """The first dtype of the mask, and set of options, with which nothing is raised."""
+        one, judged, known = PROBES[self.kind][0], self.judged, self.judged.options
+        for options, mask in product(
+            (known, judged.named), (torch.bool, torch.long, torch.float64)
+        ):
+            judged.options, judged.mask = options, mask
+            if not isinstance(answer(judged, one, self.settings(one)), str):
                 return
-        self.judged.mask = torch.bool
+        judged.options, judged.mask = known, torch.bool
 
     def ask(self) -> None:
         asked_for = set()
