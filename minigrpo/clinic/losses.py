@@ -406,7 +406,7 @@ def coverage(trial: Trial, right: list[Answer], trl: list, off: list, stored: in
         lines.append(f"  {len(trl) - len(off)} of {len(trl)} of TRL's answers agree, {what}.")
     if len(trl) < stored:
         lines.append(
-            f"  {stored - len(trl)} of TRL's {stored} answers need settings that it lacks."
+            f"  {stored - len(trl)} of TRL's {stored} can't be asked: it lacks their settings."
         )
     if trial.kind == "rewards":
         lines.append("  TRL's stored answers start from advantages, so none was compared.")
