@@ -1,7 +1,7 @@
 """Policies with their tokenizers, and two small ones that were made for this course.
 
 The small ones are transformers' own GPT-2 and Llama classes, so the same functions take a large
-model. To train one takes more: a prompt that asks for the form, a smaller learning rate, and memory.
+model. Training one takes more: a prompt that asks for the form, a smaller learning rate, memory.
 """
 
 from __future__ import annotations
