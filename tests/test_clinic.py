@@ -11,12 +11,12 @@ import pytest
 from minigrpo import clinic, grpo, objective
 from minigrpo.arithmetic import Arithmetic
 from minigrpo.clinic import diagnosis, patients
-from minigrpo.clinic.diagnosis import BUDGET, Case
-from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
+from minigrpo.clinic.diagnosis import BUDGET, FIRST_SEED, Case
+from minigrpo.clinic.measure import MEASUREMENTS, TWIN_SEED, Subject, reading
 from minigrpo.clinic.patients import PATIENTS, Patient, names, numbered, records
 from minigrpo.notebook import progress
 
-SEEDS = (3, 0, 1)
+DECOYS = sorted({*names()} - {one.name for one in PATIENTS})
 ILL = [one for one in PATIENTS if one.sign_read]
 by_name = pytest.mark.parametrize("patient", PATIENTS, ids=lambda p: p.key or p.name)
 if_ill = pytest.mark.parametrize("patient", ILL, ids=lambda p: p.name)
@@ -39,17 +39,36 @@ def a_file_of_its_own(tmp_path, monkeypatch):
 
 
 @if_ill
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [None, 0, 1])
 def test_the_sign_appears_in_the_patient_and_not_in_its_twin(patient, seed):
-    subject = Subject(patient, seed)
+    subject = case_of(patient).patient if seed is None else Subject(patient, seed)
     assert patient.sign_read.fits(read(subject, patient))
     value = read(subject.twin, patient)
     assert math.isfinite(value) and not patient.sign_read.fits(value)
+    other = replace(subject.twin, seed=subject.seed)  # nor is it one of the patient's seed
+    assert not patient.sign_read.fits(read(other, patient))
+
+
+def test_each_patient_has_a_seed_of_its_own_and_the_twins_have_another():
+    seeds = [clinic.patient(number).patient.seed for number in range(1, 26)]
+    assert seeds == [number + FIRST_SEED for number in range(1, 26)]
+    assert {clinic.patient(number).twin.seed for number in range(1, 26)} == {TWIN_SEED}
+    assert TWIN_SEED not in seeds
+
+
+def test_a_healthy_patient_is_slower_than_its_twin_by_luck_alone():
+    case = clinic.patient(7)
+    slow, twin = (s.chart.last("reward") for s in (case.patient, case.twin))
+    assert case.patient.patient.key == "healthy, ordinary" and slow < twin - 0.05
+    text = case.judged("healthy")
+    assert "a seed isn't a bug" in text and "rounding" not in text and "github" not in text
+    text = clinic.patient(24).judged("healthy")
+    assert "rounding" in text and "trl/issues/4159" in text and "less lucky" not in text
 
 
 @by_name
 def test_no_patient_is_a_crash(patient):
-    chart = Subject(patient, 3).chart
+    chart = case_of(patient).patient.chart
     if patient.ward == "the loss is NaN":
         assert "the loss is nan" in chart.stopped
     else:
@@ -76,7 +95,7 @@ def test_a_healthy_patient_passes_the_smallest_tests_but_those_that_need_a_toler
 
 def test_the_healthy_patient_with_another_engine_is_off_1_by_rounding_alone():
     (rounded,) = (one for one in PATIENTS if one.key == "healthy, rounded sampler")
-    subject = Subject(rounded, 3)
+    subject = case_of(rounded).patient
     largest = reading(subject, "scorer against sampler", "largest difference (nats)")
     mean = reading(subject, "scorer against sampler", "mean of scorer's / sampler's probability")
     assert 1e-3 < largest < 0.2 and abs(mean - 1) < 0.01
@@ -104,15 +123,18 @@ def test_a_record_is_complete(patient):
         assert text and not text.endswith(".") and not text.startswith(" ")
     assert patient.seen in {"shipped", "caught in review", "reported", "a relative", "none"}
     if patient.seen == "none":
-        assert clinic.provenance(patient.name) == "we know of no public thread"
+        assert clinic.provenance(patient) == "we know of no public thread"
     else:
         assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", patient.link)
-        assert patient.shows and patient.link in clinic.provenance(patient.name)
+        assert patient.shows and patient.link in clinic.provenance(patient)
 
 
-def test_25_patients_have_24_diagnoses():
-    assert len(PATIENTS) == 25 and {one.name for one in PATIENTS} == set(names())
-    assert len(names()) == 24 and names()[-1] == "healthy"
+def test_25_patients_have_24_diagnoses_and_ten_more_have_no_patient():
+    assert len(PATIENTS) == 25 and len({one.name for one in PATIENTS}) == 24
+    assert {one.name for one in PATIENTS} < set(names()) and len(DECOYS) == 10
+    assert len(names()) == 34 and names()[-1] == "healthy"
+    wards = [kept["ward"] for kept in records().values()]
+    assert all(wards.count(ward) > 1 for ward in wards)
     assert sorted(one.name for one in numbered()) == sorted(one.name for one in PATIENTS)
     assert [one.name for one in numbered()] != [one.name for one in PATIENTS]
 
@@ -174,11 +196,11 @@ def test_a_fourth_measurement_is_refused_and_the_same_again_is_free():
     for name in ("transcripts", "equal groups", "Equal  groups", "weight change", "transcripts"):
         assert "measurements left" in case.measurement(name)
     assert case.measured == ["transcripts", "equal groups", "weight change"]
-    refused = case.measurement("held-out accuracy")
+    refused = case.measurement("gradient per token")
     assert refused.startswith(f"You've used your {BUDGET} measurements") and len(case.measured) == 3
     assert clinic.patient(1) is case and "You have 0 of 3 left" in case.measurement()
     case.judged("healthy")
-    assert "measurements left" in case.measurement("held-out accuracy")
+    assert "measurements left" in case.measurement("gradient per token")
     assert len(case.measured) == 3
 
 
@@ -189,6 +211,15 @@ def test_where_only_one_of_the_two_can_be_measured_the_other_is_shown():
     assert "patient 10: Nothing to measure here" in text and "logged loss" in text
     text = case_of(clinic.record("0 divided by 0")).measurement("transcripts")
     assert "patient 3: The run stopped" in text and "healthy twin:\n" in text
+
+
+def test_a_measurement_that_finds_nothing_in_the_patient_is_free():
+    case = case_of(clinic.record("a policy that grades its own samples"))
+    assert "nothing here, so it's free; 3 of 3" in case.measurement("held-out accuracy")
+    case = case_of(clinic.record("0 divided by 0"))
+    for name in ("transcripts", "equal groups", "ratio at the first update"):
+        assert "it's free; 3 of 3" in case.measurement(name) and case.measured == []
+    assert "it's free" not in case.measurement("scorer against sampler") and len(case.measured) == 1
 
 
 def test_dots_take_no_measurement_and_say_where_the_list_is():
@@ -225,7 +256,7 @@ def test_the_right_diagnosis_is_told_everything_by_number_or_name(patient):
     for answer in (number, str(number), patient.name.upper()):
         text = case.judged(answer)
         assert f": {patient.name}. Right." in text and "Your first answer" not in text
-        for told in (patient.sign, patient.cure, patient.harm, clinic.provenance(patient.name)):
+        for told in (patient.sign, patient.cure, patient.harm, clinic.provenance(patient)):
             assert told in text
         assert (clinic.complaint(patient) or "") in text
 
@@ -241,6 +272,25 @@ def test_a_wrong_diagnosis_never_names_the_right_one(patient):
         )
         if other != "healthy":
             assert clinic.record(other).sign in text
+
+
+@pytest.mark.parametrize("decoy", DECOYS)
+def test_a_diagnosis_that_nobody_has_is_told_its_sign_and_that_it_isnt_here(decoy):
+    for number in (7, 9):
+        case = clinic.patient(number)
+        text = case.judged(decoy)
+        assert records()[decoy]["sign"] in text and "That isn't what this patient has." in text
+        assert case.patient.patient.name not in text and case.answer == decoy
+
+
+def test_the_evidence_says_when_its_measurement_was_not_taken():
+    case = case_of(clinic.record("EOS masked out"))
+    case.measurement("transcripts")
+    assert 'In "gradient per token" (not taken), ' in case.judged("EOS masked out")
+    diagnosis.patient.cache_clear()
+    case = case_of(clinic.record("EOS masked out"))
+    case.measurement("gradient per token")
+    assert 'In "gradient per token", ' in case.judged("EOS masked out")
 
 
 def test_the_first_answer_counts(capsys):
@@ -272,8 +322,8 @@ def test_giving_up_counts_as_an_answer(capsys):
         ("", "waits for a diagnosis"),
         ("k1 as a loss", "Did you mean 'k1 as the loss'?"),
         ("qqqq", "No diagnosis is called 'qqqq'. clinic.diagnoses()"),
-        (25, "the numbers 1 to 24"),
-        ("99", "the numbers 1 to 24"),
+        (35, "the numbers 1 to 34"),
+        ("99", "the numbers 1 to 34"),
     ],
 )
 def test_what_is_no_diagnosis_is_told_so_and_not_counted(answer, words):
@@ -284,7 +334,7 @@ def test_what_is_no_diagnosis_is_told_so_and_not_counted(answer, words):
 
 def test_no_text_says_that_a_gradient_of_0_has_one_cause():
     """It is 0 for several patients."""
-    charts = {one.name: Subject(one, 3).chart.steps for one in ILL}
+    charts = {one.name: case_of(one).patient.chart.steps for one in ILL}
     flat = [name for name, steps in charts.items() if steps and not any(m.grad_norm for m in steps)]
     assert len(flat) >= 2
     for kept in records().values():

@@ -37,7 +37,7 @@ def test_the_slow_one_runs_on_letters_and_sums():
     for setting in (LETTER, SUMS):
         found = MEASUREMENTS[SLOW][1](Subject(Patient("healthy", setting=setting), 3))
         assert all(map(math.isfinite, found.values()))
-        assert found["KL at the end, KL weight 1"] < found["KL at the end, weights 0"]
+        assert found["KL to the start, KL weight 1"] < found["KL to the start, weights 0"]
         assert (
             found["entropy at the end, entropy weight 1"] > found["entropy at the end, weights 0"]
         )
@@ -88,7 +88,7 @@ def test_the_wrong_side_of_the_clip_is_seen_at_both_ratios():
     assert here == 0 and twin > 0
 
 
-def test_nonsense_under_the_mask_changes_the_loss_of_one_patient_alone():
+def test_random_ids_under_the_mask_change_the_loss_of_one_patient_alone():
     for one in PATIENTS:
         here = reading(Subject(one, 3), "padding", "difference")
         assert (here > 1e-4) == (one.name == "the mask in the denominator only"), one.name
@@ -108,10 +108,10 @@ def test_a_held_out_question_asks_the_patient_that_reads_the_prompt():
 
 def test_numbers_are_shown_as_a_table_needs_them():
     assert [shown(x) for x in (math.nan, 0.0, 12, 1.0, 0.12345, 3e-7, 250.4)] == [
-        "-", "0", "12", "1.000", "0.123", "3e-07", "250",
+        "-", "0", "12", "1.00", "0.123", "3e-07", "250",
     ]  # fmt: skip
     table = side_by_side({"one": {"a": 1, "long name": 0.5}, "two": {"a": 2, "long name": 5.0}})
-    assert table.splitlines()[1:] == ["a              1      2", "long name  0.500  5.000"]
+    assert table.splitlines()[1:] == ["a              1     2", "long name  0.500  5.00"]
 
 
 def test_a_masked_end_hurts_where_stopping_has_to_be_learned():

@@ -88,9 +88,10 @@ def shown(value: Value) -> str:
         return "  ".join(f"{shown(part):>7}" for part in value)
     if math.isnan(value):
         return "-"
-    if isinstance(value, int) or value == 0 or abs(value) >= 100:
+    if isinstance(value, int) or value == 0:
         return f"{value:.0f}"
-    return f"{value:.3f}" if abs(value) >= 1e-3 else f"{value:.0e}"
+    digits = sum(abs(value) < bound for bound in (100, 10, 1))  # three that count, at most
+    return f"{value:.{digits}f}" if abs(value) >= 1e-3 else f"{value:.0e}"
 
 
 def side_by_side(columns: Mapping[str, Readings]) -> str:

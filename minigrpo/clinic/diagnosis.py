@@ -11,11 +11,13 @@ from functools import cache
 from minigrpo.clinic import measure as measuring
 from minigrpo.clinic.charts import Readings, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject
-from minigrpo.clinic.patients import Patient, complaint, names, numbered, records
+from minigrpo.clinic.patients import Patient, complaint, names, numbered, record, records
 from minigrpo.notebook import progress
 
 BUDGET = 3
 """Measurements per patient."""
+FIRST_SEED = 25
+"""Every patient has a seed of its own: its number and this. So a healthy one can be unlucky."""
 
 
 @dataclass(eq=False)
@@ -41,7 +43,7 @@ class Case:
             f"{c.steps} steps of {c.prompts_per_step} prompts x {c.group_size} completions of at "
             f"most {c.max_new_tokens} tokens, {c.inner_epochs} updates per batch.",
             f"Clip {c.clip[0]:g}, KL weight {c.kl_weight:g}, entropy weight {c.entropy_weight:g}. "
-            "The twin has the same settings and seed.",
+            "The twin has the same settings and another seed.",
             "Each pair of numbers: first step, mean of the last three.",
             "",
             self._beside({w: dashboard(s.chart) for w, s in self._both.items()}),
@@ -54,8 +56,10 @@ class Case:
 
     def _beside(self, columns: dict[str, Readings]) -> str:
         stopped = self.patient.chart.stopped
-        note = f"\nThe patient was stopped: {stopped}." if stopped else ""
-        return side_by_side(columns) + note
+        if not stopped:
+            return side_by_side(columns)
+        stopped = stopped.replace("the ratio is between 1 and 1", "every ratio is 1")
+        return f"{side_by_side(columns)}\nThe patient was stopped: {stopped}."
 
     def chart(self) -> None:
         """Draw the free panels: what any dashboard shows."""
@@ -89,10 +93,12 @@ class Case:
                 f"{', '.join(self.measured)}. Time for case.diagnose(...)."
             )
         found = {who: MEASUREMENTS[name][1](s) for who, s in self._both.items()}
-        if name not in self.measured and not self.answer:
+        empty = _says_nothing(next(iter(found.values())))
+        if name not in self.measured and not self.answer and not empty:
             self.measured.append(name)
-        left = max(0, BUDGET - len(self.measured))
-        head = f"{name}, patient {self.number} ({left} of {BUDGET} measurements left)"
+        free = "nothing here, so it's free; " if empty else ""
+        left = f"{free}{max(0, BUDGET - len(self.measured))} of {BUDGET} measurements left"
+        head = f"{name}, patient {self.number} ({left})"
         sentences = {who: one for who, one in found.items() if isinstance(one, str)}
         if len({*sentences.values()}) == 1 and len(sentences) == len(found):
             return f"{head}\n{sentences.popitem()[1]}"
@@ -149,7 +155,7 @@ class Case:
             f"The smallest test: {test}",
             f"Cure: {one.cure}.",
             f"Harm at these settings: {one.harm}.",
-            f"Provenance: {provenance(one.name)}.",
+            f"Provenance: {provenance(one)}.",
         ]
         return "\n".join(lines)
 
@@ -160,14 +166,21 @@ class Case:
             measuring.reading(s, at.measurement, at.reading, at.part) for s in self._both.values()
         )
         where = "the dashboard" if at.measurement == "dashboard" else f'"{at.measurement}"'
+        if at.measurement not in ("dashboard", *self.measured):
+            where += " (not taken)"
         return f"In {where}, {at.reading}: {_or_none(here)} here, {_or_none(twin)} in the twin."
 
     def _against(self, name: str) -> str:
         """Why a wrong diagnosis is not the right one."""
         one = self.patient.patient
         if name == "healthy":
-            return "Something differs from the healthy twin by more than rounding. Look again."
-        named = next(p for p in numbered() if p.name == name)
+            return "Something is off by more than a seed or rounding explains. Look again."
+        ward = records()[name]["ward"]
+        hint = "\nThe ward is the right one." if ward == one.ward else ""
+        named = next((p for p in numbered() if p.name == name), None)
+        if named is None:
+            sign = records()[name]["sign"]
+            return f"Its sign would be: {sign}.\nThat isn't what this patient has.{hint}"
         at = named.sign_read
         here, twin = (
             measuring.reading(s, at.measurement, at.reading, at.part) for s in self._both.values()
@@ -181,8 +194,15 @@ class Case:
             why = "On this task the healthy twin is there too, so it says nothing."
         else:
             why = "It fits, but something else fits better. What else is out of order?"
-        hint = "\nThe ward is the right one." if named.ward == one.ward else ""
         return f"Its sign would be: {named.sign}.\n{self._evidence(named)} {why}{hint}"
+
+
+def _says_nothing(found: Readings | str) -> bool:
+    """Whether a measurement had nothing to measure in the patient."""
+    if isinstance(found, str):
+        return True
+    parts = [part for v in found.values() for part in (v if isinstance(v, tuple) else (v,))]
+    return all(isinstance(part, float) and math.isnan(part) for part in parts)
 
 
 def _or_none(value: float) -> str:
@@ -222,12 +242,12 @@ def _first_answer(number: int) -> str | None:
 
 
 @cache
-def patient(number: int, seed: int = 3) -> Case:
+def patient(number: int) -> Case:
     """The case with this number, 1 to 25; it is run when somebody looks."""
     if isinstance(number, bool) or number not in range(1, len(numbered()) + 1):
         raise ValueError(f"number: expected 1 to {len(numbered())}, got {number!r}")
     one = numbered()[number - 1]
-    return Case(number, Subject(one, seed))
+    return Case(number, Subject(one, number + FIRST_SEED))
 
 
 def diagnoses() -> None:
@@ -245,12 +265,12 @@ def score() -> None:
     print(progress.clinic_line(len(numbered())))
 
 
-def provenance(name: str) -> str:
+def provenance(name: str | Patient) -> str:
     """Where such a bug was seen, and what the link really shows."""
-    kept = records()[name]
-    if kept["seen"] == "none":
+    one = record(name) if isinstance(name, str) else name
+    if one.seen == "none":
         return "we know of no public thread"
-    return f"{kept['seen']}: {kept['shows']} ({kept['link']})"
+    return f"{one.seen}: {one.shows} ({one.link})"
 
 
 # --------------------------------------------------------------------------------------------

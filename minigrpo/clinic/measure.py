@@ -28,18 +28,22 @@ from minigrpo.grpo import GRPOConfig
 from minigrpo.objective import kl_estimate
 from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
 
+TWIN_SEED = 13
+"""No patient has it: a digit that differs from the twin's is no sign yet."""
+STOPPED = "The run stopped before its first step was done."
+
 
 @dataclass(frozen=True)
 class Subject:
-    """Who is measured: a patient, or the healthy twin of one."""
+    """Who is measured: a patient, or the healthy twin of one, on batches of its own seed."""
 
     patient: Patient
     seed: int
 
     @property
     def twin(self) -> Subject:
-        """Healthy code under the same settings; patients of one setting have one twin."""
-        return Subject(_healthy(self.patient.setting), self.seed)
+        """Healthy code, the same settings, another seed; patients of a setting have one twin."""
+        return Subject(_healthy(self.patient.setting), TWIN_SEED)
 
     @property
     def chart(self) -> Chart:
@@ -67,7 +71,7 @@ class Subject:
 
 @cache
 def _healthy(setting: Setting) -> Patient:
-    return Patient("healthy", setting=setting)
+    return Patient("healthy", setting=setting, key="healthy twin")
 
 
 @cache
@@ -150,7 +154,7 @@ def update(
 def transcripts(subject: Subject) -> Readings | str:
     m = subject.chart.steps[-1] if subject.chart.steps else None
     if m is None:
-        return "The run stopped before its first step was done."
+        return STOPPED
     found: Readings = {}
     size = subject.config().group_size
     for row in (0, 1, size, size + 1):
@@ -170,24 +174,22 @@ def transcripts(subject: Subject) -> Readings | str:
     return found
 
 
-@measurement("equal groups", "how often all rewards of a group are equal, and what happens there")
-def equal_groups(subject: Subject) -> Readings:
+@measurement("equal groups", "how often all rewards of a group are equal, and its advantages then")
+def equal_groups(subject: Subject) -> Readings | str:
+    if not subject.chart.steps:
+        return STOPPED
     steps, size = subject.chart.steps, subject.config().group_size
     found = [(m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)) for m in steps]
     equal = [a[r.amax(1) == r.amin(1)] for r, a in found]
-    equal = torch.cat(equal) if equal else torch.zeros(0, size)
+    equal = torch.cat(equal)
     nothing = float("nan")
     return {
-        "equal groups, first step (frac_reward_zero_std)": (
-            steps[0].frac_reward_zero_std if steps else nothing
-        ),
+        "equal groups, first step (frac_reward_zero_std)": (steps[0].frac_reward_zero_std),
         "equal groups, last steps (frac_reward_zero_std)": subject.chart.last(
             "frac_reward_zero_std"
         ),
-        "standard deviation of rewards (reward_std)": (
-            found[-1][0].std(1).mean().item() if found else nothing
-        ),
-        "groups of equal rewards in the run": len(equal) if steps else nothing,
+        "standard deviation of rewards (reward_std)": (found[-1][0].std(1).mean().item()),
+        "groups of equal rewards in the run": len(equal),
         "largest |advantage| where all rewards are equal": (
             equal.abs().max().item() if len(equal) else nothing
         ),
@@ -258,7 +260,9 @@ def scorer(subject: Subject) -> Readings:
     }
 
 
-@measurement("gradient at zero advantage", "what pulls when no answer is better than another")
+@measurement(
+    "gradient at zero advantage", "the pull of the KL term and the entropy bonus, each alone"
+)
 def zero_advantage(subject: Subject) -> Readings:
     base = subject.patient.setting.base()
     moved, noise = copy.deepcopy(base), torch.Generator().manual_seed(0)
@@ -277,7 +281,7 @@ def zero_advantage(subject: Subject) -> Readings:
     return found
 
 
-@measurement("gradient per token", "d loss / d log-prob, token by token, of two short completions")
+@measurement("gradient per token", "size of d loss / d log-prob, token by token, in two texts")
 def per_token(subject: Subject) -> Readings:
     policy, ratios = subject.patient.setting.base(), torch.ones(2, 8)
     ratios[0, 1], ratios[1, 0], ratios[1, 1] = 1.5, 0.5, 1.5
@@ -354,7 +358,7 @@ def swapped(subject: Subject) -> Readings | str:
     if not subject.arithmetic:
         return "Nothing to measure here: the prompts have no worked example."
     if not subject.chart.steps:
-        return "The run stopped before its first step was done."
+        return STOPPED
     m, pad_id = subject.chart.steps[-1], subject.config().pad_id
     prompts = [ids[ids != pad_id] for ids in m.rollouts.prompt_ids]
     rows = zip(m.rollouts.completions, m.rollouts.completion_mask)
@@ -380,7 +384,7 @@ def _another_example(prompt: Tensor) -> Tensor:
     return torch.cat([prompt[:1], torch.tensor(example), prompt[-10:]])
 
 
-@measurement("weight 0 against 1", "short runs without both terms, and with a weight of 1 for each")
+@measurement("weight 0 against 1", "short runs without KL and entropy term, and with 1 for each")
 def weights(subject: Subject) -> Readings:
     names = {"weights 0": {}, "KL weight 1": {"kl_weight": 1.0}}
     names["entropy weight 1"] = {"entropy_weight": 1.0}
@@ -391,9 +395,9 @@ def weights(subject: Subject) -> Readings:
         with subject.patient.switch():
             chart = trained(subject.patient, config)
         kl, entropy = _drift(subject, chart.policy)
-        found[f"KL at the end, {name}"] = kl
+        found[f"KL to the start, {name}"] = kl
         found[f"entropy at the end, {name}"] = entropy
-    free, held = (found[f"KL at the end, {name}"] for name in ("weights 0", "KL weight 1"))
+    free, held = (found[f"KL to the start, {name}"] for name in ("weights 0", "KL weight 1"))
     found["KL at weight 1, divided by KL at weight 0"] = held / max(free, 1e-9)
     return found
 
@@ -413,7 +417,7 @@ def _drift(subject: Subject, policy: nn.Module) -> tuple[float, float]:
     return kl_estimate(new, ref)[real].mean().item(), entropy[real].mean().item()
 
 
-@measurement("padding", "short prompts against long ones, and nonsense under the mask")
+@measurement("padding", "short prompts against long ones, and random ids under the mask")
 def padding(subject: Subject) -> Readings | str:
     policy, config = subject.patient.setting.base(), subject.bare(how="token_mean")
     with subject.patient.switch():
@@ -431,7 +435,7 @@ def padding(subject: Subject) -> Readings | str:
         "reward of the shortest prompts, first step": short,
         "reward of the longest prompts, first step": long,
         "loss": clean,
-        "loss with nonsense under the mask": dirty,
+        "loss with random ids under the mask": dirty,
         "difference": abs(clean - dirty),
     }
 

@@ -95,7 +95,7 @@ RAGGED = Setting(
 )
 TENTHS = Setting("Sums of two digits. A correct answer gets 0.7.", SevenTenths)
 LETTER = Setting(
-    "The char-GPT of notebook 01. The reward is the fraction of characters that are an e.",
+    "The char-GPT of notebook 01. The reward should be the fraction of characters that are an e.",
     letters, char_gpt, LETTERS,
 )  # fmt: skip
 
@@ -138,7 +138,7 @@ class Patient:
     switch: bugs.Switch = ExitStack  # puts the bug in for the length of a block
     bug_settings: Mapping[str, Any] = field(default_factory=dict)  # those that are the bug itself
     setting: Setting = SUMS
-    key: str = ""  # where two have one name
+    key: str = ""  # instead of the name, where two have one name, or to keep its number
 
     def config(self, *, sick: bool, **changes: Any) -> GRPOConfig:
         """The settings of the run."""
@@ -148,7 +148,8 @@ class Patient:
         """Its record: ward, what, seen, told, here, large, cure and harm."""
         if name.startswith("_") or name not in records()[self.name]:
             raise AttributeError(name)
-        return records()[self.name][name]
+        kept = records()[self.name]
+        return kept.get(f"{name} ({self.key})", kept[name])
 
     @property
     def question(self) -> str:
@@ -251,8 +252,10 @@ PATIENTS: tuple[Patient, ...] = (
           "the_ratio_has_a_gradient", bugs.loop(grpo_loss=bugs.graph_in_old)),
     _sick("a reward that reads the prompt", Sign("swapped example", "rewards that change", 0.1),
           "a_wrong_answer_is_not_rewarded", _reward(bugs.ReadsThePrompt)),
-    _sick("a policy scored on its own samples", Sign(BOARD, "entropy (entropy)", 0.75, above=False),
-          "rewards_do_not_ask_the_policy", bugs.loop(rollout=bugs.confidence), setting=LETTER),
+    _sick("a policy that grades its own samples",
+          Sign(BOARD, "entropy (entropy)", 0.6, above=False),
+          "rewards_do_not_ask_the_policy", bugs.loop(rollout=bugs.confidence), setting=LETTER,
+          key="a policy scored on its own samples"),
     _sick("KL to another model", Sign(BOARD, "KL to the reference (kl)", 0.1, part=0),
           "the_kl_is_0_before_the_first_update", bugs.loop(frozen_copy=bugs.another_reference)),
     _sick("a KL that uses the policy ratio",
@@ -302,14 +305,14 @@ PATIENTS: tuple[Patient, ...] = (
     _sick("a token mean per micro-batch", Sign("loss by hand", "off the one over all tokens", 1e-4),
           "the_loss_is_the_one_by_hand", bugs.loop(grpo_loss=bugs.per_micro_batch),
           setting=RAGGED),
-    _sick("the product ratio on long text", Sign(BOARD, "clipped (clip_ratio/region_mean)", 0.2),
+    _sick("the product ratio on long text", Sign(BOARD, "gradient norm (grad_norm)", 5, part=0),
           "a_small_drift_of_a_long_text_keeps_its_gradient", bug_settings={"level": "sequence"},
           setting=LETTER),
     Patient("healthy", setting=RAGGED, key="healthy, ordinary"),
     Patient("healthy", switch=bugs.loop(sample=bugs.rounded), key="healthy, rounded sampler"),
 )
 # fmt: on
-"""Every patient; its name is the diagnosis."""
+"""Every patient; its name is the diagnosis. Some diagnoses in `patients.md` have no patient."""
 
 
 def numbered() -> tuple[Patient, ...]:
