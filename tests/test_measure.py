@@ -107,8 +107,8 @@ def test_a_held_out_question_asks_the_patient_that_reads_the_prompt():
 
 
 def test_numbers_are_shown_as_a_table_needs_them():
-    assert [shown(x) for x in (math.nan, 0.0, 12, 1.0, 0.12345, 3e-7, 250.4)] == [
-        "-", "0", "12", "1.00", "0.123", "3e-07", "250",
+    assert [shown(x) for x in (math.nan, 0.0, 12, 1.0, 0.99999, 13.46, 0.12345, 3e-7, 250.4)] == [
+        "-", "0", "12", "1.00", "1.00", "13.5", "0.123", "3e-07", "250",
     ]  # fmt: skip
     table = side_by_side({"one": {"a": 1, "long name": 0.5}, "two": {"a": 2, "long name": 5.0}})
     assert table.splitlines()[1:] == ["a              1     2", "long name  0.500  5.00"]
