@@ -10,6 +10,8 @@ REQUIREMENTS := requirements.txt pyproject.toml
 ONLY ?=
 # make course SCALE=1 and make execute SCALE=1 install the extra `scale` and take notebook 10 as well.
 SCALE ?=
+# make results AGAIN=1 also measures what is stored with the present settings.
+AGAIN ?=
 # A package index for torch alone, such as the one of its CPU builds; everything else comes from
 # the usual one.
 TORCH_INDEX ?=
@@ -25,12 +27,13 @@ help:
 	@echo 'make test-browser  JupyterLab and the pages in a headless Chromium'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside peers; the run of notebook 03 with five seeds'
-	@echo 'make results       repeat what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09 and 10'
+	@echo 'make results       measure what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09 and 10'
 	@echo 'make checkpoint    train the models in data/ again'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
 	@echo 'ONLY=02            course, execute: this notebook alone'
 	@echo 'SCALE=1            course, execute: notebook 10 as well; installs the extra it needs'
+	@echo 'AGAIN=1            results: also what is stored with the present settings; without it, what is missing'
 	@echo 'PYTHON=python3.12  the Python (3.10 to 3.13) that the environment .venv is made with'
 	@echo 'TORCH_INDEX=URL    install torch from this package index, such as one of CPU builds'
 
@@ -61,7 +64,9 @@ bench: $(VENV)/.installed-dev
 	@$(ACTIVE) tools/readme.py
 	$(ACTIVE) tests/benchmarks/letters.py
 
+# Of results.json each experiment is measured in any case.
 results: $(VENV)/.installed-scale
+	$(if $(AGAIN),rm -f $(patsubst %,data/results/%.json,reuse ppo thinking text scaling))
 	$(ACTIVE) tools/results.py
 	$(ACTIVE) tools/reuse.py
 	$(ACTIVE) tools/ppo.py

@@ -57,6 +57,55 @@ def test_two_kernels_at_once_lose_nothing(file):
     assert len(progress.recall("clinic")) == 80
 
 
+def test_no_kernel_writes_between_another_ones_reading_and_writing(file):
+    """Each dwells on what it has read; without the lock the last one would write that alone."""
+    code = (
+        "import sys, time; from minigrpo.notebook import progress\n"
+        "read = progress._merged\n"
+        "progress._merged = lambda: (read(), time.sleep(0.5))[0]\n"
+        "print(flush=True); sys.stdin.readline()\n"
+        "progress.remember('clinic', sys.argv[1], {'right': True})"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    both = [subprocess.Popen([*command, name], env=env, **pipes) for name in "ab"]
+    for one in both:
+        assert one.stdout.readline() == "\n"  # it has imported all it needs
+    for one in both:
+        one.stdin.write("\n")
+        one.stdin.flush()
+    assert [one.communicate(timeout=60)[0] for one in both] == ["", ""]
+    assert set(progress.recall("clinic")) == {"a", "b"}
+    assert [path.name for path in file.parent.iterdir()] == ["progress.json"]
+
+
+def test_a_write_that_fails_halfway_leaves_the_file_as_it_was(file, monkeypatch, capsys):
+    progress.remember("clinic", "4", answer(True))
+    before = file.read_bytes()
+
+    def half(path, text, **options):
+        path.write_bytes(text.encode()[:10])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    progress.remember("clinic", "5", answer(True))
+    assert "no space left" in capsys.readouterr().out
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir()] == ["progress.json"]
+
+
+def test_without_a_home_folder_it_costs_a_sentence(monkeypatch, capsys):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MINIGRPO_PROGRESS")
+    monkeypatch.setattr(progress.Path, "home", homeless)
+    progress.remember("clinic", "4", answer(True))
+    assert progress.recall("clinic") == {"4": answer(True)}
+    assert "home directory" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "text",
     ["{broken", "[]", '{"version": 99, "clinic": {}}', '{"version": 1, "clinic": 3}',

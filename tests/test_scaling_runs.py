@@ -3,6 +3,7 @@
 import inspect
 import json
 import sys
+import types
 from pathlib import Path
 
 import nbformat
@@ -13,6 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import scaling_runs  # noqa: E402
+
+from minigrpo.grpo import GRPOConfig  # noqa: E402
 
 
 def test_every_run_is_stored_with_the_present_settings():
@@ -29,6 +32,112 @@ def test_runs_of_other_settings_are_not_taken_for_stored(tmp_path, monkeypatch):
     (tmp_path / "scaling.json").write_text(json.dumps(changed), "utf-8")
     monkeypatch.setattr(scaling_runs, "PATH", tmp_path / "scaling.json")
     assert scaling_runs.stored() == []
+
+
+def another_loss(*_):
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TRAINER_STEPS", 10),
+        ("STALE_STEPS", 30),
+        ("BASES", scaling_runs.BASES[:1]),
+        ("stale_loss", another_loss),
+        ("written_by", another_loss),
+        ("train_stale", another_loss),
+        ("QUIET", {**scaling_runs.QUIET, "bf16": True}),
+        ("problem_rows", lambda: []),
+        ("problem_config", lambda *_, steps: GRPOConfig(lr=1e-4, eos_id=0)),
+    ],
+)
+def test_a_changed_setting_is_noticed(name, value, monkeypatch):
+    scaling_runs.trainers.cache_clear()
+    monkeypatch.setattr(scaling_runs, name, value)
+    try:
+        assert scaling_runs.stored() == []
+    finally:
+        scaling_runs.trainers.cache_clear()
+
+
+def test_another_trl_is_noticed(tmp_path, monkeypatch):
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    assert scaling_runs.trainers()["version"] == [">=1.16,<1.17"]
+    (tmp_path / "pyproject.toml").write_text(text.replace("trl>=1.16,<1.17", "trl>=1.17,<1.18"))
+    scaling_runs.trainers.cache_clear()
+    monkeypatch.setattr(scaling_runs, "ROOT", tmp_path)
+    assert scaling_runs.stored() == []
+    scaling_runs.trainers.cache_clear()
+
+
+def test_an_interrupted_write_leaves_what_was_stored(tmp_path, monkeypatch):
+    path = tmp_path / "scaling.json"
+    path.write_text("what was stored")
+    monkeypatch.setattr(scaling_runs, "PATH", path)
+
+    def half(self, *text):
+        self.write_bytes(b"{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(KeyboardInterrupt):
+        scaling_runs.save([])
+    assert path.read_text() == "what was stored" and [*tmp_path.iterdir()] == [path]
+
+
+class Pool:
+    """In this process, so that what is patched here is patched there."""
+
+    def __init__(self, processes):
+        self.imap_unordered = map
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_is_missing_is_measured_and_without_trl_the_rest(
+    installed, tmp_path, monkeypatch, capsys
+):
+    runs, settings = scaling_runs.stored(), scaling_runs.settings()
+    trl, ours, stale = (next(r for r in runs if r["what"] == w) for w in ("TRL", "ours", "stale"))
+    monkeypatch.setattr(scaling_runs, "PATH", tmp_path / "scaling.json")
+    monkeypatch.setattr(scaling_runs, "settings", lambda: settings)
+    monkeypatch.setattr(scaling_runs, "find_spec", lambda name: installed or None)
+    context = types.SimpleNamespace(Pool=Pool)
+    monkeypatch.setattr(scaling_runs.multiprocessing, "get_context", lambda kind: context)
+    scaling_runs.save([one for one in runs if one not in (trl, ours, stale)])
+    measured = []
+    known = {scaling_runs.name(one): one for one in runs}
+    monkeypatch.setattr(scaling_runs, "measure", lambda one: measured.append(one) or known[one])
+    scaling_runs.main([])
+    expected = [one for one in runs if one in (trl, ours, stale) and (installed or one != trl)]
+    assert measured == [scaling_runs.name(one) for one in expected]
+    assert scaling_runs.stored() == [one for one in runs if installed or one != trl]
+    assert ("TRL is not installed, so 1" in capsys.readouterr().out) == (not installed)
+
+
+def test_a_stored_stale_run_is_what_the_code_gives():
+    """The first ten of its sixty steps, on whatever processor this is."""
+    (one,) = (
+        r for r in scaling_runs.stored() if scaling_runs.name(r)[1:] == (4, "decoupled", 0, 3e-4)
+    )
+    found = scaling_runs.train_stale(4, "decoupled", steps=10, seed=0, every=5)
+    assert found == pytest.approx(one["curve"][:2], abs=0.1)
+
+
+@pytest.mark.parametrize("trainer", [*scaling_runs.TRAINERS])
+def test_a_stored_run_of_a_trainer_begins_as_it_does_now(trainer):
+    if trainer == "TRL":
+        pytest.importorskip("trl", reason="the extra `scale` is not installed")
+    (one,) = (r for r in scaling_runs.stored() if r["what"] == trainer and r["seed"] == 1)
+    torch.manual_seed(1)
+    found = scaling_runs.TRAINERS[trainer](2, seed=1)["rewards"]
+    assert found == pytest.approx(one["curve"][:2], abs=0.1)
 
 
 @pytest.mark.parametrize("function", ["score", "written_by", "stale_loss", "train_stale"])

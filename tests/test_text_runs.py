@@ -1,6 +1,7 @@
 """The runs behind notebook 09: what is stored is what the settings say."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -27,6 +28,57 @@ def test_runs_of_other_settings_are_not_taken_for_stored(tmp_path, monkeypatch):
     (tmp_path / "text.json").write_text(json.dumps(changed), "utf-8")
     monkeypatch.setattr(text_runs, "PATH", tmp_path / "text.json")
     assert text_runs.stored() == []
+
+
+def paid_twice(prompts, completions, **columns):
+    return [0.2 for _ in completions]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PROBLEMS", 1000),
+        ("PROBLEMS_SEED", 2),
+        ("HELD_OUT", 64),
+        ("HELD_OUT_SEED", 6),
+        ("ARMS", {**text_runs.ARMS, "llama": text_runs.Arm("llama", weights=(1.0, 1.0))}),
+        ("config", lambda *_: text_runs.GRPOConfig(lr=2e-4)),
+        ("soft_reward", paid_twice),
+        ("draw_rows", lambda *_, **__: [{"prompt": "6 + 3", "answer": "9"}]),
+    ],
+)
+def test_a_changed_setting_is_noticed(name, value, monkeypatch):
+    text_runs.drawn.cache_clear()
+    monkeypatch.setattr(text_runs, name, value)
+    try:
+        assert text_runs.stored() == []
+    finally:
+        text_runs.drawn.cache_clear()
+
+
+def test_another_chat_template_is_noticed(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "data" / "text_gpt2", tmp_path / "data" / "text_gpt2")
+    shutil.copytree(ROOT / "data" / "text_llama", tmp_path / "data" / "text_llama")
+    monkeypatch.setattr(text_runs, "ROOT", tmp_path)
+    assert len(text_runs.stored()) == len(text_runs.RUNS)
+    with (tmp_path / "data" / "text_gpt2" / "chat_template.jinja").open("a") as file:
+        file.write("?")
+    assert text_runs.stored() == []
+
+
+def test_an_interrupted_write_leaves_what_was_stored(tmp_path, monkeypatch):
+    path = tmp_path / "text.json"
+    path.write_text("what was stored")
+    monkeypatch.setattr(text_runs, "PATH", path)
+
+    def half(self, *text):
+        self.write_bytes(b"{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(KeyboardInterrupt):
+        text_runs.save([])
+    assert path.read_text() == "what was stored" and [*tmp_path.iterdir()] == [path]
 
 
 def test_what_the_notebook_says_of_all_six_runs():
@@ -67,8 +119,9 @@ def test_a_chat_asks_the_same_and_is_almost_never_right():
 
 
 def test_a_run_is_measured_saved_and_not_repeated(tmp_path, monkeypatch, capsys):
-    runs = text_runs.stored()
+    runs, settings = text_runs.stored(), text_runs.settings()
     monkeypatch.setattr(text_runs, "PATH", tmp_path / "text.json")
+    monkeypatch.setattr(text_runs, "settings", lambda: settings)  # which `measure` is part of
     text_runs.save(runs[1:])
     monkeypatch.setattr(text_runs, "measure", lambda one: {**runs[0], "seed": one.seed})
     text_runs.main([])

@@ -3,8 +3,8 @@
     python tools/scaling_runs.py          every run that is not stored yet (ten minutes)
     python tools/scaling_runs.py --again  all of them
 
-Writes data/results/scaling.json after each run; notebook 10 draws what it holds. Needs the extra
-`scale`, for TRL.
+Writes data/results/scaling.json after each run; notebook 10 draws what it holds. The runs of TRL
+need the extra `scale`. Where it's missing, a sentence says so and the other runs are made.
 """
 
 from __future__ import annotations
@@ -15,20 +15,27 @@ import copy
 import json
 import multiprocessing
 import os
-from hashlib import sha256
+import re
+from dataclasses import asdict
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("MINIGRPO_THREADS", "1")  # a run has one core, and the next one another
 
+import fingerprints
 import torch
 
 from minigrpo import arithmetic, llama
+from minigrpo.files import atomic_path
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.notebook.setup import setup
 from minigrpo.objective import group_advantages
 from minigrpo.sampling import left_pad, sample
 from minigrpo.scaling.run import train_ours, train_trl
+from minigrpo.scaling.trl import QUIET, problem_config, problem_rows, trl_settings
+from minigrpo.text.models import load_policy
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = ROOT / "data" / "results" / "scaling.json"
@@ -121,10 +128,31 @@ def train_stale(staleness, correction, steps=60, seed=0, every=10, lr=3e-4):
     return accuracy
 
 
+@cache
+def trainers() -> dict[str, Any]:
+    """The settings of the two trainers, their problems, and the version of TRL that is wanted."""
+    config = problem_config(*load_policy(BASES[0], device="cpu"), steps=TRAINER_STEPS)
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    return {
+        "ours": asdict(config),
+        "TRL": {**QUIET, **trl_settings(config)},
+        "version": re.findall(r'"trl([^;"]+)', project),
+        "problems": fingerprints.of_data(problem_rows()),
+    }
+
+
 def settings() -> dict[str, Any]:
-    """What decides how the runs go, beside the code: weights, steps."""
-    bases = {b.name: sha256((b / "model.safetensors").read_bytes()).hexdigest() for b in BASES}
-    return {"bases": bases, "trainer_steps": TRAINER_STEPS, "stale_steps": STALE_STEPS}
+    """What decides how the runs go, beside the code of the package, to compare with stored ones."""
+    generator = torch.Generator().manual_seed(5)
+    own = {
+        "bases": {base.name: fingerprints.of_folder(base) for base in BASES},
+        "trainer_steps": TRAINER_STEPS,
+        "trainers": trainers(),
+        "stale_steps": STALE_STEPS,
+        "questions": fingerprints.of_data(arithmetic.draw_questions(128, generator, held_out=True)),
+        "code": fingerprints.of_code(score, written_by, stale_loss, train_stale, measure),
+    }
+    return json.loads(json.dumps(own))
 
 
 def measure(one: Run) -> dict[str, Any]:
@@ -155,9 +183,9 @@ def save(runs: list[dict[str, Any]]) -> None:
     """Written in one piece, in the order of RUNS, one line per run."""
     runs = sorted(runs, key=lambda one: RUNS.index(name(one)))
     lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
-    part = PATH.with_name(PATH.name + ".part")
-    part.write_text(f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n', "utf-8")
-    part.replace(PATH)
+    text = f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n'
+    with atomic_path(PATH) as unfinished:
+        unfinished.write_text(text, "utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -168,6 +196,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     runs = [] if options.again else stored()
     missing = [one for one in RUNS if one not in map(name, runs)]
+    if find_spec("trl") is None and (left_out := [one for one in missing if one.what == "TRL"]):
+        print(f"TRL is not installed, so {len(left_out)} of its runs are left out.", flush=True)
+        missing = [one for one in missing if one.what != "TRL"]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for result in pool.imap_unordered(measure, missing):
             runs.append(result)

@@ -14,17 +14,18 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from hashlib import sha256
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("MINIGRPO_THREADS", "1")  # two are no faster for so small a model
 
+import fingerprints
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from minigrpo.files import atomic_path
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.notebook.setup import setup
 from minigrpo.text.models import FAMILIES, load_policy
@@ -139,14 +140,23 @@ def scores(
     }
 
 
+@cache
+def drawn() -> dict[str, str]:
+    """The problems to train and to measure on, as checksums."""
+    rows = draw_rows(PROBLEMS, torch.Generator().manual_seed(PROBLEMS_SEED))
+    asked = draw_rows(HELD_OUT, torch.Generator().manual_seed(HELD_OUT_SEED), held_out=True)
+    return {"training": fingerprints.of_data(rows), "held out": fingerprints.of_data(asked)}
+
+
 def settings() -> dict[str, Any]:
-    """All that decides how the runs go, in a form that can be compared with a stored one."""
-    weights = {f: ROOT / "data" / f"text_{f}" / "model.safetensors" for f in FAMILIES}
+    """What decides how the runs go, beside the code of the package, to compare with stored ones."""
     own: dict[str, Any] = {
-        "base": {f: sha256(path.read_bytes()).hexdigest() for f, path in weights.items()},
+        "base": {f: fingerprints.of_folder(ROOT / "data" / f"text_{f}") for f in FAMILIES},
         "arms": {name: asdict(arm) for name, arm in ARMS.items()},
         "rows": [PROBLEMS, PROBLEMS_SEED, HELD_OUT, HELD_OUT_SEED],
+        "drawn": drawn(),
         "config": asdict(config(Arm("gpt2"), 0, (0,), 1)),
+        "code": fingerprints.of_code(soft_reward, asked, task_of, scores, measure),
     }
     for varied in ("steps", "seed", "eos_id", "pad_id"):
         del own["config"][varied]
@@ -191,9 +201,9 @@ def save(runs: list[dict[str, Any]]) -> None:
     """Written in one piece, in the order of RUNS, one line per run."""
     runs = sorted(runs, key=lambda one: RUNS.index(name(one)))
     lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
-    part = PATH.with_name(PATH.name + ".part")
-    part.write_text(f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n', "utf-8")
-    part.replace(PATH)
+    text = f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n'
+    with atomic_path(PATH) as unfinished:
+        unfinished.write_text(text, "utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -39,16 +39,16 @@ def remember(section: str, key: str, value: Any) -> None:
         with _locked(path()), atomic_path(path()) as unfinished:
             text = json.dumps({"version": 1, **_merged()}, indent=1, sort_keys=True)
             unfinished.write_text(text + "\n", encoding="utf-8")
-    except (OSError, ValueError) as error:
-        _say(f"Your progress can't be kept in {path()}: {error}")
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: there's no home folder
+        _say(f"Your progress can't be kept: {error}")
 
 
 def recall(section: str) -> dict[str, Any]:
     """What is remembered, of this kernel and of those before it."""
     try:
         return _merged().get(section, {})
-    except (OSError, ValueError) as error:
-        _say(f"Your progress can't be read from {path()}: {error}")
+    except (OSError, ValueError, RuntimeError) as error:
+        _say(f"Your progress can't be read: {error}")
         return _here.get(section, {})
 
 
@@ -59,10 +59,8 @@ def clinic_line(patients: int = 25) -> str:
         return f"The clinic (notebook 08): no diagnosis yet; {patients} patients are waiting."
     right = sum(bool(one.get("right")) for one in seen)
     used = sum(len(one.get("measured", ())) for one in seen) / len(seen)
-    return (
-        f"The clinic (notebook 08): {len(seen)} of {patients} patients diagnosed, {right} right at "
-        f"the first attempt, {used:.1f} measurements per patient."
-    )
+    diagnosed = f"The clinic (notebook 08): {len(seen)} of {patients} patients diagnosed"
+    return f"{diagnosed}, {right} right at the first attempt, {used:.1f} measurements per patient."
 
 
 def progress() -> None:
@@ -80,11 +78,11 @@ def _merged() -> Kept:
         found = None
     version = found.pop("version", 1) if isinstance(found, dict) else 1
     if version != 1:
-        raise ValueError(f"it's of version {version}, and this course knows version 1")
+        raise ValueError(f"{path()} is of version {version}, and this course knows version 1")
     parts = found.values() if isinstance(found, dict) else [None]
     records = [one for part in parts for one in (part.values() if isinstance(part, dict) else [0])]
     if not all(isinstance(x, dict) and isinstance(x.get("measured", []), list) for x in records):
-        raise ValueError("it isn't what was written here; delete it to start anew")
+        raise ValueError(f"{path()} isn't what was written here; delete it to start anew")
     return {part: {**_here.get(part, {}), **found.get(part, {})} for part in {*_here, *found}}
 
 
