@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from minigrpo.grpo import GRPOConfig
+from minigrpo.objective import group_advantages
 
 TEXT = (Path(__file__).resolve().parents[1] / "docs" / "knobs.md").read_text("utf-8")
 NAMED = re.compile(r"`(\w+)`(?: \(([^)]*)\))?")  # a setting, and in parentheses its default
@@ -15,10 +19,15 @@ trl = pytest.importorskip("trl", reason="the extra `scale` is not installed")
 ELSEWHERE = {"reward_funcs"}  # an argument of the trainer
 
 
+def rows(text: str) -> list[list[str]]:
+    """The cells of each line of a table."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in re.split(r"\|", line)[1:-1]] for line in lines]
+
+
 def trl_column(text: str) -> list[tuple[str, str]]:
     """Every setting that stands in the second column of a table, with its default or ""."""
-    rows = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return [found for row in rows for found in NAMED.findall(row[1])]
+    return [found for row in rows(text) for found in NAMED.findall(row[1])]
 
 
 def default(told: str) -> object:
@@ -40,6 +49,22 @@ def differing(text: str) -> dict[str, str]:
         elif told and default(told) != fields[name]:
             wrong[name] = f"{told}, but it is {fields[name]}"
     return {name: why for name, why in wrong.items() if name not in ELSEWHERE}
+
+
+def test_the_first_column_has_the_settings_of_this_course():
+    own = {field.name for field in dataclasses.fields(GRPOConfig)}
+    named = {word for row in rows(TEXT) for word in re.findall(r"`(\w+)", row[0])}
+    assert named <= own | {"eps", "reward_functions", "weights"} and len(named) >= 18
+    eps = inspect.signature(group_advantages).parameters["eps"].default
+    assert [float(row[1]) for row in rows(TEXT) if row[0].startswith("`eps` 1e-4")] == [eps]
+
+
+def test_what_was_not_run_is_said_to_be_read():
+    """Every table has its four columns, and the versions stand above them."""
+    assert TEXT.count("| TRL | verl | OpenRLHF |\n") == 3
+    assert all(len(row) == 4 for row in rows(TEXT[: TEXT.index("## TRL's defaults over time")]))
+    assert "verl and OpenRLHF were read in their sources (verl 0.9.1, OpenRLHF 0.11.2)" in TEXT
+    assert "and not run" in TEXT
 
 
 def test_the_tables_name_the_installed_version():

@@ -165,6 +165,19 @@ def test_files_called_by_the_makefile_exist():
         assert path.is_file(), f"the Makefile calls {module}"
 
 
+def test_make_results_makes_every_stored_result():
+    recipe = re.search(r"^results:.*\n((?:\t.*\n)+)", text("Makefile"), re.MULTILINE)[1]
+    tools = re.findall(r"tools/(\w+)\.py", recipe)
+    assert len(set(tools)) == len(tools) and tools[-1] == "readme"  # which shows what was measured
+    stored = {path.stem for path in (ROOT / "data" / "results").glob("*.json")} - {"bench"}
+    for name in stored:
+        makers = [tool for tool in tools[:-1] if f'"{name}.json"' in text(f"tools/{tool}.py")]
+        assert len(makers) == 1, f"{name}.json is made by {makers}"
+        assert f"`{name}.json`: " in text("data/README.md")
+    forgotten = re.search(r"\$\(if \$\(AGAIN\),rm -f .*%\.json,([\w ]+)\)\)", recipe)[1].split()
+    assert {*forgotten} == stored - {"results"}  # whose tool repeats them in any case
+
+
 def test_license_is_the_one_declared():
     assert text("LICENSE").startswith(f"{project()['project']['license']} License")
 

@@ -19,7 +19,7 @@ from minigrpo.grpo import GRPOConfig  # noqa: E402
 
 
 def test_every_run_is_stored_with_the_present_settings():
-    """A change of settings or of the starting weights empties the table until it is run again."""
+    """A change of settings, code or starting models empties the table until it is run again."""
     assert [scaling_runs.name(one) for one in scaling_runs.stored()] == scaling_runs.RUNS
     for one in scaling_runs.stored():
         steps, most = (12, 1) if one["what"] == "stale" else (scaling_runs.TRAINER_STEPS, 3)

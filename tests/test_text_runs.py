@@ -15,7 +15,7 @@ import text_runs  # noqa: E402
 
 
 def test_every_run_is_stored_with_the_present_settings():
-    """A change of settings or of the base models empties the file until it is run again."""
+    """A change of settings, code or base models empties the file until it is run again."""
     assert [text_runs.name(one) for one in text_runs.stored()] == text_runs.RUNS
     for one in text_runs.stored():
         steps = text_runs.ARMS[one["arm"]].steps
