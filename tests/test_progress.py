@@ -46,6 +46,14 @@ def test_the_first_answer_stays(file, monkeypatch):
     assert progress.recall("clinic")["4"]["right"] is False
 
 
+def test_the_first_answer_stays_where_nothing_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "a file" / "progress.json"))
+    progress.remember("clinic", "4", answer(False))
+    progress.remember("clinic", "4", answer(True))
+    assert progress.recall("clinic") == {"4": answer(False)}
+
+
 def test_two_kernels_at_once_lose_nothing(file):
     code = (
         "import sys; from minigrpo.notebook import progress\n"
