@@ -114,9 +114,7 @@ def equal_rewards_give_no_advantage(advantages: Advantages) -> None:
 
 def rewards_do_not_ask_the_policy(rewards: Callable[[float], Tensor]) -> None:
     """rewards(factor): of the same completions, with the sampler's log-probs times the factor."""
-    assert torch.equal(rewards(1.0), rewards(0.5)), (
-        "the rewards depend on the policy's own log-probs"
-    )
+    assert torch.equal(rewards(1.0), rewards(0.5)), "the rewards depend on the policy's log-probs"
 
 
 # ----- sampler, scorer and padding
