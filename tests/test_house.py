@@ -16,8 +16,8 @@ PACKAGE = ROOT / "minigrpo"
 ROOMS = {
     "core": 1950,
     "study": 500,
-    "notebook": 460,
-    "clinic": 1250,
+    "notebook": 465,
+    "clinic": 2900,
     "text": 480,
     "scaling": 280,
     "exercises": 1700,

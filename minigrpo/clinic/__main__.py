@@ -7,14 +7,12 @@ import ast
 import importlib.util
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from minigrpo.clinic.asking import Unjudged
-from minigrpo.clinic.losses import Report, judge_loss
+from minigrpo.clinic.asking import Unjudged, judge_file, unjudged
+from minigrpo.clinic.losses import judge_loss
 from minigrpo.clinic.probes import BUILT_IN
 
 HELP = """\
@@ -74,53 +72,10 @@ def load(target: str) -> Any:
     except BaseException as error:
         raise Unjudged(f"{path.name} can't be loaded: {type(error).__name__}: {error}") from None
     if not hasattr(module, function):
-        there = [
-            k
-            for k, v in vars(module).items()
-            if callable(v) and getattr(v, "__module__", "") == "judged"
-        ]
-        raise Unjudged(
-            f"{path.name} has no {function!r}; its functions are {', '.join(there) or 'none'}"
-        )
+        own = (k for k, v in vars(module).items() if getattr(v, "__module__", "") == "judged")
+        there = ", ".join(k for k in own if callable(getattr(module, k))) or "none"
+        raise Unjudged(f"{path.name} has no {function!r}; its functions are {there}")
     return getattr(module, function)
-
-
-def judge_file(target: str, given: dict[str, Any], seconds: float = 60) -> Report:
-    """Judge in a process of its own, which may hang, print without end, or end Python."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "report.json"
-        root = str(Path(__file__).resolve().parents[2])
-        python_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        command = [
-            sys.executable,
-            "-B",
-            "-m",
-            "minigrpo.clinic",
-            "child",
-            str(path),
-            json.dumps([target, given]),
-        ]
-        try:
-            ran = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=seconds,
-                env={**os.environ, "PYTHONPATH": python_path},
-            )
-        except subprocess.TimeoutExpired:
-            return Report(
-                None,
-                [],
-                [],
-                f"Not judged: it didn't finish within {seconds:g} seconds (--seconds).",
-            )
-        if not path.is_file():
-            return Report(
-                None, [], [], f"Not judged: the file ended Python with exit code {ran.returncode}."
-            )
-        return Report(*json.loads(path.read_text("utf-8")))
 
 
 def child(path: str, words: str) -> None:
@@ -129,7 +84,7 @@ def child(path: str, words: str) -> None:
     try:
         report = judge_loss(load(target), **given)
     except Unjudged as error:
-        report = Report(None, [], [], f"Not judged: {error}.")
+        report = unjudged(error)
     partial = Path(path).with_suffix(".part")
     partial.write_text(json.dumps(report), "utf-8")
     os.replace(partial, path)
@@ -147,15 +102,13 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("what", choices=["judge"])
     parser.add_argument("target", metavar="file.py:function")
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="name=value", help="what is built in"
-    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="name=value", help="built in")
     parser.add_argument("--seconds", type=float, default=60, help="how long it may take (60)")
     chosen = parser.parse_args(arguments)
     try:
         report = judge_file(chosen.target, settings(chosen.set), chosen.seconds)
     except Unjudged as error:
-        report = Report(None, [], [], f"Not judged: {error}.")
+        report = unjudged(error)
     print(report)
     return {True: 0, False: 1, None: 2}[report.passed]
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import os
+import re
+import subprocess
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from minigrpo.clinic.probes import BUILT_IN, KINDS, OPTIONAL, Probe
 
-NAMES = {  # how the parameters may be called
-    "log_probs": "log_probs logprobs logps new_log_probs new_logps per_token_logps new",
-    "old_log_probs": "old_log_probs old_logprobs old_logps old_per_token_logps old",
-    "rewards": "rewards reward scores",
-    "advantages": "advantages advantage adv A",
-    "group_size": "group_size num_generations G",
-    "completion_mask": "completion_mask mask loss_mask response_mask",
+NAMES = {  # how the parameters may be called; the first that fits counts
+    "old_log_probs": r"old|(old|behavio|sampl|rollout)\w*log_?p\w*|\w*log_?p\w*_old",
+    "completion_mask": r"(.*_)?ma?sk",
+    "rewards": r"(.*_)?(rewards?|scores?)",
+    "advantages": r"(.*_)?adv(s|antages?)?|A",
+    "group_size": r"group_size|num_generations|G",
+    "log_probs": r"(?!ref)(.*_)?(log_?p\w*|lps?|new)",
 }
-ROLES = {name: role for role, names in NAMES.items() for name in names.split()}
 KNOWN = {*BUILT_IN, "max_length", *OPTIONAL}
 REWARD = {"scale", "baseline", "eps"}  # options of `group_advantages`
 NEEDS = {"kl_weight": "ref_log_probs", "estimator": "ref_log_probs",
@@ -36,6 +41,49 @@ class Unjudged(Exception):
     """Why there is no verdict, in one sentence."""
 
 
+class Report(NamedTuple):
+    """What the judge found. `passed` is None where it couldn't judge; printed, it is the text."""
+
+    passed: bool | None
+    mistakes: list[str]
+    cautions: list[str]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def unjudged(why: object) -> Report:
+    return Report(None, [], [], f"Not judged: {why}.")
+
+
+def judge_file(target: str, given: dict[str, Any], seconds: float = 60) -> Report:
+    """Judge in a process of its own, which may hang, print without end, or end Python."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "report.json"
+        root = str(Path(__file__).resolve().parents[2])
+        python_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-B", "-m", "minigrpo.clinic", "child", str(path)]
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        env = {**os.environ, "PYTHONPATH": python_path}
+        command.append(json.dumps([target, given]))
+        try:
+            ran = subprocess.run(command, timeout=seconds, env=env, **quiet)
+        except subprocess.TimeoutExpired:
+            return unjudged(f"it didn't finish within {seconds:g} seconds (--seconds)")
+        if not path.is_file():
+            return unjudged(f"the file ended Python with exit code {ran.returncode}")
+        return Report(*json.loads(path.read_text("utf-8")))
+
+
+def role(parameter: inspect.Parameter) -> str | None:
+    """What is passed as this parameter, if its name tells. A number by default is an option."""
+    name = parameter.name
+    if name in KNOWN or parameter.default not in (parameter.empty, None):
+        return None
+    return next((to for to, names in NAMES.items() if re.fullmatch(names, name)), None)
+
+
 class Judged:
     """A function under judgement: what it is, which options it has, and how it is called."""
 
@@ -46,14 +94,17 @@ class Judged:
             found = type(function).__name__
             raise Unjudged(f"expected a function with a signature, got {found}") from None
         self.function, self.mask, self.connected = function, torch.bool, False
+        self.dtype = torch.float64
         starred = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         options = KNOWN if inspect.Parameter.VAR_KEYWORD in starred else {p.name for p in named}
         self.options = {k for k in KNOWN & options if NEEDS.get(k, k) in options}
-        self.roles = {p.name: ROLES[p.name] for p in named if p.name in ROLES}
+        self.roles = {p.name: to for p in named if (to := role(p))}
         seen = set(self.roles.values())
         rest = [
-            p.name for p in named if p.name not in KNOWN | ROLES.keys() and p.default is p.empty
+            p.name
+            for p in named
+            if p.name not in KNOWN | self.roles.keys() and p.default is p.empty
         ]
         if inspect.Parameter.VAR_POSITIONAL in starred and not seen and not rest:
             rest = ["*"] * 4
@@ -61,7 +112,8 @@ class Judged:
         self.options -= {"loss": REWARD, "advantages": KNOWN - REWARD}.get(self.kind, set())
         self.named = self.options & {p.name for p in named}  # not only by **options
         missing = [role for role in KINDS[self.kind] if role not in seen]
-        if len(rest) != len(missing) or seen - set(KINDS[self.kind]):
+        twice = len(seen) < len(self.roles)
+        if len(rest) != len(missing) or seen - set(KINDS[self.kind]) or twice:
             raise Unjudged(
                 "expected the parameters (log_probs, old_log_probs, advantages, completion_mask), "
                 "or (rewards, group_size), or rewards and group_size in place of advantages, then "
@@ -78,13 +130,20 @@ class Judged:
         return "advantages" if not seen and others == 2 else "loss"
 
     def __call__(self, inputs: dict[str, Any], settings: dict[str, Any]) -> Any:
-        if "completion_mask" in inputs:
-            mask = inputs["completion_mask"].to(self.mask)
-            inputs = {**inputs, "completion_mask": mask}
+        types = {"completion_mask": self.mask}
+        given = {
+            k: v.to(types.get(k, self.dtype)) if isinstance(v, Tensor) else v
+            for k, v in inputs.items()
+        }
+        before = {k: v.detach().clone() for k, v in given.items() if isinstance(v, Tensor)}
         named = {k: v for k, v in settings.items() if k in self.options}
-        named |= {k: inputs[k] for k in OPTIONAL if k in self.options and k in inputs}
-        named |= {name: inputs[role] for name, role in self.roles.items()}
-        return self.function(*(inputs[role] for role in self.positional), **named)
+        named |= {k: given[k] for k in OPTIONAL if k in self.options and k in given}
+        named |= {name: given[role] for name, role in self.roles.items()}
+        value = self.function(*(given[role] for role in self.positional), **named)
+        for name, x in before.items():
+            if not torch.equal(given[name].nan_to_num(), x.nan_to_num()):
+                raise Unjudged(f"it changes its input {name} in place")
+        return value
 
 
 def first(value: Any) -> Any:
@@ -104,13 +163,10 @@ def answer(call: Callable[[dict, dict], Any], one: Probe, settings: dict[str, An
                 value = first(call(given, settings))
                 if leaves and isinstance(value, Tensor) and value.requires_grad:
                     gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+    except Unjudged:
+        raise
     except (Exception, SystemExit) as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    for name, before in one.inputs.items():
-        if isinstance(before, Tensor) and not torch.equal(
-            *map(torch.nan_to_num, (given[name], before))
-        ):
-            raise Unjudged(f"it changes its input {name} in place")
+        return f"{type(error).__name__}: {error}".splitlines()[0].strip(": ")
     _check(value, one)
     if isinstance(call, Judged):
         call.connected |= value.requires_grad or not leaves
@@ -122,7 +178,7 @@ def answer(call: Callable[[dict, dict], Any], one: Probe, settings: dict[str, An
 
 def _check(value: Any, one: Probe) -> None:
     if not isinstance(value, Tensor):
-        got = f"{type(value).__name__} ({value!r:.40})"
+        got = type(value).__name__
         raise Unjudged(f"expected a tensor, or a tuple that begins with one; it returns {got}")
     shape = tuple(value.shape)
     if "log_probs" in one.inputs and value.numel() != 1:

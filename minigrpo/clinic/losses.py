@@ -14,8 +14,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minigrpo.clinic.asking import REWARD, Answer, Judged, Unjudged, answer, first, same, shown
-from minigrpo.clinic.planted import ADVANTAGES, FORMS, MISTAKES, NAMED, Form, Mistake, course
+from minigrpo.clinic.asking import (
+    REWARD,
+    Answer,
+    Judged,
+    Report,
+    Unjudged,
+    answer,
+    first,
+    judge_file,
+    same,
+    shown,
+    unjudged,
+)  # fmt: skip
+from minigrpo.clinic.planted import ADVANTAGES, DUAL, FORMS, MISTAKES, NAMED, Form, Mistake, course
 from minigrpo.clinic.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, Probe
 from minigrpo.clinic.trl_answers import SCALES, VARIANTS, Answers, translated
 
@@ -27,21 +39,10 @@ CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: how i
     "equal_rewards_not_exactly_zero": "three rewards of 0.1 have advantages that aren't exactly 0",
     "group_of_one_accepted": "a group of one is answered, and nothing is raised",
 }
+UNNAMED = "Something {}is wrong that has no name here, or is a variant that the judge doesn't know."
 UNSEEN = """\
 What no judge of a loss can see: how the log-probs were scored (the shift by one, the temperature),
 what the mask holds, the sampler, the reward, and the optimizer."""
-
-
-class Report(NamedTuple):
-    """What the judge found. `passed` is None where it couldn't judge; printed, it is the text."""
-
-    passed: bool | None
-    mistakes: list[str]
-    cautions: list[str]
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @cache
@@ -65,12 +66,8 @@ class Trial:
     def __init__(self, judged: Judged, given: dict[str, Any]) -> None:
         self.judged, self.kind, self.given = judged, judged.kind, given
         self.assumed, self.uncovered, self.turned = dict(given), {}, []
-        self.forms = [
-            form
-            for form in FORMS
-            if self.kind == "rewards"
-            or (form[0].function in ADVANTAGES) == (self.kind == "advantages")
-        ]
+        about = {True: self.kind != "loss", False: self.kind != "advantages"}
+        self.forms = [form for form in FORMS if about[form[0].function in ADVANTAGES]]
         self.probes: list[tuple[int, Probe]] = []
         self.got: list[Answer] = []
         self.choose_form()
@@ -80,18 +77,19 @@ class Trial:
     def settings(self, one: Probe) -> dict[str, Any]:
         """Those of a probe, as far as the function has them, and what is known of the others."""
         wanted = {**DEFAULTS, **one.settings}
+        if "how" not in self.judged.options - self.given.keys():
+            wanted = {"max_length": 5, **wanted}  # it may be the constant that is divided by
         return {**{k: v for k, v in wanted.items() if k in self.judged.options}, **self.assumed}
 
     def choose_form(self) -> None:
         """The first dtype of the mask, and set of options, with which nothing is raised."""
         one, judged, known = PROBES[self.kind][0], self.judged, self.judged.options
-        for options, mask in product(
-            (known, judged.named), (torch.bool, torch.long, torch.float64)
-        ):
-            judged.options, judged.mask = options, mask
+        types = (torch.float64, torch.float32), (torch.bool, torch.long, torch.float64)
+        for dtype, options, mask in product(types[0], (known, judged.named), types[1]):
+            judged.options, judged.mask, judged.dtype = options, mask, dtype
             if not isinstance(answer(judged, one, self.settings(one)), str):
                 return
-        judged.options, judged.mask = known, torch.bool
+        judged.options, judged.mask, judged.dtype = known, torch.bool, torch.float64
 
     def ask(self) -> None:
         asked_for = set()
@@ -103,6 +101,7 @@ class Trial:
             reply = answer(self.judged, one, self.settings(one))
             asked = [f"{k}={v!r}" for k, v in one.settings.items()
                      if k in self.judged.options and k not in self.given]  # fmt: skip
+            one = one._replace(what=", ".join([one.what, *asked]))
             if one.inputs.get("old_log_probs", 0) is None:
                 asked = ["old_log_probs=None"]
             if isinstance(reply, str) and asked:
@@ -183,14 +182,14 @@ class Trial:
         )
         return level != "token" and empty and same(got[1:], right[1:])
 
-    def explain(self) -> Finding:
+    def explain(self, most: int = 4) -> Finding:
         """The mistakes with which the right code answers the same, as few as possible."""
         right = self.answers()
         pairs = enumerate(zip(self.probes, self.got, right))
         wrong = [i for i, ((_, one), got, r) in pairs if not self.agrees(one, got, r)]
         named: list[Form] = []
         explained = 0
-        while wrong and explained < len(wrong) and len(named) < 4:
+        while wrong and explained < len(wrong) and len(named) < most:
             best: tuple[int, int, Form] | None = None
             for form in self.forms:
                 if form[0].name in [other[0].name for other in named]:
@@ -212,16 +211,18 @@ class Trial:
 
     def finding(self) -> Finding:
         """`explain` with what was found out; if something stays open, with other settings too."""
-        found = [self.explain()]
-        varied = ("how",) if self.kind == "loss" else ("scale", "eps", "baseline")
+        found = [first := self.explain()]
+        varied = ("how", "surrogate") if self.kind == "loss" else ("scale", "eps", "baseline")
         varied = [option for option in varied if option in self.turned]
         for values in product(*(BUILT_IN[option] for option in varied)):
-            if found[-1].explained == len(found[-1].wrong):
+            whole = found[-1].explained == len(found[-1].wrong)
+            if whole and (len(found[-1].forms) < 2 or "surrogate" not in varied):
                 break
             defaults = {option: DEFAULTS[option] for option in self.turned}
             self.assume(**{**defaults, **dict(zip(varied, values))})
             if self.assumed.get("max_length") != 1 or "max_length" in self.given:
-                found.append(self.explain())
+                other = self.assumed.get("surrogate") != first.assumed.get("surrogate")
+                found.append(self.explain(1 if other or first.explained == len(first.wrong) else 4))
         best = max(found, key=lambda f: (f.explained - len(f.wrong), -len(f.forms)))
         self.assumed = best.assumed
         return best if 2 * best.explained >= len(best.wrong) else best._replace(forms=[])
@@ -265,11 +266,8 @@ class Trial:
             found += ["old_log_probs_not_detached"] * self.leaks("old_log_probs")
         if self.kind != "loss":
             one = self.probes[0][1]
-            three = {
-                k: v[:1].repeat_interleave(3, dim=0)
-                for k, v in one.inputs.items()
-                if isinstance(v, Tensor)
-            }
+            tensors = {k: v for k, v in one.inputs.items() if isinstance(v, Tensor)}
+            three = {k: v[:1].repeat_interleave(3, dim=0) for k, v in tensors.items()}
             three |= {"rewards": torch.full((3,), 0.1, dtype=torch.float64), "group_size": 3}
             equal = self.changed(one, **three)
             trace = 0.0 if isinstance(equal, str) else equal[0].abs().max()
@@ -286,15 +284,16 @@ class Trial:
 
     def trl(self) -> tuple[list[tuple[Probe, Answer, Answer]], int]:
         """TRL's answers that the function can be asked for, each beside its own; of how many."""
-        stored, cases = Answers(), []
+        stored, cases, usual = Answers(), [], {"baseline": "mean", "eps": 1e-4}
         if self.kind == "advantages":
             for scale in SCALES:
                 for (r, size), theirs in zip(stored.reward_cases, stored.advantages(scale)):
                     words = f"rewards {r.tolist()} in groups of {size}"
                     inputs, options = {"rewards": r, "group_size": size}, {"scale": scale}
-                    cases.append((Probe(words, inputs, {**options, "eps": 1e-4}), [theirs]))
+                    cases.append((Probe(words, inputs, {**options, **usual}), [theirs]))
         for variant, words in VARIANTS.items() if self.kind == "loss" else ():
             options = {k: v for k, v in translated(**words).items() if v is not None}
+            options |= {"estimator": "k3"} if options["kl_weight"] else {}
             for case, (loss, slope, of_entropy, _) in zip(stored.cases, stored.losses(variant)):
                 inputs = case._asdict()
                 inputs["completion_mask"] = inputs.pop("mask")
@@ -324,8 +323,6 @@ def judge_loss(function: Callable | str, **given: Any) -> Report:
     is judged in a process of its own, as `python -m minigrpo.clinic judge` does.
     """
     if isinstance(function, str):
-        from minigrpo.clinic.__main__ import judge_file
-
         return judge_file(function, given)
     try:
         if not callable(function):
@@ -333,7 +330,7 @@ def judge_loss(function: Callable | str, **given: Any) -> Report:
         trial = Trial(Judged(function), checked(given))
         return report(trial, trial.finding())
     except Unjudged as error:
-        return Report(None, [], [], f"Not judged: {error}.")
+        return unjudged(error)
 
 
 def checked(given: dict[str, Any]) -> dict[str, Any]:
@@ -362,22 +359,24 @@ def report(trial: Trial, finding: Finding) -> Report:
     off = [(one, theirs, got) for one, theirs, got in trl if not trial.agrees(one, got, theirs)]
     entries = []
     for form in finding.forms:
+        if form == (DUAL,):
+            continue
         told = trial.answers(*form)
-        own = [i for i in wrong if same(told[i], trial.got[i]) and not same(told[i], right[i])]
-        at = min(own or wrong, key=lambda i: trial.probes[i][1].size)
+        seen = [i for i in wrong if not same(told[i], right[i])]  # where it alone would be seen
+        own = [i for i in seen if same(told[i], trial.got[i])]
+        at = min(own or seen or wrong, key=lambda i: trial.probes[i][1].size)
         case = trial.probes[at][1], right[at], trial.got[at]
         entries.append((form[0].name, [form[0].sentence, *example(*case)]))
     if finding.explained < len(wrong):
         at = min(wrong, key=lambda i: trial.probes[i][1].size)
         more = "else " if finding.forms else ""
-        told = [f"Something {more}is wrong that has no name here."]
         case = trial.probes[at][1], right[at], trial.got[at]
-        entries.append(("unnamed", told + example(*case)))
+        entries.append(("unnamed", [UNNAMED.format(more), *example(*case)]))
     elif not wrong and trial.kind != "advantages" and trial.reads_padding():
         entries.append(("unnamed", ["Loss or gradient depends on what is under the mask."]))
     elif not wrong and off:
         case = min(off, key=lambda one: one[0].size)
-        entries.append(("unnamed", ["Something is wrong that has no name here.", *example(*case)]))
+        entries.append(("unnamed", [UNNAMED.format(""), *example(*case)]))
     cautions = trial.cautions()
     count = {0: "Nothing wrong was found.", 1: "1 mistake"}
     lines = [count.get(len(entries), f"{len(entries)} mistakes")]
@@ -386,7 +385,8 @@ def report(trial: Trial, finding: Finding) -> Report:
     for name in cautions:
         seen = f"Seen here: {CAUTIONS[name]}. TRL's own code does it too, so it's no mistake."
         lines += ["", f"careful: {name}", f"  {NAMED[name].sentence}", f"  {seen}"]
-    lines += ["", *coverage(trial, right, trl, off, stored), UNSEEN]
+    lines += ["", *coverage(trial, right, trl, off, stored)]
+    lines += [f"  {DUAL.sentence}"] * ((DUAL,) in finding.forms) + [UNSEEN]
     return Report(not entries, [name for name, _ in entries], cautions, "\n".join(lines))
 
 
@@ -397,17 +397,15 @@ def example(one: Probe, right: Answer, got: Answer) -> list[str]:
 def coverage(trial: Trial, right: list[Answer], trl: list, off: list, stored: int) -> list[str]:
     """What the verdict rests on."""
     single = [form[0] for form in trial.forms if form[0] in MISTAKES and len(form) == 1]
-    blind = [
-        m.name for m in single if m.name not in CAUTIONS and all(map(same, trial.answers(m), right))
-    ]
+    plain = [m for m in single if m.name not in CAUTIONS]
+    blind = [m.name for m in plain if all(map(same, trial.answers(m), right))]
     lines = ["What this covers"]
     if trl:
         what = "value and gradient" if trial.kind == "loss" else "every advantage"
         lines.append(f"  {len(trl) - len(off)} of {len(trl)} of TRL's answers agree, {what}.")
     if len(trl) < stored:
-        lines.append(
-            f"  {stored - len(trl)} of TRL's {stored} can't be asked: it lacks their settings."
-        )
+        less = f"{stored - len(trl)} of TRL's {stored}"
+        lines.append(f"  {less} can't be asked: it lacks their settings.")
     if trial.kind == "rewards":
         lines.append("  TRL's stored answers start from advantages, so none was compared.")
     lines.append(f"  {len(single) - len(blind)} of {len(single)} named mistakes would show.")

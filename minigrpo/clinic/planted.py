@@ -47,6 +47,13 @@ PADDING_SEEN = (
     ("_real", "values = _unmasked(log_probs, mask)", "values = log_probs"),
     ("policy_ratio", "return log_ratio.exp()", "return (log_probs - old_log_probs).exp()"),
 )
+DUAL = Mistake(  # a setting that the course's objective doesn't have, and no mistake
+    "dual_clip",
+    "It has a dual clip, where no loss at a negative advantage is above 3 times its size (verl).",
+    *NAMED["max_for_min"][2:4],
+    "return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)"
+    ".maximum(torch.where(advantages < 0, 3 * advantages, -torch.inf))",
+)
 FORMS: list[Form] = [(mistake,) for mistake in MISTAKES] + [
     form(  # and back again
         "groups_mix_prompts",
@@ -63,6 +70,12 @@ FORMS: list[Form] = [(mistake,) for mistake in MISTAKES] + [
         NAMED["mask_in_the_denominator_only"][2:],
         *PADDING_SEEN,
     ),
+    form(  # with the gradient of a product with the mask
+        "masked_row_divides_by_zero",
+        NAMED["masked_row_divides_by_zero"][2:],
+        NAMED["mask_by_multiplication"][2:],
+    ),
+    (DUAL,),
     form(  # without any mask
         "mean_over_the_padding",
         (*NAMED["mean_over_the_padding"][2:4], "return per_token.mean()"),

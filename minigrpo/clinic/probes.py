@@ -53,7 +53,6 @@ def rows(ratios, advantages, mask=None, *, new=-1.0, kl=1.0, first=False, **sett
     words += f", log-probs {new:g}" * (settings.get("surrogate") == "cispo")
     words += f", {kl:g} times as likely as under the reference" * ("kl_weight" in settings)
     words += ", no old log-probs" * first
-    words += "".join(f", {name}={value!r}" for name, value in settings.items())
     inputs = {
         "log_probs": new * real,
         "old_log_probs": None if first else (new - ratio.log()) * real,
@@ -70,7 +69,7 @@ UNEVEN = ([[1.1, 1, 1, 1], [0.9, 1.05, 1.1, 1]], [1, -2], RAGGED)
 WIDE = ([[1.1, 1.1, 1, 1]], [1], [[1, 1, 0, 0]])
 CISPO = {"surrogate": "cispo", "clip": (1.0, 1.0)}
 LOSS = [
-    *(rows([[r]], [a]) for r, a in ((1.1, 1), (0.5, 1), (3, 1), (1.5, -1), (0.5, -1))),
+    *(rows([[r]], [a]) for r, a in ((1.1, 1), (0.5, 1), (3, 1), (1.5, -1), (0.5, -1), (9, -1))),
     rows([[1.1, 0.9]], [1]),
     rows([[1]], [1], first=True),
     *(rows([[r]], [a], clip=(0.2, 0.28)) for r, a in ((2, 1), (0.1, -1))),
@@ -94,8 +93,7 @@ LOSS = [
 def groups(rewards: list[float], size: int, **settings: Any) -> Probe:
     """Rewards alone."""
     inputs = {"rewards": torch.tensor(rewards, dtype=torch.float64), "group_size": size}
-    said = "".join(f", {name}={value!r}" for name, value in settings.items())
-    return Probe(f"rewards {rewards} in groups of {size}{said}", inputs, settings)
+    return Probe(f"rewards {rewards} in groups of {size}", inputs, settings)
 
 
 ADVANTAGES = [
