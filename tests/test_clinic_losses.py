@@ -376,6 +376,41 @@ def no_eps(rewards, group_size):
 def no_std(r, G):
     g = r.view(-1, G)
     return (g - g.mean(1, keepdim=True)).view(-1)
+
+def leave_one_out(rewards, group_size):
+    g = rewards.view(-1, group_size)
+    return (g - (g.sum(1, keepdim=True) - g) / (group_size - 1)).view(-1)
+
+def in_verls_order(old_log_prob, log_prob, advantages, response_mask):
+    r = (log_prob - old_log_prob).exp()
+    t = torch.min(r * advantages, r.clamp(0.8, 1.2) * advantages) * response_mask
+    return -t.sum() / response_mask.sum()
+
+def dual_clip(logps, old, adv, mask):
+    r, a = (logps - old).exp(), adv[:, None]
+    t = torch.min(r * a, r.clamp(0.8, 1.2) * a)
+    t = torch.where(a < 0, torch.max(t, 3 * a), t)
+    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
+
+def asks_for_float32(logps, old, adv, mask):
+    assert logps.dtype == adv.dtype == torch.float32
+    return dual_clip(logps, old, adv, mask)
+
+def constant(logps, old, adv, mask, max_length):
+    r, a = (logps - old).exp(), adv[:, None]
+    return -(torch.min(r * a, r.clamp(0.8, 1.2) * a) * mask).sum() / (len(adv) * max_length)
+
+def k2(logps, old, adv, mask, ref_log_probs, kl_weight):
+    t = (logps - old).exp() * adv[:, None] - kl_weight * (ref_log_probs - logps) ** 2 / 2
+    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
+
+def empty_row(logps, old, adv, mask):
+    r, a = (logps - old).exp(), adv[:, None]
+    return -((torch.min(r * a, r.clamp(0.8, 1.2) * a) * mask).sum(1) / mask.sum(1)).mean()
+
+def cispo_through_the_weight(logps, old, adv, mask, clip=(0.2, 4.0)):
+    w = (logps - old).exp().clamp(max=1 + clip[1])
+    return -(w * adv[:, None] * logps * mask).sum() / mask.sum().clamp(min=1)
 """
 
 
@@ -395,6 +430,14 @@ def no_std(r, G):
         ("small_eps_population", ["population_std"], "eps=1e-08"),
         ("no_eps", ["equal_rewards_not_exactly_zero"], "nan, nan"),
         ("no_std", [], "scale='none'"),
+        ("leave_one_out", [], "baseline='leave_one_out'"),
+        ("in_verls_order", ["advantages_along_the_tokens"], "has to be wrapped, as --help shows"),
+        ("dual_clip", [], "It has a dual clip"),
+        ("asks_for_float32", [], "It has a dual clip"),
+        ("constant", [], "how='constant'"),
+        ("k2", [], "estimator='k2'"),
+        ("empty_row", ["masked_row_divides_by_zero"], "nan, nan"),
+        ("cispo_through_the_weight", ["cispo_weight_not_detached"], "how='token_mean'"),
     ],
 )
 def test_other_styles_are_judged_by_what_they_mean(judged, function, mistakes, words):
@@ -463,6 +506,9 @@ BAD = [
     (HEAD + "raise RuntimeError('no GPU')", "it raises RuntimeError: no GPU"),
     (HEAD + "import sys; sys.exit(0)", "it raises SystemExit: 0"),
     (HEAD + "advantages -= 1; " + RIGHT, "changes its input advantages in place"),
+    (HEAD + "completion_mask[:] = 0; " + RIGHT, "changes its input completion_mask in place"),
+    (HEAD + "assert log_probs is None", "it raises AssertionError."),
+    ("def loss(old, old_log_prob, adv, mask): return 0", "found (old, old_log_prob, adv, mask)"),
     (HEAD + "return log_probs.sum() * torch.rand(())", "two calls with the same inputs differ"),
     ("n = [0]\n" + HEAD + "n[0] += 1; return log_probs.sum() * n[0]", "keeps something between"),
     ("def loss(rewards, group_size): return rewards.sum()", "expected advantages of shape (N,)"),

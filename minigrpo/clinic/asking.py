@@ -78,8 +78,8 @@ def judge_file(target: str, given: dict[str, Any], seconds: float = 60) -> Repor
 
 def role(parameter: inspect.Parameter) -> str | None:
     """What is passed as this parameter, if its name tells. A number by default is an option."""
-    name = parameter.name
-    if name in KNOWN or parameter.default not in (parameter.empty, None):
+    name, usual = parameter.name, parameter.default
+    if name in KNOWN or not (usual is None or usual is parameter.empty):
         return None
     return next((to for to, names in NAMES.items() if re.fullmatch(names, name)), None)
 
@@ -101,11 +101,8 @@ class Judged:
         self.options = {k for k in KNOWN & options if NEEDS.get(k, k) in options}
         self.roles = {p.name: to for p in named if (to := role(p))}
         seen = set(self.roles.values())
-        rest = [
-            p.name
-            for p in named
-            if p.name not in KNOWN | self.roles.keys() and p.default is p.empty
-        ]
+        rest = [p.name for p in named if p.default is p.empty]
+        rest = [name for name in rest if name not in KNOWN | self.roles.keys()]
         if inspect.Parameter.VAR_POSITIONAL in starred and not seen and not rest:
             rest = ["*"] * 4
         self.kind = self._kind(seen, len(rest))
@@ -157,12 +154,11 @@ def answer(call: Callable[[dict, dict], Any], one: Probe, settings: dict[str, An
     leaves = [given[k].requires_grad_() for k in ("log_probs", "entropy") if k in given]
     gradients: Any = [None] * len(leaves)
     try:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                value = first(call(given, settings))
-                if leaves and isinstance(value, Tensor) and value.requires_grad:
-                    gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+        with open(os.devnull, "w") as no, contextlib.redirect_stdout(no), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = first(call(given, settings))
+            if leaves and isinstance(value, Tensor) and value.requires_grad:
+                gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
     except Unjudged:
         raise
     except (Exception, SystemExit) as error:

@@ -14,19 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minigrpo.clinic.asking import (
-    REWARD,
-    Answer,
-    Judged,
-    Report,
-    Unjudged,
-    answer,
-    first,
-    judge_file,
-    same,
-    shown,
-    unjudged,
-)  # fmt: skip
+from minigrpo.clinic import asking
+from minigrpo.clinic.asking import NEEDS, REWARD, Answer, Judged, Report, Unjudged, answer, same
 from minigrpo.clinic.planted import ADVANTAGES, DUAL, FORMS, MISTAKES, NAMED, Form, Mistake, course
 from minigrpo.clinic.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, Probe
 from minigrpo.clinic.trl_answers import SCALES, VARIANTS, Answers, translated
@@ -66,7 +55,7 @@ class Trial:
     def __init__(self, judged: Judged, given: dict[str, Any]) -> None:
         self.judged, self.kind, self.given = judged, judged.kind, given
         self.assumed, self.uncovered, self.turned = dict(given), {}, []
-        about = {True: self.kind != "loss", False: self.kind != "advantages"}
+        self.about = about = {True: self.kind != "loss", False: self.kind != "advantages"}
         self.forms = [form for form in FORMS if about[form[0].function in ADVANTAGES]]
         self.probes: list[tuple[int, Probe]] = []
         self.got: list[Answer] = []
@@ -117,10 +106,9 @@ class Trial:
         for (_, one), before in list(zip(self.probes, self.got))[:4]:
             again = answer(self.judged, one, self.settings(one))
             if not same(again, before):
-                raise Unjudged(
-                    f"two calls with the same inputs differ ({shown(before)} and {shown(again)}), "
-                    "so it is random or keeps something between calls"
-                )
+                two = f"{asking.shown(before)} and {asking.shown(again)}"
+                why = "it is random or keeps something between calls"
+                raise Unjudged(f"two calls with the same inputs differ ({two}), so {why}")
 
     def answers(self, *mistakes: Mistake) -> list[Answer]:
         """What the course's objective with these mistakes says of every probe."""
@@ -158,13 +146,9 @@ class Trial:
 
     def fit(self) -> None:
         """Find out what is built in, one option after the other, twice."""
-        loss = {"how", "surrogate", "level", "clip"} if self.kind != "advantages" else set()
-        reward = REWARD if self.kind != "loss" else set()
-        kl = {"kl_weight", "estimator", "kl_correction"} & loss.union(BUILT_IN)
-        kl = kl if "ref_log_probs" in self.judged.options else set()
-        entropy = {"entropy_weight"} if "entropy" in self.judged.options else set()
-        wanted = (loss | reward | kl | entropy) - self.judged.options - self.given.keys()
-        self.turned = [option for option in BUILT_IN if option in wanted]
+        known = self.judged.options | self.given.keys()
+        wanted = [k for k in BUILT_IN if self.about[k in REWARD] and k not in known]
+        self.turned = [k for k in wanted if k not in NEEDS or NEEDS[k] in self.judged.options]
         for option in self.turned * 2:
             value = max(BUILT_IN[option], key=lambda value: self.agreement(**{option: value}))
             self.assume(**{option: value})
@@ -177,9 +161,7 @@ class Trial:
         if same(got, right) or isinstance(got, str) or isinstance(right, str):
             return same(got, right)
         level = self.settings(one).get("level", "token")
-        empty = self.kind != "advantages" and bool(
-            (one.inputs["completion_mask"].sum(1) == 0).any()
-        )
+        empty = self.kind != "advantages" and 0 in one.inputs["completion_mask"].sum(1)
         return level != "token" and empty and same(got[1:], right[1:])
 
     def explain(self, most: int = 4) -> Finding:
@@ -248,7 +230,7 @@ class Trial:
         log_probs = one.inputs["log_probs"].clone().requires_grad_()
         inputs = {**one.inputs, "log_probs": log_probs, name: graph}
         try:
-            value = first(self.judged(inputs, self.settings(one)))
+            value = asking.first(self.judged(inputs, self.settings(one)))
             (gradient,) = torch.autograd.grad(value.sum(), [graph], allow_unused=True)
         except Exception:  # nothing was connected, or it refuses such an input
             return False
@@ -323,14 +305,14 @@ def judge_loss(function: Callable | str, **given: Any) -> Report:
     is judged in a process of its own, as `python -m minigrpo.clinic judge` does.
     """
     if isinstance(function, str):
-        return judge_file(function, given)
+        return asking.judge_file(function, given)
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
         trial = Trial(Judged(function), checked(given))
         return report(trial, trial.finding())
     except Unjudged as error:
-        return unjudged(error)
+        return asking.unjudged(error)
 
 
 def checked(given: dict[str, Any]) -> dict[str, Any]:
@@ -391,7 +373,8 @@ def report(trial: Trial, finding: Finding) -> Report:
 
 
 def example(one: Probe, right: Answer, got: Answer) -> list[str]:
-    return [f"case      {one.what}", f"expected  {shown(right)}", f"got       {shown(got)}"]
+    words = one.what, asking.shown(right), asking.shown(got)
+    return [f"{name:<10}{word}" for name, word in zip(("case", "expected", "got"), words)]
 
 
 def coverage(trial: Trial, right: list[Answer], trl: list, off: list, stored: int) -> list[str]:

@@ -55,32 +55,19 @@ DUAL = Mistake(  # a setting that the course's objective doesn't have, and no mi
     ".maximum(torch.where(advantages < 0, 3 * advantages, -torch.inf))",
 )
 FORMS: list[Form] = [(mistake,) for mistake in MISTAKES] + [
-    form(  # and back again
-        "groups_mix_prompts",
-        ("group_advantages", EQUAL, "rewards = rewards.view(group_size, -1).T.flatten(); " + EQUAL),
-        ("group_advantages", RETURN, "return advantages.view(-1, group_size).T.flatten()"),
-    ),
-    form(  # and the std around that mean
-        "mean_over_the_batch",
-        NAMED["mean_over_the_batch"][2:],
-        (*NAMED["population_std"][2:4], f"advantages = advantages / ({ROOT} + eps)"),
-    ),
-    form(  # with a gradient for the padding
-        "mask_in_the_denominator_only",
-        NAMED["mask_in_the_denominator_only"][2:],
-        *PADDING_SEEN,
-    ),
-    form(  # with the gradient of a product with the mask
-        "masked_row_divides_by_zero",
-        NAMED["masked_row_divides_by_zero"][2:],
-        NAMED["mask_by_multiplication"][2:],
-    ),
     (DUAL,),
-    form(  # without any mask
-        "mean_over_the_padding",
-        (*NAMED["mean_over_the_padding"][2:4], "return per_token.mean()"),
-        *PADDING_SEEN,
-    ),
+    form("groups_mix_prompts",  # and back again
+         ("group_advantages", EQUAL, f"rewards = rewards.view(group_size, -1).T.ravel(); {EQUAL}"),
+         ("group_advantages", RETURN, "return advantages.view(-1, group_size).T.flatten()")),
+    form("mean_over_the_batch",  # and the std around that mean
+         NAMED["mean_over_the_batch"][2:],
+         (*NAMED["population_std"][2:4], f"advantages = advantages / ({ROOT} + eps)")),
+    form("mask_in_the_denominator_only",  # with a gradient for the padding
+         NAMED["mask_in_the_denominator_only"][2:], *PADDING_SEEN),
+    form("masked_row_divides_by_zero",  # with the gradient of a product with the mask
+         NAMED["masked_row_divides_by_zero"][2:], NAMED["mask_by_multiplication"][2:]),
+    form("mean_over_the_padding",  # without any mask
+         (*NAMED["mean_over_the_padding"][2:4], "return per_token.mean()"), *PADDING_SEEN),
 ]  # fmt: skip
 
 
