@@ -348,7 +348,9 @@ def test_no_text_says_that_a_gradient_of_0_has_one_cause():
 def test_the_table_holds_every_symptom_cause_measurement_and_cure():
     table = clinic.table()
     for one in ILL:
-        assert one.sign_read.measurement in table
+        assert f"<td>{one.name}</td>" in table
+        assert f"<td>{one.sign_read.measurement.replace('dashboard', 'chart')}</td>" in table
+        assert f"({one.sign_read.reading}" not in table  # nor our thresholds
     assert table.count("<tr>") == len(ILL) + 1
     spans = [int(n) for n in re.findall(r'rowspan="(\d+)"', table)]
     assert sum(spans) == len(ILL) == 23

@@ -165,7 +165,7 @@ class Case:
         here, twin = (
             measuring.reading(s, at.measurement, at.reading, at.part) for s in self._both.values()
         )
-        where = "the dashboard" if at.measurement == "dashboard" else f'"{at.measurement}"'
+        where = "the chart" if at.measurement == "dashboard" else f'"{at.measurement}"'
         if at.measurement not in ("dashboard", *self.measured):
             where += " (not taken)"
         return f"In {where}, {at.reading}: {_or_none(here)} here, {_or_none(twin)} in the twin."
@@ -276,20 +276,21 @@ def provenance(name: str | Patient) -> str:
 # --------------------------------------------------------------------------------------------
 # the page to keep
 
-HEAD = ("symptom", "likely cause", "measure", "sign here", "sign in large runs", "cure")
+HEAD = ("symptom", "likely cause", "measure", "sign", "cure")
 
 
 def table() -> str:
-    """Symptom, causes, what to measure and its value here, and cure, as an HTML table."""
+    """Symptom, causes, what to measure, its sign, and cure, as an HTML table."""
     rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in HEAD) + "</tr>"]
     ill = [record for record in numbered() if record.sign_read]
     ill.sort(key=lambda one: names().index(one.name))
     for one in ill:
         together = [other for other in ill if other.ward == one.ward]
         symptom = f'<td rowspan="{len(together)}"><b>{html.escape(one.ward)}</b></td>'
-        at = one.sign_read
-        here = f"{one.sign} ({at.reading} {'above' if at.above else 'below'} {at.threshold:g})"
-        cells = (one.name, at.measurement, here, one.large, one.cure)
+        at = one.sign_read.measurement
+        where = "chart" if at == "dashboard" else at
+        sign = f"{one.sign}; in large runs: {one.large}" if one.large else one.sign
+        cells = (one.name, where, sign, one.cure)
         row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
         rows.append(f"<tr>{symptom if together[0] is one else ''}{row}</tr>")
     return "<table>\n" + "\n".join(rows) + "\n</table>"
