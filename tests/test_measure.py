@@ -77,7 +77,7 @@ def test_the_loss_by_hand_tells_eos_from_micro_batches():
     parts = MEASUREMENTS["loss by hand"][1](Subject(record("a token mean per micro-batch"), 3))
     assert abs(parts["logged loss"] - parts["by hand, mean over micro-batches of 8 rows"]) < 1e-5
     for found in (eos, parts):
-        assert found["off the one over all tokens"] > 1e-3
+        assert found["from the logged loss to the one over all tokens"] > 1e-3
 
 
 def test_the_wrong_side_of_the_clip_is_seen_at_both_ratios():
@@ -90,7 +90,7 @@ def test_the_wrong_side_of_the_clip_is_seen_at_both_ratios():
 
 def test_random_ids_under_the_mask_change_the_loss_of_one_patient_alone():
     for one in PATIENTS:
-        here = reading(Subject(one, 3), "padding", "difference")
+        here = reading(Subject(one, 3), "padding", "difference of the two losses")
         assert (here > 1e-4) == (one.name == "the mask in the denominator only"), one.name
 
 

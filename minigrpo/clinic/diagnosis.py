@@ -44,7 +44,7 @@ class Case:
             f"most {c.max_new_tokens} tokens, {c.inner_epochs} updates per batch.",
             f"Clip {c.clip[0]:g}, KL weight {c.kl_weight:g}, entropy weight {c.entropy_weight:g}. "
             "The twin has the same settings and another seed.",
-            "Each pair of numbers: first step, mean of the last three.",
+            "Each pair of numbers: first step (its updates averaged), mean of the last three.",
             "",
             self._beside({w: dashboard(s.chart) for w, s in self._both.items()}),
         ]
@@ -122,6 +122,7 @@ class Case:
         note = "" if first else f"\nYour first answer counts, and it was {known!r}."
         if name == one.name:
             return f"Patient {self.number}: {name}. Right.\n{self._told()}{note}"
+        note += "\nThis patient's measurements are free now."
         return f"Patient {self.number}: {name!r} isn't it.\n{self._against(name)}{note}"
 
     def reveal(self) -> None:
@@ -165,7 +166,7 @@ class Case:
         here, twin = (
             measuring.reading(s, at.measurement, at.reading, at.part) for s in self._both.values()
         )
-        where = "the chart" if at.measurement == "dashboard" else f'"{at.measurement}"'
+        where = _where(named)
         if at.measurement not in ("dashboard", *self.measured):
             where += " (not taken)"
         return f"In {where}, {at.reading}: {_or_none(here)} here, {_or_none(twin)} in the twin."
@@ -174,7 +175,9 @@ class Case:
         """Why a wrong diagnosis is not the right one."""
         one = self.patient.patient
         if name == "healthy":
-            return "Something is off by more than a seed or rounding explains. Look again."
+            return (
+                f"Something is off, and it's more than a seed or rounding. Look at {_where(one)}."
+            )
         ward = records()[name]["ward"]
         hint = "\nThe ward is the right one." if ward == one.ward else ""
         named = next((p for p in numbered() if p.name == name), None)
@@ -189,7 +192,7 @@ class Case:
             why = "There is nothing of that to measure here."
         elif not at.fits(here):
             side = "above" if at.above else "below"
-            why = f"Those who have it are {side} {at.threshold:g}."
+            why = f"With that bug it's {side} {at.threshold:g}."
         elif at.fits(twin):
             why = "On this task the healthy twin is there too, so it says nothing."
         else:
@@ -203,6 +206,12 @@ def _says_nothing(found: Readings | str) -> bool:
         return True
     parts = [part for v in found.values() for part in (v if isinstance(v, tuple) else (v,))]
     return all(isinstance(part, float) and math.isnan(part) for part in parts)
+
+
+def _where(one: Patient) -> str:
+    """Where the sign of a bug is seen."""
+    at = one.sign_read.measurement
+    return "the chart" if at == "dashboard" else f'"{at}"'
 
 
 def _or_none(value: float) -> str:

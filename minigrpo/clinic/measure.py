@@ -180,22 +180,16 @@ def equal_groups(subject: Subject) -> Readings | str:
         return STOPPED
     steps, size = subject.chart.steps, subject.config().group_size
     found = [(m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)) for m in steps]
-    equal = [a[r.amax(1) == r.amin(1)] for r, a in found]
-    equal = torch.cat(equal)
-    nothing = float("nan")
+    equal = torch.cat([a[r.amax(1) == r.amin(1)] for r, a in found])
+    some = equal if len(equal) else torch.full((1, size), float("nan"))
+    late = subject.chart.last("frac_reward_zero_std")
     return {
-        "equal groups, first step (frac_reward_zero_std)": (steps[0].frac_reward_zero_std),
-        "equal groups, last steps (frac_reward_zero_std)": subject.chart.last(
-            "frac_reward_zero_std"
-        ),
-        "standard deviation of rewards (reward_std)": (found[-1][0].std(1).mean().item()),
+        "equal groups, first step (frac_reward_zero_std)": steps[0].frac_reward_zero_std,
+        "equal groups, last steps (frac_reward_zero_std)": late,
+        "standard deviation of rewards (reward_std)": found[-1][0].std(1).mean().item(),
         "groups of equal rewards in the run": len(equal),
-        "largest |advantage| where all rewards are equal": (
-            equal.abs().max().item() if len(equal) else nothing
-        ),
-        "widest range of advantages in such a group": (
-            (equal.amax(1) - equal.amin(1)).max().item() if len(equal) else nothing
-        ),
+        "largest |advantage| where all rewards are equal": some.abs().max().item(),
+        "widest range of advantages in such a group": (some.amax(1) - some.amin(1)).max().item(),
     }
 
 
@@ -260,9 +254,7 @@ def scorer(subject: Subject) -> Readings:
     }
 
 
-@measurement(
-    "gradient at zero advantage", "the pull of the KL term and the entropy bonus, each alone"
-)
+@measurement("gradient at zero advantage", "the pull of KL term and entropy bonus, each alone")
 def zero_advantage(subject: Subject) -> Readings:
     base = subject.patient.setting.base()
     moved, noise = copy.deepcopy(base), torch.Generator().manual_seed(0)
@@ -292,10 +284,7 @@ def per_token(subject: Subject) -> Readings:
         config = replace(config, eos_id=arithmetic.EOS)
     else:
         tokenizer = CharTokenizer()
-        texts, size = (
-            [tokenizer.encode(" the sea").tolist(), tokenizer.encode("no, sir!").tolist()],
-            8,
-        )
+        texts, size = [tokenizer.encode(text).tolist() for text in (" the sea", "no, sir!")], 8
         prompts = torch.stack([tokenizer.encode("ROMEO:")] * 2)
     ids = torch.full((2, size), config.pad_id)
     for row, text in enumerate(texts):
@@ -349,7 +338,7 @@ def by_hand(subject: Subject) -> Readings | str:
         "by hand, over all tokens": hand(everyone),
         "by hand, without each row's last token": hand(everyone, less=1),
         "by hand, mean over micro-batches of 8 rows": sum(parts) / len(parts),
-        "off the one over all tokens": abs(logged - hand(everyone)),
+        "from the logged loss to the one over all tokens": abs(logged - hand(everyone)),
     }
 
 
@@ -417,8 +406,8 @@ def _drift(subject: Subject, policy: nn.Module) -> tuple[float, float]:
     return kl_estimate(new, ref)[real].mean().item(), entropy[real].mean().item()
 
 
-@measurement("padding", "short prompts against long ones, and random ids under the mask")
-def padding(subject: Subject) -> Readings | str:
+@measurement("padding", "padded rows against the same rows alone, and random ids under the mask")
+def padding(subject: Subject) -> Readings:
     policy, config = subject.patient.setting.base(), subject.bare(how="token_mean")
     with subject.patient.switch():
         rollouts, rewards, prompts = subject.batch(policy, config)
@@ -427,17 +416,24 @@ def padding(subject: Subject) -> Readings | str:
         other = torch.randint(0, 20, rollouts.completions.shape, generator=_seeded())
         ids = torch.where(rollouts.completion_mask, rollouts.completions, other)
         dirty = update(policy, replace(rollouts, completions=ids), advantages, config)[0]["loss"]
-    lengths = torch.tensor([len(p) for p in prompts]).repeat_interleave(config.group_size)
-    several = lengths.min() < lengths.max()
-    short = rewards[lengths == lengths.min()].mean().item() if several else float("nan")
-    long = rewards[lengths == lengths.max()].mean().item() if several else float("nan")
+        asked = [prompt for prompt in prompts for _ in range(config.group_size)]
+        padded = [row for row, p in enumerate(asked) if len(p) < rollouts.prompt_ids.shape[1]]
+        apart = [_alone(policy, asked[row], rollouts[row : row + 1], config) for row in padded]
+    furthest = max(apart, default=float("nan"))
     return {
-        "reward of the shortest prompts, first step": short,
-        "reward of the longest prompts, first step": long,
+        "rows with a padded prompt, of how many": (len(padded), len(rewards)),
+        "log-probs of such a row, in the batch against alone (nats)": furthest,
         "loss": clean,
         "loss with random ids under the mask": dirty,
-        "difference": abs(clean - dirty),
+        "difference of the two losses": abs(clean - dirty),
     }
+
+
+def _alone(policy: nn.Module, prompt: Tensor, row: Rollouts, config: GRPOConfig) -> float:
+    """The largest difference that leaving out a row's padding makes to its log-probs (nats)."""
+    bare = replace(row, prompt_ids=prompt[None], prompt_mask=torch.ones_like(prompt)[None].bool())
+    apart = score(policy, row, config.temperature) - score(policy, bare, config.temperature)
+    return apart[row.completion_mask].abs().max().item()
 
 
 def _seeded() -> torch.Generator:

@@ -91,7 +91,8 @@ class Setting:
 
 SUMS = Setting("Sums of three to six digits, as in notebook 07. A correct answer gets 1.")
 RAGGED = Setting(
-    "Sums as in notebook 07, but every other prompt comes without the worked example.", Ragged
+    "Sums as in notebook 07, every other one without the worked example. A correct answer gets 1.",
+    Ragged,
 )
 TENTHS = Setting("Sums of two digits. A correct answer gets 0.7.", SevenTenths)
 LETTER = Setting(
@@ -299,10 +300,11 @@ PATIENTS: tuple[Patient, ...] = (
           bugs.loop(completion_log_probs_and_entropy=bugs.padding_counted,
                     sample=bugs.scored_twice, grpo_loss=bugs.denominator_only)),
     _sick("prompts padded on the right",
-          Sign("padding", "reward of the shortest prompts, first step", 0.1, above=False),
+          Sign("padding", "log-probs of such a row, in the batch against alone (nats)", 1.0),
           "prompts_end_in_the_last_column", bugs.loop(left_pad=bugs.padded_on_the_right),
           setting=RAGGED),
-    _sick("a token mean per micro-batch", Sign("loss by hand", "off the one over all tokens", 1e-4),
+    _sick("a token mean per micro-batch",
+          Sign("loss by hand", "from the logged loss to the one over all tokens", 1e-4),
           "the_loss_is_the_one_by_hand", bugs.loop(grpo_loss=bugs.per_micro_batch),
           setting=RAGGED),
     _sick("the product ratio on long text", Sign(BOARD, "gradient norm (grad_norm)", 5, part=0),

@@ -151,7 +151,7 @@ def completions_end(sample: Sample) -> None:
 
 def prompts_end_in_the_last_column(pad: Callable[[list[Tensor]], Tensor]) -> None:
     last = pad([torch.tensor([5, 6, 7]), torch.tensor([8])])[:, -1].tolist()
-    assert last == [7, 8], f"the last column of the prompts (5, 6, 7) and (8) is {last}"
+    assert last == [7, 8], f"the prompts (5, 6, 7) and (8), once padded, end in {last}"
 
 
 # ----- the loop
