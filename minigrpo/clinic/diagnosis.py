@@ -166,9 +166,8 @@ class Case:
         here, twin = (
             measuring.reading(s, at.measurement, at.reading, at.part) for s in self._both.values()
         )
-        where = _where(named)
-        if at.measurement not in ("dashboard", *self.measured):
-            where += " (not taken)"
+        taken = at.measurement in ("dashboard", *self.measured)
+        where = _where(named) + ("" if taken else " (not taken)")
         return f"In {where}, {at.reading}: {_or_none(here)} here, {_or_none(twin)} in the twin."
 
     def _against(self, name: str) -> str:
@@ -183,7 +182,8 @@ class Case:
         named = next((p for p in numbered() if p.name == name), None)
         if named is None:
             sign = records()[name]["sign"]
-            return f"Its sign would be: {sign}.\nThat isn't what this patient has.{hint}"
+            look = f" Look at {_where(one)}." if one.sign_read else ""
+            return f"Its sign would be: {sign}.\nThat isn't what this patient has.{look}{hint}"
         at = named.sign_read
         here, twin = (
             measuring.reading(s, at.measurement, at.reading, at.part) for s in self._both.values()
