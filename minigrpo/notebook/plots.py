@@ -278,6 +278,7 @@ def draw_charts(
         ax.tick_params(labelsize=7)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         top = 1.06 * ax.get_ylim()[1] if ax.dataLim.ymax > 0 else 1
+        top = max(top, 0.05 * heading.endswith("(fraction)"))  # 0.0005 fills no panel
         ax.set_ylim(-0.03 * top, top)  # a line at 0 lies above the axis
         if not any(len(line.get_xdata()) for line in ax.get_lines()):
             ax.text(0.5, 0.5, "not computed", transform=ax.transAxes, ha="center", fontsize=8)
