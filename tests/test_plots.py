@@ -188,6 +188,12 @@ def test_a_panel_without_numbers_says_so():
     assert said["KL (nats per token)"] == ["not computed"] and said["reward"] == []
 
 
+def test_a_tiny_fraction_does_not_fill_its_panel():
+    plots.draw_charts({"patient 4": chart_of(clip_high=5e-4, kl=5e-4)}, "a finding")
+    tops = {ax.get_title(): ax.get_ylim()[1] for ax in plt.gcf().axes}
+    assert tops["clipped (fraction)"] == 0.05 and tops["KL (nats per token)"] < 0.01
+
+
 def test_charts_have_colors_for_three_and_a_twin():
     runs = {"healthy twin": chart_of(), **{f"run {n}": chart_of() for n in range(3)}}
     plots.draw_charts(runs, "a finding")
