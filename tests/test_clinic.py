@@ -366,3 +366,12 @@ def test_healthy_code_passes_under_other_settings_too(how):
 
 def test_every_sign_is_read_from_a_measurement_that_exists():
     assert {one.sign_read.measurement for one in ILL} <= {*MEASUREMENTS, "dashboard"}
+
+
+def test_a_wrong_answer_says_where_to_look_and_that_measuring_is_free_now(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "progress.json"))
+    number = [one.name for one in numbered()].index("k1 as the loss") + 1
+    for wrong in ("healthy", "dropout left on while scoring"):
+        said = Case(number, clinic.patient(number).patient).judged(wrong)
+        assert 'Look at "weight 0 against 1".' in said, said
+        assert said.endswith("This patient's measurements are free now.")

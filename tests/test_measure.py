@@ -94,6 +94,13 @@ def test_random_ids_under_the_mask_change_the_loss_of_one_patient_alone():
         assert (here > 1e-4) == (one.name == "the mask in the denominator only"), one.name
 
 
+def test_a_padded_row_scores_like_the_row_alone_unless_it_is_padded_on_the_right():
+    apart = "log-probs of such a row, in the batch against alone (nats)"
+    here, twin = of("prompts padded on the right", "padding", apart)
+    assert here > 1 and twin < 1e-3
+    assert math.isnan(of("EOS masked out", "padding", apart)[0])  # no prompt is padded
+
+
 def test_the_detached_bonus_shows_at_weight_1():
     here, twin = of("the entropy bonus detached", SLOW, "entropy at the end, entropy weight 1")
     assert here < twin - 0.5
