@@ -7,16 +7,17 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from minigrpo import parallel
-from minigrpo.checks import check_counts, check_sampling, check_shape
+from minigrpo.checks import check_choice, check_counts, check_sampling, check_shape
 from minigrpo.files import load_run, save_run
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import equal_groups, group_advantages, grpo_loss
@@ -33,7 +34,9 @@ class Task(Protocol):
 
 
 # Settings by where they go: to a count, to `group_advantages`, `grpo_loss` and `sample`.
-COUNTS = "steps prompts_per_step max_new_tokens inner_epochs evaluate_every save_every"
+COUNTS = (
+    "steps prompts_per_step max_new_tokens inner_epochs rows_per_pass evaluate_every save_every"
+)
 ADVANTAGE = "scale baseline"
 LOSS = "level clip surrogate how kl_weight estimator kl_correction entropy_weight"
 SAMPLING = "max_new_tokens temperature eos_id pad_id"
@@ -65,6 +68,8 @@ class GRPOConfig:
     betas: tuple[float, float] = (0.9, 0.99)  # its two averages
     max_grad_norm: float = 1.0  # the gradient is cut down to this norm
     inner_epochs: int = 1  # K, updates on the same rollouts; from the second on the ratio moves
+    rows_per_pass: int = 2**30  # rows scored at a time; the gradients of the passes add up
+    dtype: str = "float32"  # or "bfloat16": what a matrix product computes in (autocast)
     seed: int = 0  # of prompts and sampling
     evaluate_every: int = 10  # steps between evaluations (always one after the last)
     save_every: int = 10  # steps between checkpoints (always one after the last)
@@ -74,6 +79,7 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         check_counts(**self.only(COUNTS))
         check_counts(2, group_size=self.group_size)
+        check_choice("dtype", self.dtype, ("float32", "bfloat16"))
         check_sampling(self.temperature, None, None)
         stop_ids(self.eos_id)
         for name, value in self.only("lr max_grad_norm").items():
@@ -134,6 +140,7 @@ def train_grpo(
     was_training, model = policy.training, parallel.unwrapped(policy)
     reference = frozen_copy(model) if config.kl_weight else None
     trained = [p for p in policy.parameters() if p.requires_grad]
+    check_weights(trained)
     lr, betas = float(config.lr), tuple(map(float, config.betas))
     optimizer = torch.optim.AdamW(trained, lr, betas, weight_decay=0.0)
     order = torch.Generator().manual_seed(config.seed)
@@ -172,13 +179,14 @@ def rollout(policy, task, prompts, config, generator) -> tuple[Rollouts, Tensor]
     if len(prompts) != config.prompts_per_step:
         raise ValueError(f"task.prompts: expected {config.prompts_per_step}, got {len(prompts)}")
     mine = parallel.share(prompts)  # all of them, unless there are several processes
-    rollouts = sample(
-        parallel.unwrapped(policy),
-        *left_pad(prompts if config.split_invariant else mine, config.pad_id),
-        completions_per_prompt=config.group_size,
-        generator=generator,
-        **config.only(SAMPLING),
-    )
+    with precision(policy, config.dtype):
+        rollouts = sample(
+            parallel.unwrapped(policy),
+            *left_pad(prompts if config.split_invariant else mine, config.pad_id),
+            completions_per_prompt=config.group_size,
+            generator=generator,
+            **config.only(SAMPLING),
+        )
     if config.split_invariant:
         rollouts = rollouts[parallel.share(torch.arange(len(rollouts.completions)))]
     questions = [prompt for prompt in mine for _ in range(config.group_size)]
@@ -190,38 +198,93 @@ def rollout(policy, task, prompts, config, generator) -> tuple[Rollouts, Tensor]
 
 
 def score(policy: nn.Module, rollouts: Rollouts, config: GRPOConfig) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (N, T) of the completions, with gradient."""
+    """Log-probs and entropies (N, T) of the completions, with gradient where the loss needs it."""
     r = rollouts
     text = (r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
-    return completion_log_probs_and_entropy(policy, *text, temperature=config.temperature)
+    given = {"temperature": config.temperature, "entropy_gradient": bool(config.entropy_weight)}
+    with precision(policy, config.dtype), recomputing(policy):
+        return completion_log_probs_and_entropy(policy, *text, **given)
+
+
+class Part(NamedTuple):
+    """Rows of a batch that are scored at once, and how large a part of it they are."""
+
+    rollouts: Rollouts
+    advantages: Tensor  # (n,)
+    rows: float  # n / N
+    tokens: float  # of the completions
+
+
+def parts_of(rollouts: Rollouts, advantages: Tensor, config: GRPOConfig) -> list[Part]:
+    """The batch in parts of `rows_per_pass`, without the rows that have no gradient."""
+    N, tokens = len(advantages), rollouts.completion_mask.sum().item()
+    kept = torch.arange(N)
+    if not config.kl_weight and not config.entropy_weight:
+        kept = advantages.nonzero()[:, 0].cpu() if advantages.any() else kept[:1]
+    parts = []
+    for rows in kept.split(config.rows_per_pass):
+        part = rollouts[rows.to(rollouts.completions.device)]
+        share = part.completion_mask.sum().item() / tokens
+        parts.append(Part(part, advantages[rows], len(rows) / N, share))
+    return parts
 
 
 def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) -> list[dict]:
-    """K updates on the same rollouts, advantages (N,); returns the metrics of each."""
-    ref_log_probs = None if reference is None else score(reference, rollouts, config)[0]
+    """K updates on the same rollouts, advantages (N,); returns the metrics of each.
+
+    Part by part, if `rows_per_pass` says so. Each counts with its share of what the loss divides
+    by, the rows or the tokens, so that the gradients add up to exactly that of the whole batch.
+    """
+    parts = parts_of(rollouts, advantages.to(rollouts.completions.device), config)
+    ref_log_probs = [reference and score(reference, part.rollouts, config)[0] for part in parts]
+    all_processes = parallel.loss_weight(rollouts.completion_mask, config.how)
     updates: list[dict[str, float]] = []
     for _ in range(config.inner_epochs):
-        log_probs, entropy = score(policy, rollouts, config)  # (N, T)
-        if config.check and not updates:
-            check_first_update(policy, log_probs, rollouts, step)
-        loss, metrics = grpo_loss(
-            log_probs,
-            rollouts.log_probs,  # those it was sampled with: held fixed over all K updates
-            advantages.to(log_probs.device),
-            rollouts.completion_mask,
-            ref_log_probs=ref_log_probs,
-            entropy=entropy if config.entropy_weight else entropy.detach(),
-            max_length=config.max_new_tokens,
-            **config.only(LOSS),
-        )
-        loss = loss * parallel.loss_weight(rollouts.completion_mask, config.how)
         optimizer.zero_grad()
-        loss.backward()
+        found = []
+        for number, (part, ref) in enumerate(zip(parts, ref_log_probs), 1):
+            share = part.tokens if config.how == "token_mean" else part.rows
+            with parallel.last_pass_syncs(policy, number == len(parts)):
+                log_probs, entropy = score(policy, part.rollouts, config)  # (n, T)
+                if config.check and not updates:
+                    check_first_update(config, log_probs, part.rollouts, step)
+                loss, metrics = grpo_loss(
+                    log_probs,
+                    part.rollouts.log_probs,  # of the sampler: held fixed over all K updates
+                    part.advantages,
+                    part.rollouts.completion_mask,
+                    ref_log_probs=ref,
+                    entropy=entropy,
+                    max_length=config.max_new_tokens,
+                    # the bonus is a mean over tokens, whatever `how` says
+                    **config.only(LOSS)
+                    | {"entropy_weight": config.entropy_weight * part.tokens / share},
+                )
+                (loss * share * all_processes).backward()
+            found.append({**metrics, "loss": loss.item()})
         norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
-        check_finite(loss, norm, metrics, step)
+        whole = together(found, parts, config)
+        check_finite(whole["loss"], norm, whole, step)
         optimizer.step()
-        updates.append({**metrics, "loss": loss.item(), "grad_norm": norm.item()})
+        updates.append({**whole, "grad_norm": norm.item()})
     return updates
+
+
+def together(found: Sequence[Mapping[str, float]], parts: Sequence[Part], config) -> dict:
+    """The metrics of a batch from those of its parts."""
+    rows, tokens = [part.rows for part in parts], [part.tokens for part in parts]
+    divided = tokens if config.how == "token_mean" else rows  # what the loss is divided by
+    counted = tokens if config.level == "token" else rows  # how many ratios there are
+    whole = {}
+    for name in found[0]:
+        values = [metrics[name] for metrics in found]
+        sizes = divided if "loss" in name else counted if "ratio" in name else tokens
+        whole[name] = sum(value * size for value, size in zip(values, sizes))
+        if name in ("ratio/min", "ratio/max"):
+            whole[name] = min(values) if name == "ratio/min" else max(values)
+        elif name in ("ratio/mean", "kl", "entropy"):  # of what was scored
+            whole[name] /= sum(sizes)
+    return whole
 
 
 def frozen_copy(policy: nn.Module) -> nn.Module:
@@ -253,6 +316,30 @@ def measure(step, began, rollouts, rewards, advantages, updates, config) -> Step
     )
 
 
+def precision(policy: nn.Module, dtype: str) -> torch.autocast:
+    """Matrix products in bfloat16, if asked for; weights and their updates stay in float32."""
+    device = next(policy.parameters()).device.type
+    return torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+@contextmanager
+def recomputing(model: nn.Module):
+    """Gradient checkpointing, if the model was told so by `gradient_checkpointing_enable`.
+
+    Layers do it in train mode alone. So they are told that they train, and nothing inside them is:
+    dropout stays off.
+    """
+    layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    was = [layer.training for layer in layers]
+    for layer in layers:
+        layer.training = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        for layer, training in zip(layers, was):
+            layer.training = training
+
+
 def ended(rollouts: Rollouts, eos_id: StopIds) -> Tensor:
     """(N,) bool: whether the last token of a completion is EOS."""
     last = rollouts.completion_mask.sum(dim=1, keepdim=True) - 1
@@ -269,12 +356,15 @@ def check_ends(rollouts: Rollouts, config: GRPOConfig, step: int) -> None:
         )
 
 
-def check_first_update(policy, log_probs: Tensor, rollouts: Rollouts, step: int) -> None:
+def check_first_update(
+    config: GRPOConfig, log_probs: Tensor, rollouts: Rollouts, step: int
+) -> None:
     """Raise RuntimeError if the ratio is not 1, though the policy is still the one that sampled."""
-    half = next(policy.parameters()).dtype in (torch.float16, torch.bfloat16)
     apart = torch.where(rollouts.completion_mask, log_probs.detach() - rollouts.log_probs, 0.0)
     off = apart.abs().max().item()
-    if not off <= (0.2 if half else 1e-3):  # cached and uncached sums round differently
+    if not off <= (
+        0.5 if config.dtype == "bfloat16" else 1e-3
+    ):  # cached and uncached sums round differently
         raise RuntimeError(
             f"policy: the ratio at the first update of step {step} is off 1 by up to "
             f"{math.expm1(off):.3g}, expected 1: sampling and scoring disagree about the same text "
@@ -282,9 +372,19 @@ def check_first_update(policy, log_probs: Tensor, rollouts: Rollouts, step: int)
         )
 
 
-def check_finite(loss: Tensor, norm: Tensor, metrics: Mapping[str, float], step: int) -> None:
+def check_weights(weights: Sequence[Tensor]) -> None:
+    """Raise ValueError for weights of half precision, which swallow small steps (notebook 09)."""
+    half = {p.dtype for p in weights} & {torch.float16, torch.bfloat16}
+    if half:
+        raise ValueError(
+            f"policy: expected weights in float32, got {half.pop()}, in which a small step of the "
+            'optimizer rounds to none; load it with dtype=torch.float32, and set dtype="bfloat16"'
+        )
+
+
+def check_finite(loss: float, norm: Tensor, metrics: Mapping[str, float], step: int) -> None:
     """Raise FloatingPointError before an update that would make every weight NaN."""
-    for name, value in (("loss", loss.item()), ("gradient's norm", norm.item())):
+    for name, value in (("loss", loss), ("gradient's norm", norm.item())):
         if not math.isfinite(value):
             raise FloatingPointError(
                 f"the {name} is {value} at step {step}: expected a finite number "

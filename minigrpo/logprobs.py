@@ -3,6 +3,8 @@
 They stay in log space: a product of 100 probabilities underflows float32, a sum of logs does not.
 """
 
+import inspect
+
 import torch
 from torch import Tensor, nn
 
@@ -67,13 +69,17 @@ def token_log_probs(
     return torch.where(real[:, 1:] & real[:, :-1], log_probs, 0.0)
 
 
-def _logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(N, S, V); positions count real tokens only, so that padding on the left moves nothing."""
-    if attention_mask is None:
-        return model(input_ids, attention_mask=None, position_ids=None).logits
-    check_mask("attention_mask", attention_mask, input_ids.shape)
-    positions = positions_from_mask(attention_mask)
-    return model(input_ids, attention_mask=attention_mask.long(), position_ids=positions).logits
+def _logits(
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, last: int = 0
+) -> Tensor:
+    """(N, S, V), or of the last positions alone. Padding on the left moves no position."""
+    given = {"attention_mask": None, "position_ids": None}
+    if attention_mask is not None:
+        check_mask("attention_mask", attention_mask, input_ids.shape)
+        given["attention_mask"] = attention_mask.long()
+        given["position_ids"] = positions_from_mask(attention_mask)
+    given |= only_last(model, last) if last else {}
+    return model(input_ids, **given).logits[:, -last:]
 
 
 def completion_logits(
@@ -94,37 +100,59 @@ def completion_logits(
     # A prompt is its tokens and its mask; `source` says which one each row answers.
     keys = torch.cat([prompt_ids, prompt_mask.to(prompt_ids.dtype)], dim=1)
     different, source = keys.unique(dim=0, return_inverse=True)  # (U, 2 P), (N,)
-    padded = not bool(prompt_mask.all())
+    T, padded = completions.shape[1], not bool(prompt_mask.all())
 
-    def read(ids: Tensor, mask: Tensor, cache=None):  # mask: of all that has been read by then
+    def read(ids: Tensor, mask: Tensor, cache=None, **given):  # mask: of all that's read by then
         positions = positions_from_mask(mask)[:, -ids.shape[1] :]
-        given = {"attention_mask": mask.long(), "position_ids": positions} if padded else {}
+        given |= {"attention_mask": mask.long(), "position_ids": positions} if padded else {}
         return model(ids, past_key_values=cache, use_cache=True, **given)
 
-    output = read(*different.chunk(2, dim=1))
+    if recomputes(model):  # then its layers keep no cache
+        return _logits(model, torch.cat([prompt_ids, completions], dim=1), seen, T + 1)[:, :-1]
+    output = read(*different.chunk(2, dim=1), **only_last(model, 1))
     cache = output.past_key_values
     if cache is None:  # a model without a cache reads every row from the start
-        whole = torch.cat([prompt_ids, completions], dim=1)
-        return next_token_pairs(_logits(model, whole, seen), whole)[0][:, prompt_ids.shape[1] - 1 :]
+        return _logits(model, torch.cat([prompt_ids, completions], dim=1), seen, T + 1)[:, :-1]
     logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt
-    if completions.shape[1] == 1:  # the last token predicts nothing that is scored
+    if T == 1:  # the last token predicts nothing that is scored
         return logits
     cache.batch_select_indices(source)
-    later = read(completions[:, :-1], seen[:, :-1], cache).logits
+    later = read(completions[:, :-1], seen[:, :-1], cache=cache).logits
     return torch.cat([logits, later], dim=1)
 
 
+def only_last(model: nn.Module, positions: int) -> dict[str, int]:
+    """What makes a transformers model return the logits of its last positions alone; or nothing."""
+    parameters = inspect.signature(getattr(model, "module", model).forward).parameters
+    return {"logits_to_keep": positions} if "logits_to_keep" in parameters else {}
+
+
+def recomputes(model: nn.Module) -> bool:
+    """Whether its layers are to be run again in the backward pass (gradient checkpointing)."""
+    return any(getattr(m, "gradient_checkpointing", False) and m.training for m in model.modules())
+
+
 def completion_log_probs_and_entropy(
-    model: nn.Module, *text: Tensor, temperature: float = 1.0
+    model: nn.Module, *text: Tensor, temperature: float = 1.0, entropy_gradient: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (N, T) of the completions, with gradient, exactly 0 where masked.
 
-    text: prompt_ids, prompt_mask, completions, completion_mask, see `completion_logits`.
+    text: prompt_ids, prompt_mask, completions, completion_mask, see `completion_logits`. Beside the
+    logits no second tensor (N, T, V) is made in float32, but for an entropy with gradient.
     """
+    check_sampling(temperature, None, None)
     completions, real = text[2], text[3].bool()
-    distribution = next_token_log_probs(completion_logits(model, *text), temperature=temperature)
-    log_probs = distribution.gather(-1, completions[..., None]).squeeze(-1)
-    return torch.where(real, log_probs, 0.0), torch.where(real, token_entropy(distribution), 0.0)
+    logits = completion_logits(model, *text)  # (N, T, V)
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    logits = logits if temperature == 1 else logits / temperature
+    log_probs = logits.gather(-1, completions[..., None]).squeeze(-1) - logits.logsumexp(dim=-1)
+    if entropy_gradient:
+        entropy = token_entropy(logits)
+    else:  # a few rows at a time: of the 64 MiB that one slice may take, each entropy needs several
+        rows = max(1, 2**24 // logits[0].numel())
+        entropy = torch.cat([token_entropy(part) for part in logits.detach().split(rows)])
+    return torch.where(real, log_probs, 0.0), torch.where(real, entropy, 0.0)
 
 
 def sequence_log_probs(log_probs: Tensor, mask: Tensor) -> Tensor:

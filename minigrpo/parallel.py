@@ -5,6 +5,7 @@ Call `join()` under torchrun, and wrap the policy in DistributedDataParallel for
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -54,6 +55,12 @@ def loss_weight(mask: Tensor, how: str) -> float:
     total = mask.sum().double().cpu()
     dist.all_reduce(total)
     return world_size() * mask.sum().item() / total.item()
+
+
+def last_pass_syncs(policy: nn.Module, last: bool):
+    """Around a pass over a part of the batch: processes add up their gradients once, at the end."""
+    several = isinstance(policy, DistributedDataParallel)
+    return policy.no_sync() if several and not last else nullcontext()
 
 
 def unwrapped(policy: nn.Module) -> nn.Module:

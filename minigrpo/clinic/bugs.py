@@ -88,7 +88,7 @@ def scored_twice(healthy: Function) -> Function:
 
 
 def unshifted(healthy: Function) -> Function:
-    def sick(model, prompt_ids, prompt_mask, completions, completion_mask, *, temperature=1.0):
+    def sick(model, prompt_ids, prompt_mask, completions, completion_mask, *, temperature=1.0, **_):
         ids = torch.cat([prompt_ids, completions], dim=1)
         mask = torch.cat([prompt_mask, completion_mask], dim=1)
         logits = model(ids, attention_mask=mask.long()).logits / temperature
