@@ -223,10 +223,17 @@ def parts_of(rollouts: Rollouts, advantages: Tensor, config: GRPOConfig) -> list
         kept = advantages.nonzero()[:, 0].cpu() if advantages.any() else kept[:1]
     parts = []
     for rows in kept.split(config.rows_per_pass):
-        part = rollouts[rows.to(rollouts.completions.device)]
+        part = without_empty_columns(rollouts[rows.to(rollouts.completions.device)])
         share = part.completion_mask.sum().item() / tokens
         parts.append(Part(part, advantages[rows], len(rows) / N, share))
     return parts
+
+
+def without_empty_columns(r: Rollouts) -> Rollouts:
+    """Where every row has ended, there is nothing to score."""
+    T = int(r.completion_mask.sum(dim=1).max())
+    written = (t[:, :T] for t in (r.completions, r.completion_mask, r.log_probs))
+    return Rollouts(r.prompt_ids, r.prompt_mask, *written)
 
 
 def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) -> list[dict]:

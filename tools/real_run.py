@@ -1,0 +1,277 @@
+"""GRPO on a real model, SmolLM2-135M-Instruct, on a laptop's processor: the runs of notebook 11.
+
+    python tools/smollm2.py smollm2            the model, once
+    python tools/real_run.py smollm2           every run that is not stored yet
+    python tools/real_run.py smollm2 --seed 0  one seed of the run that learns (about 12 minutes)
+
+Writes data/results/real_run.json after each run; notebook 11 draws what it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import fingerprints
+import torch
+
+from minigrpo import grpo
+from minigrpo.files import atomic_path
+from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.notebook.setup import setup
+from minigrpo.rewards import pass_at_k
+from minigrpo.text.models import load_policy
+from minigrpo.text.prompts import answer_reward, decode_completion, format_reward, write
+from minigrpo.text.shots import SHOTS, Epochs, line_ends, rows, tags_reward
+
+ROOT = Path(__file__).resolve().parent.parent
+PATH = ROOT / "data" / "results" / "real_run.json"
+
+REWARDS, WEIGHTS = (tags_reward, format_reward, answer_reward), (0.4, 0.1, 1.0)
+TOKENS = 26  # of a completion, at most
+HELD_OUT = 256
+MIDWAY = 64  # of them, to save time
+AT_ONCE = 64  # held-out questions
+TRANSCRIPTS = 12  # the first of the held-out questions
+ASKED, SAMPLES = 32, 8  # before training: questions, and completions of each
+
+
+class Run(NamedTuple):
+    """What is varied: which problems are shown solved, the learning rate, the seed."""
+
+    shots: str
+    lr: float
+    seed: int
+
+
+RUNS = [
+    *(Run("one loss", 1e-5, seed) for seed in (0, 1, 2)),
+    Run("no loss", 2e-5, 0),  # both at once, and each alone
+    Run("no loss", 1e-5, 0),
+    Run("one loss", 2e-5, 0),
+]
+
+
+def config(run: Run, stops: tuple[int, ...], pad_id: int) -> GRPOConfig:
+    """The settings of one run."""
+    return GRPOConfig(
+        steps=20,
+        prompts_per_step=8,
+        group_size=8,
+        max_new_tokens=TOKENS,
+        rows_per_pass=16,
+        how="token_mean",
+        lr=run.lr,
+        evaluate_every=10,
+        eos_id=stops,
+        pad_id=pad_id,
+        seed=run.seed,
+    )
+
+
+class Lab:
+    """A model, its tokenizer, and the problems as they are asked in one run."""
+
+    def __init__(self, folder: Path, shots: str) -> None:
+        self.policy, self.tokenizer = load_policy(folder, device="cpu", dtype=torch.float32)
+        self.stops = line_ends(self.policy, self.tokenizer)
+        self.shown = SHOTS[shots]
+        self.training = rows(shots, held_out=False)
+        self.held_out = rows(shots, held_out=True)[:HELD_OUT]
+
+    @property
+    def task(self) -> Epochs:
+        return Epochs(self.tokenizer, self.training, REWARDS, WEIGHTS, self.stops)
+
+    def write(self, asked: Sequence[Mapping[str, str]], **given: Any) -> list[str]:
+        """One completion of each, or several."""
+        settings = {"max_new_tokens": TOKENS, "eos_id": self.stops, "seed": 5, **given}
+        texts = []
+        for at in range(0, len(asked), AT_ONCE):
+            prompts = [row["prompt"] for row in asked[at : at + AT_ONCE]]
+            r, _ = write(self.policy, self.tokenizer, prompts, **settings)
+            kept = r.completions.cpu()
+            texts += [decode_completion(self.tokenizer, row, self.stops) for row in kept]
+        return texts
+
+
+def right(asked: Sequence[Mapping[str, str]], texts: Sequence[str]) -> list[float]:
+    """1 for each text that keeps to the form and has the right answer."""
+    prompts, answers = [row["prompt"] for row in asked], [row["answer"] for row in asked]
+    return answer_reward(prompts, texts, answer=answers)
+
+
+def evaluate(lab: Lab, n: int = HELD_OUT) -> dict[str, Any]:
+    """Held-out questions, greedy and sampled: shares of right answers, by kind, and of the form."""
+    found: dict[str, Any] = {"questions": n}
+    asked = lab.held_out[:n]
+    for way, settings in (("greedy", {"top_k": 1}), ("sampled", {})):
+        texts = lab.write(asked, **settings)
+        hits = right(asked, texts)
+        prompts = [row["prompt"] for row in asked]
+        found[way] = {"right": mean(hits), "form": mean(format_reward(prompts, texts))}
+        for kind in ("gets", "loses"):
+            some = [hit for hit, row in zip(hits, asked) if row["kind"] == kind]
+            found[way] |= {kind: mean(some), f"{kind}, questions": len(some)}
+        found[way]["transcripts"] = texts[:TRANSCRIPTS]
+    return found
+
+
+def ask(lab: Lab) -> dict[str, float]:
+    """Before training: how often a completion is right, one of 8 is, and a group differs."""
+    asked = lab.training[:ASKED]
+    texts = lab.write(asked, completions_per_prompt=SAMPLES)
+    several = [row for row in asked for _ in range(SAMPLES)]
+    hits = torch.tensor(right(several, texts)).view(ASKED, SAMPLES)
+    correct = hits.sum(dim=1).int().tolist()
+    return {
+        "pass@1": mean([pass_at_k(SAMPLES, c, 1) for c in correct]),
+        "pass@8": mean([pass_at_k(SAMPLES, c, SAMPLES) for c in correct]),
+        "groups that differ": mean([float(0 < c < SAMPLES) for c in correct]),
+    }
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+@contextmanager
+def timed(name: str) -> Iterator[list[float]]:
+    """Seconds of each call of a function of the loop, within a block."""
+    seconds: list[float] = []
+    function = getattr(grpo, name)
+
+    def watched(*args: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*args, **options)
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    with patch.object(grpo, name, watched):
+        yield seconds
+
+
+def measure(folder: Path, run: Run) -> dict[str, Any]:
+    """One run: before, on the way, after."""
+    setup(seed=0)
+    torch.set_num_threads(2)
+    lab = Lab(folder, run.shots)
+    own = config(run, lab.stops, lab.tokenizer.pad_token_id)
+    result: dict[str, Any] = {**run._asdict(), "ask": ask(lab), "steps": []}
+    result["held out"] = {"0": evaluate(lab)}
+    with timed("rollout") as sampling, timed("score") as scoring:
+        for m in train_grpo(lab.policy, lab.task, own):
+            texts = [
+                decode_completion(lab.tokenizer, row, lab.stops)
+                for row in m.rollouts.completions[: own.group_size]
+            ]
+            parts = sum(sampling), sum(scoring)
+            result["steps"].append(
+                {
+                    **{name: rounded(getattr(m, name)) for name in METRICS},
+                    "seconds": [rounded(s) for s in (*parts, m.seconds - sum(parts))],
+                    "rows that differ": int((m.advantages != 0).sum()),
+                    "first group": texts,
+                }
+            )
+            sampling.clear()
+            scoring.clear()
+            print(f"{m.step:3} reward {m.reward:.2f} equal {m.frac_reward_zero_std:.2f} "
+                  f"{m.seconds:.0f} s", flush=True)  # fmt: skip
+            if m.step % own.evaluate_every == 0:
+                n = HELD_OUT if m.step == own.steps else MIDWAY
+                result["held out"][str(m.step)] = evaluate(lab, n)
+                sampling.clear()
+    result["peak GiB"] = rounded(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    return result
+
+
+METRICS = (
+    "reward frac_reward_zero_std entropy grad_norm ratio_min ratio_max mean_length truncated loss"
+).split()
+
+
+def rounded(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def settings() -> dict[str, Any]:
+    """What decides how the runs go, beside the model and the code of the package."""
+    own = asdict(config(RUNS[0], (0,), 0))
+    for varied in ("lr", "seed", "eos_id", "pad_id"):
+        del own[varied]
+    data = {shots: [rows(shots, held_out=side) for side in (False, True)] for shots in SHOTS}
+    sizes = [HELD_OUT, MIDWAY, AT_ONCE, TRANSCRIPTS, ASKED, SAMPLES]
+    found = {
+        "config": own,
+        "rows": fingerprints.of_data(data),
+        "sizes": sizes,
+        "weights": WEIGHTS,
+        "code": fingerprints.of_code(tags_reward, right, ask),
+    }
+    return json.loads(json.dumps(found))
+
+
+def stored() -> list[dict[str, Any]]:
+    """The runs that were made with these settings."""
+    results = json.loads(PATH.read_text("utf-8")) if PATH.is_file() else {}
+    return results["runs"] if results.get("settings") == settings() else []
+
+
+def name(one: Mapping[str, Any]) -> Run:
+    """Which run it is."""
+    return Run(one["shots"], one["lr"], one["seed"])
+
+
+def save(runs: list[dict[str, Any]]) -> None:
+    """Written in one piece, in the order of RUNS."""
+    runs = sorted(runs, key=lambda one: RUNS.index(name(one)))
+    lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
+    asked = json.dumps([{k: row[k] for k in ("question", "answer")} for row in questions()])
+    text = (
+        f'{{"settings": {json.dumps(settings())},\n"questions": {asked},\n"runs": [\n{lines}]}}\n'
+    )
+    with atomic_path(PATH) as unfinished:
+        unfinished.write_text(text, "utf-8")
+
+
+def questions() -> list[dict[str, str]]:
+    """Those whose transcripts are kept."""
+    return rows(held_out=True)[:TRANSCRIPTS]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what is missing, one run after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="the model, see tools/smollm2.py")
+    parser.add_argument("--seed", type=int, help="only this seed of the run that learns")
+    parser.add_argument("--again", action="store_true", help="also what is stored")
+    options = parser.parse_args(arguments)
+    if not options.folder.is_dir():
+        sys.exit(f"{options.folder}: no such folder (tools/smollm2.py makes it)")
+    wanted = RUNS if options.seed is None else [Run("one loss", 1e-5, options.seed)]
+    for run in wanted:
+        done = stored()
+        if run in map(name, done) and not options.again:
+            continue
+        result = measure(options.folder, run)
+        save([one for one in done if name(one) != run] + [result])
+        last = result["held out"]["20"]
+        print(
+            *run, f"right {last['greedy']['right']:.2f} {last['sampled']['right']:.2f}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

