@@ -22,7 +22,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 from minigrpo.files import atomic_path
-from minigrpo.text.prompts import answer_reward, format_reward, write
+from minigrpo.text.prompts import RewardFunction, answer_reward, format_reward, write
 
 READERS = {
     ".jsonl": lambda file: [
@@ -93,6 +93,8 @@ def memory(
     tokens: int,  # of a completion, at most
     reference: bool = False,  # of a KL, a frozen copy
     trained: int | None = None,  # parameters that learn; None = all (LoRA: its own)
+    weight_bytes: int = 4,  # of each weight: 2 where they are frozen and in bfloat16 (LoRA)
+    sampler: int = 0,  # bytes that a program beside the training takes, such as vLLM
 ) -> dict[str, int]:
     """The least bytes that training needs, from the config alone; what layers keep comes on top.
 
@@ -102,10 +104,11 @@ def memory(
         count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     vocabulary = config.get_text_config().vocab_size
     return {
-        "weights": 4 * count,
+        "weights": weight_bytes * count + 4 * (trained or 0),
         "gradients and averages": 12 * (count if trained is None else trained),
         "reference": 4 * count * reference,
         "logits": 2 * 4 * rows * tokens * vocabulary,  # and their gradient
+        "sampler": sampler,
     }
 
 
@@ -131,18 +134,22 @@ def check_memory(config: PretrainedConfig, *, device: str | torch.device, **size
         )
 
 
-def held_out(policy, tokenizer, rows: Sequence[Mapping[str, Any]], at_once=32, **settings) -> dict:
-    """Greedy answers to rows of "prompt" and "answer": the fraction right, and its standard error.
-
-    settings: those of `minigrpo.text.prompts.write`, such as max_new_tokens.
-    """
+def held_out(
+    policy,
+    tokenizer,
+    rows: Sequence[Mapping[str, Any]],  # each a "prompt" and columns for the reward
+    at_once: int = 32,
+    reward: RewardFunction = answer_reward,  # 1 if right
+    **settings,  # of `minigrpo.text.prompts.write`, such as max_new_tokens
+) -> dict[str, float]:
+    """Greedy answers: the fraction right, with its standard error, and the fraction in form."""
     right, form = 0.0, 0.0
     for at in range(0, len(rows), at_once):
-        prompts, answers = (
-            [row[k] for row in rows[at : at + at_once]] for k in ("prompt", "answer")
-        )
+        batch = rows[at : at + at_once]
+        columns = {name: [row[name] for row in batch] for name in batch[0]}
+        prompts = columns.pop("prompt")
         texts = write(policy, tokenizer, prompts, top_k=1, **settings)[1]
-        right += sum(answer_reward(prompts, texts, answer=answers))
+        right += sum(reward(prompts, texts, **columns))
         form += sum(format_reward(prompts, texts))
     n, p = len(rows), right / len(rows)
     return {"right": p, "error": math.sqrt(p * (1 - p) / n), "form": form / n, "questions": n}
