@@ -1,0 +1,162 @@
+"""GRPO on the countdown task with TRL: make 21 from 3, 7 and 25, each used once.
+
+    python recipes/countdown_trl.py --smoke                        # seconds, CPU, no network
+    python recipes/countdown_trl.py --numbers 3 --largest 20       # easy ones first
+    accelerate launch --num_processes 4 recipes/countdown_trl.py --vllm      # four GPUs
+
+The questions are made here, by rule, each with at least one solution, and a set of numbers that is
+held out occurs in no training question. The run itself is that of `gsm8k_trl.py` beside this file,
+with all its settings (`--help`). Here are the questions and the reward.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+import tempfile
+import zlib
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+from gsm8k_trl import options, smoke, train
+
+from minigrpo.text.prompts import parts
+from minigrpo.text.recipes import load_rows, plain_errors
+
+SYSTEM = (
+    "Think step by step. Answer in exactly this form: "
+    "<think>your steps</think><answer>an expression</answer>"
+)
+ASK = "Make {target} from the numbers {numbers}, each used exactly once, with + - * / and ( )."
+OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def row(numbers: Sequence[int], target: int) -> dict:
+    """A question in TRL's form: a chat, and the columns that the reward reads."""
+    asked = ASK.format(numbers=", ".join(map(str, numbers)), target=target)
+    chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+    return {"prompt": chat, "numbers": [*numbers], "target": target}
+
+
+def is_held_out(numbers: Sequence[int]) -> bool:
+    """Whether these numbers, in any order, are kept from training: one set in five."""
+    return zlib.crc32(repr(sorted(numbers)).encode()) % 5 == 0
+
+
+def draw(counts: Sequence[int], largest: int, generator: torch.Generator) -> tuple[list[int], int]:
+    """Numbers from 1 to `largest`, and a target from 10 to 99 that can be made of them."""
+
+    def pick(n: int) -> int:
+        return int(torch.randint(n, (), generator=generator))
+
+    while True:
+        numbers = [1 + pick(largest) for _ in range(counts[pick(len(counts))])]
+        left = [*numbers]
+        while len(left) > 1:  # two of those left become one, until there's one
+            a, b = left.pop(pick(len(left))), left.pop(pick(len(left)))
+            made = [a + b, a * b]
+            made += [a - b] if a > b else []
+            made += [a // b] if a % b == 0 else []
+            left.append(made[pick(len(made))])
+        if 10 <= left[0] <= 99 and left[0] not in numbers:
+            return numbers, left[0]
+
+
+def draw_rows(n: int, *, held_out: bool, counts: Sequence[int], largest: int) -> list[dict]:
+    """n different questions from one side of the split. ValueError: there aren't so many."""
+    generator, found = torch.Generator().manual_seed(int(held_out)), {}
+    for _ in range(200 * n):
+        numbers, target = draw(counts, largest, generator)
+        if is_held_out(numbers) == held_out:
+            found.setdefault((*sorted(numbers), target), row(numbers, target))
+        if len(found) == n:
+            return [*found.values()]
+    raise ValueError(f"--largest {largest}: expected {n} different questions, found {len(found)}")
+
+
+def evaluate(text: str) -> tuple[Fraction, list[int]] | None:
+    """Value and numbers of an expression of + - * / ( ), or None if it's anything else.
+
+    The text comes from a policy that is paid for it, so it's never given to `eval`: it is parsed,
+    and only what is known is computed, exactly.
+    """
+    used: list[int] = []
+
+    def value(node: ast.AST) -> Fraction:
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+            return OPERATIONS[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.Constant):
+            used.append(node.value)
+            return Fraction(node.value)
+        raise ValueError("expected numbers and + - * /")
+
+    if not re.fullmatch(r"[0-9+\-*/() ]{1,100}", text):  # no letters, no dots, no deep nesting
+        return None
+    try:
+        return value(ast.parse(text.strip(), mode="eval").body), sorted(used)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def equation_reward(
+    prompts: Sequence,
+    completions: Sequence,
+    numbers: Sequence[Sequence[int]],  # columns of the data
+    target: Sequence[int],
+    **columns,
+) -> list[float]:
+    """1 for the right form and an answer that makes the target of each number once, otherwise 0.
+
+    `(25 - 7) + 3` is an answer, and so is `(25 - 7) + 3 = 21` if the right side is the target.
+    """
+    rewards = []
+    for prompt, completion, given, goal in zip(prompts, completions, numbers, target, strict=True):
+        found = parts(prompt, completion)
+        left, *right = found.answer[0].split("=") if found else [""]
+        made = evaluate(left.translate(str.maketrans("×÷−", "*/-")).strip())
+        said = [text.strip() for text in right] in ([], [str(goal)])
+        rewards.append(float(said and made == (Fraction(goal), sorted(given))))
+    return rewards
+
+
+def rows_from(data: str, held_out: bool) -> list[dict]:
+    """Questions of a data set with the columns "nums" and "target", split by the same rule."""
+    found = load_rows(data, "train", ("nums", "target"))
+    lists = [json.loads(r["nums"]) if isinstance(r["nums"], str) else r["nums"] for r in found]
+    pairs = [([*map(int, nums)], int(r["target"])) for nums, r in zip(lists, found)]
+    return [row(*pair) for pair in pairs if is_held_out(pair[0]) == held_out]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = options(__doc__.partition("\n")[0], data=None)
+    parser.add_argument(
+        "--numbers", type=int, nargs="+", default=[3, 4], help="how many, each as often"
+    )
+    parser.add_argument("--largest", type=int, default=99, help="of the numbers")
+    parser.add_argument("--rows", type=int, default=8000, help="questions made for training")
+    o = parser.parse_args(arguments)
+    with plain_errors(), tempfile.TemporaryDirectory() as folder:
+        o.out = o.out or (folder if o.smoke else "runs/countdown_trl")
+        if o.smoke:
+            smoke(o)
+            o.rows, o.numbers, o.largest = 40, [3], 9
+        kind = {"counts": o.numbers, "largest": o.largest}
+        rows, test = (
+            rows_from(o.data, held_out)
+            if o.data
+            else draw_rows(o.questions if held_out else o.rows, held_out=held_out, **kind)
+            for held_out in (False, True)
+        )
+        train(o, rows, test[: o.questions], right=equation_reward)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+"""GRPO on GSM8K, grade-school word problems, with TRL's GRPOTrainer.
+
+    python recipes/gsm8k_trl.py --smoke                            # seconds, CPU, no network
+    python recipes/gsm8k_trl.py                                    # one GPU, all weights learn
+    python recipes/gsm8k_trl.py --lora --vllm                      # adapters learn, vLLM samples
+    accelerate launch --num_processes 4 recipes/gsm8k_trl.py --vllm          # four GPUs
+
+Needs the extra `scale` (TRL); --lora needs peft, --vllm needs vllm and a CUDA GPU. The weights are
+float32 and the arithmetic is bfloat16 (autocast), as TRL has it by default. With several processes
+--prompts stays the number for all of them together, so the same settings mean the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, TrainerCallback
+from transformers.pytorch_utils import Conv1D
+
+from minigrpo.files import atomic_path, data_folder
+from minigrpo.scaling.trl import require_trl
+from minigrpo.text.problems import draw_problem
+from minigrpo.text.prompts import answer_reward, encode_prompt
+from minigrpo.text.recipes import (
+    CsvLog,
+    check_chat,
+    check_memory,
+    held_out,
+    load_config,
+    load_rows,
+    plain_errors,
+)
+from minigrpo.text.shots import tags_reward
+
+SYSTEM = (
+    "Think step by step. Answer in exactly this form: "
+    "<think>your steps</think><answer>the number</answer>"
+)
+
+
+def options(description: str, data: str | None) -> argparse.ArgumentParser:
+    """What can be set; `countdown_trl.py` takes the same."""
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    add("--model", default="Qwen/Qwen2.5-0.5B-Instruct", help="a name on the hub, or a folder")
+    add("--data", default=data, help="a data set's name on the hub, or a jsonl, csv, parquet file")
+    add("--template", help="a file with a chat template, for a tokenizer that has none")
+    add("--out", help="a folder for all files of the run [runs/ and the recipe's name]")
+    add("--steps", type=int, default=200, help="updates of the weights")
+    add("--prompts", type=int, default=16, help="questions per step")
+    add("--group", type=int, default=8, help="completions per question, G")
+    add("--rows-per-pass", type=int, default=8, help="rows that one GPU scores at a time")
+    add("--tokens", type=int, default=512, help="of a completion, at most")
+    add("--lr", type=float, help="learning rate [1e-6; with --lora 1e-5]")
+    add("--kl", type=float, default=0.0, help="weight of the KL to the first policy, beta")
+    add("--lora", action="store_true", help="adapters of rank 32 learn, and nothing else")
+    add("--vllm", action="store_true", help="sample with vLLM, on the same GPUs")
+    add("--vllm-share", type=float, default=0.3, help="fraction of each GPU that vLLM may take")
+    add("--questions", type=int, default=200, help="held out, asked before and after")
+    add("--save-every", type=int, default=20, help="steps between two checkpoints")
+    add("--log", choices=("trackio", "wandb"), help="log there too; a CSV file is always written")
+    add("--seed", type=int, default=0, help="of the order of the questions and the sampling")
+    add("--smoke", action="store_true", help="two steps of the small shipped model, on the CPU")
+    return parser
+
+
+def gsm8k(data: str, split: str) -> list[dict]:
+    """Rows of "prompt" and "answer": GSM8K's answer is a text that ends in `#### 72`."""
+    rows = load_rows(data, split, ("question", "answer"), config="main")
+    if not all("####" in row["answer"] for row in rows):
+        raise ValueError(f"{data}: expected answers that end in '#### number', found others")
+    return [
+        {
+            "prompt": [
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": row["question"]},
+            ],
+            "answer": row["answer"].rpartition("####")[2].strip(),
+        }
+        for row in rows
+    ]
+
+
+def smoke_file(folder: str) -> str:
+    """A file like GSM8K with easy questions, of which every tenth is held out."""
+    generator = torch.Generator().manual_seed(0)
+    problems = [draw_problem(generator) for _ in range(80)]
+    rows = [{"question": p.question, "answer": f"{p.thought}\n#### {p.answer}"} for p in problems]
+    with atomic_path(Path(folder) / "like_gsm8k.jsonl") as file:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(Path(folder) / "like_gsm8k.jsonl")
+
+
+def adapter_size(config: PretrainedConfig, rank: int = 32) -> int:
+    """Parameters of adapters at every linear layer but the last, without any weight loaded."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D)]
+    return sum(rank * sum(m.weight.shape) for m in linear if m is not model.get_output_embeddings())
+
+
+def check(o: argparse.Namespace) -> tuple:
+    """The config and the tokenizer, if this run can work: all of it before a weight is loaded."""
+    require_trl()
+    for wanted, package in ((o.lora, "peft"), (o.vllm, "vllm"), (o.log, o.log)):
+        if wanted and find_spec(package) is None:
+            raise ValueError(f"{package} is not installed: pip install {package}")
+    if o.vllm and not torch.cuda.is_available():
+        raise ValueError("--vllm: expected a CUDA GPU, found none")
+    processes, rows = int(os.environ.get("WORLD_SIZE", "1")), o.prompts * o.group
+    if o.group < 2 or rows % (o.rows_per_pass * processes):
+        raise ValueError(
+            f"--prompts {o.prompts} x --group {o.group}: expected a group of 2 or more, and "
+            f"{rows} rows that divide into passes of {o.rows_per_pass} on {processes} processes"
+        )
+    config, tokenizer = load_config(o.model)
+    if o.template:
+        tokenizer.chat_template = Path(o.template).read_text(encoding="utf-8")
+    check_chat(tokenizer, "--template FILE (such as recipes/plain_chat.jinja)")
+    tokenizer.padding_side = "left"
+    # The same token is no harm: padding is told by its position, here and in TRL.
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    frozen = {"trained": adapter_size(config), "weight_bytes": 2} if o.lora else {}
+    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if o.device == "cuda" else "cpu"
+    if o.vllm:
+        total = torch.cuda.get_device_properties(device).total_memory
+        frozen["sampler"] = int(o.vllm_share * total)
+    # TRL scores in tiles and never holds the logits of a pass. Those of sampling remain: one token
+    # of each row.
+    sizes = {"rows": rows // processes, "tokens": 1, "reference": o.kl > 0 and not o.lora}
+    check_memory(config, device=device, **sizes, **frozen)
+    return config, tokenizer
+
+
+def longest(o: argparse.Namespace, config, tokenizer, rows: list[dict]) -> int:
+    """Tokens of the longest prompt and completion; ValueError if the model has no room for them."""
+    prompt = max(len(encode_prompt(tokenizer, row["prompt"])) for row in rows)
+    room = 512 if o.smoke else config.get_text_config().max_position_embeddings
+    if prompt + o.tokens > room:
+        raise ValueError(
+            f"--tokens {o.tokens}: the longest prompt has {prompt}, and {o.model} has room for "
+            f"{room} in all"
+        )
+    return prompt + o.tokens
+
+
+def settings(o: argparse.Namespace, room: int) -> dict:
+    """This run in the words of TRL's GRPOConfig."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    found = {
+        "output_dir": o.out,
+        # The batch: rows in a pass x passes x processes = questions x completions.
+        "per_device_train_batch_size": o.rows_per_pass,
+        "gradient_accumulation_steps": o.prompts * o.group // (o.rows_per_pass * processes),
+        "num_generations": o.group,
+        "max_completion_length": o.tokens,
+        "max_steps": o.steps,
+        # The objective: token mean, clip 0.2, advantages over the group's standard deviation.
+        "loss_type": "dapo",
+        "epsilon": 0.2,
+        "scale_rewards": "group",
+        "reward_weights": [0.2, 1.0],  # of the form, a quarter for each tag, and of the answer
+        "beta": o.kl,  # above 0, a frozen copy of the model is loaded too
+        "learning_rate": o.lr,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": min(10, o.steps // 2),
+        "max_grad_norm": 1.0,
+        # The machine: float32 weights, bfloat16 arithmetic, activations computed twice.
+        "use_cpu": o.device == "cpu",
+        "bf16": o.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False),
+        "gradient_checkpointing": True,
+        # Adapters leave the weights alone, so those may be bfloat16: no step of theirs gets lost.
+        "model_init_kwargs": {"dtype": "bfloat16" if o.lora else "float32"},
+        "seed": o.seed,
+        # The files: a line per step is written by `Journal`, the completions by TRL.
+        "logging_steps": 1,
+        "log_completions": True,
+        "num_completions_to_print": 0,  # they fill a screen each step; read them in completions/
+        "report_to": o.log or "none",
+        "save_steps": o.save_every,
+        "save_total_limit": 2,
+        "disable_tqdm": True,
+    }
+    if o.vllm:
+        found |= {"use_vllm": True, "vllm_mode": "colocate"}
+        found |= {"vllm_gpu_memory_utilization": o.vllm_share, "vllm_max_model_length": room}
+    if o.smoke:  # the small model has room for 128 tokens, and its rotary positions for more
+        found["model_init_kwargs"]["max_position_embeddings"] = 512
+        found["dataloader_pin_memory"] = False
+    return found
+
+
+class Journal(TrainerCallback):
+    """A line of CSV per step; after Ctrl-C or kill the step is finished and saved."""
+
+    def __init__(self, out: str) -> None:
+        self.log, self.asked = CsvLog(Path(out) / "log.csv"), False
+
+    def on_train_begin(self, args, state, control, **_):
+        self.before = {s: signal.signal(s, self.ask) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(self, number, frame) -> None:
+        print("finishing this step, then saving; once more stops at once", file=sys.stderr)
+        self.asked = True
+        signal.signal(number, self.before[number])
+
+    def on_step_end(self, args, state, control, **_):
+        asked = torch.tensor(float(self.asked), device=args.device)
+        if torch.distributed.is_initialized():  # all processes stop after the same step
+            torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
+        self.asked = bool(asked)
+        if self.asked:
+            control.should_save = control.should_training_stop = True
+
+    def on_log(self, args, state, control, logs, **_):
+        if state.is_world_process_zero and "reward" in logs:
+            self.log.add(state.global_step, **{k: v for k, v in logs.items() if v is not None})
+            shown = ("reward", "reward_std", "entropy", "completions/mean_length", "grad_norm")
+            numbers = "  ".join(f"{k} {float(logs[k]):.3f}" for k in shown if k in logs)
+            print(f"step {state.global_step}  {numbers}", flush=True)
+
+    def on_train_end(self, args, state, control, **_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def newest_checkpoint(out: str) -> str | None:
+    """The last checkpoint that is whole: TRL writes its trainer_state.json last."""
+    found = sorted(Path(out).glob("checkpoint-*"), key=lambda folder: int(folder.name[11:]))
+    for folder in reversed(found):
+        try:
+            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+            return str(folder)
+        except (OSError, ValueError):
+            print(f"{folder} was not finished, so an older one is taken", file=sys.stderr)
+    return None
+
+
+def note(out: str, name: str, values: dict | None = None) -> dict | None:
+    """Write a small JSON file of the run in one piece, or read it: None if there's none."""
+    file = Path(out) / name
+    if values is None:
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    with atomic_path(file) as unfinished:
+        unfinished.write_text(json.dumps(values, indent=1), encoding="utf-8")
+    return values
+
+
+def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right=answer_reward) -> None:
+    """Ask the held-out questions, train, ask again, save. Whatever can be wrong is seen first."""
+    o.device = "cpu" if o.smoke or not torch.cuda.is_available() else "cuda"
+    o.lr = o.lr or (1e-5 if o.lora else 1e-6)
+    config, tokenizer = check(o)
+    room = longest(o, config, tokenizer, [*rows, *test])
+    free = {"steps", "save_every", "log"}  # what may change when a run goes on
+    mine = {name: value for name, value in vars(o).items() if name not in free}
+    for name, value in (note(o.out, "settings.json") or {}).items():
+        if mine[name] != value:
+            raise ValueError(
+                f"--out {o.out}: the run there has {name} = {value!r}, and this one "
+                f"{mine[name]!r}: take another --out, or the same settings"
+            )
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    peft_config = None
+    if o.lora:
+        from peft import LoraConfig
+
+        peft_config = LoraConfig(
+            r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+    journal = Journal(o.out)
+    trainer = GRPOTrainer(
+        model=o.model,
+        reward_funcs=[tags_reward, right],
+        args=GRPOConfig(**settings(o, room)),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[journal],
+        peft_config=peft_config,
+    )
+    trainer.remove_callback(PrinterCallback)
+    main = trainer.accelerator.is_main_process
+    if main:
+        note(o.out, "settings.json", mine)
+
+    def ask(when: str) -> None:
+        """Greedy answers to the held-out questions, by one process; the others wait."""
+        trainer.accelerator.wait_for_everyone()
+        file = f"{when.replace(' ', '_')}.json"
+        if main and (found := note(o.out, file)) is None:
+            model = trainer.accelerator.unwrap_model(trainer.model).eval()
+            with torch.autocast(o.device, torch.bfloat16, enabled=trainer.args.bf16):
+                found = held_out(model, tokenizer, test, reward=right, max_new_tokens=o.tokens)
+            note(o.out, file, found)
+        if main:
+            print(
+                f"{when}: {found['right']:.3f} +- {found['error']:.3f} of {found['questions']} "
+                f"held-out questions right, {found['form']:.3f} in form"
+            )
+        trainer.accelerator.wait_for_everyone()
+
+    ask("before")
+    trainer.train(resume_from_checkpoint=newest_checkpoint(o.out))
+    if journal.asked:
+        raise KeyboardInterrupt
+    ask(f"after {trainer.state.global_step} steps")
+    made, model = Path(o.out) / ".model.part", Path(o.out) / "model"
+    trainer.save_model(str(made))  # by save_pretrained; of --lora, the adapters
+    if main:
+        shutil.rmtree(model, ignore_errors=True)
+        made.rename(model)
+        print(f"{o.out}: log.csv, completions/ to read, and the model in model/")
+
+
+def smoke(o: argparse.Namespace) -> None:
+    """The same run, as small as it can be, asked in the form that the small model knows."""
+    o.model, o.steps, o.prompts, o.group = str(data_folder() / "text_llama"), 2, 4, 4
+    o.rows_per_pass, o.tokens, o.questions, o.save_every = 8, 40, 8, 1
+    o.template = str(Path(o.out) / "smoke.jinja")
+    with atomic_path(o.template) as file:
+        file.write_text("{{ messages[-1]['content'] + '\\n' }}", encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    o = options(__doc__.partition("\n")[0], "openai/gsm8k").parse_args(arguments)
+    with plain_errors(), tempfile.TemporaryDirectory() as folder:
+        o.out = o.out or (folder if o.smoke else "runs/gsm8k_trl")
+        if o.smoke:
+            smoke(o)
+            o.data = smoke_file(o.out)
+        train(o, gsm8k(o.data, "train"), gsm8k(o.data, "test")[: o.questions])
+
+
+if __name__ == "__main__":
+    main()
