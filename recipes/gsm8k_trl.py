@@ -28,7 +28,7 @@ from transformers.pytorch_utils import Conv1D
 
 from minigrpo.files import atomic_path, data_folder
 from minigrpo.scaling.trl import require_trl
-from minigrpo.text.problems import draw_problem
+from minigrpo.text.gsm8k import HUB, gsm8k_rows, like_gsm8k
 from minigrpo.text.prompts import answer_reward, encode_prompt
 from minigrpo.text.recipes import (
     CsvLog,
@@ -36,15 +36,9 @@ from minigrpo.text.recipes import (
     check_memory,
     held_out,
     load_config,
-    load_rows,
     plain_errors,
 )
 from minigrpo.text.shots import tags_reward
-
-SYSTEM = (
-    "Think step by step. Answer in exactly this form: "
-    "<think>your steps</think><answer>the number</answer>"
-)
 
 
 def options(description: str, data: str | None) -> argparse.ArgumentParser:
@@ -71,33 +65,6 @@ def options(description: str, data: str | None) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of the order of the questions and the sampling")
     add("--smoke", action="store_true", help="two steps of the small shipped model, on the CPU")
     return parser
-
-
-def gsm8k(data: str, split: str) -> list[dict]:
-    """Rows of "prompt" and "answer": GSM8K's answer is a text that ends in `#### 72`."""
-    rows = load_rows(data, split, ("question", "answer"), config="main")
-    if not all("####" in row["answer"] for row in rows):
-        raise ValueError(f"{data}: expected answers that end in '#### number', found others")
-    return [
-        {
-            "prompt": [
-                {"role": "system", "content": SYSTEM},
-                {"role": "user", "content": row["question"]},
-            ],
-            "answer": row["answer"].rpartition("####")[2].strip(),
-        }
-        for row in rows
-    ]
-
-
-def smoke_file(folder: str) -> str:
-    """A file like GSM8K with easy questions, of which every tenth is held out."""
-    generator = torch.Generator().manual_seed(0)
-    problems = [draw_problem(generator) for _ in range(80)]
-    rows = [{"question": p.question, "answer": f"{p.thought}\n#### {p.answer}"} for p in problems]
-    with atomic_path(Path(folder) / "like_gsm8k.jsonl") as file:
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(Path(folder) / "like_gsm8k.jsonl")
 
 
 def adapter_size(config: PretrainedConfig, rank: int = 32) -> int:
@@ -334,13 +301,13 @@ def smoke(o: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    o = options(__doc__.partition("\n")[0], "openai/gsm8k").parse_args(arguments)
+    o = options(__doc__.partition("\n")[0], data=HUB).parse_args(arguments)
     with plain_errors(), tempfile.TemporaryDirectory() as folder:
         o.out = o.out or (folder if o.smoke else "runs/gsm8k_trl")
         if o.smoke:
             smoke(o)
-            o.data = smoke_file(o.out)
-        train(o, gsm8k(o.data, "train"), gsm8k(o.data, "test")[: o.questions])
+            o.data = like_gsm8k(o.out)
+        train(o, gsm8k_rows(o.data, "train"), gsm8k_rows(o.data, "test")[: o.questions])
 
 
 if __name__ == "__main__":

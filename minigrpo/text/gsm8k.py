@@ -1,0 +1,49 @@
+"""GSM8K, grade-school word problems: the prompt, and the number behind `####` as the answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from minigrpo.files import atomic_path
+from minigrpo.text.problems import draw_problem
+from minigrpo.text.recipes import load_rows
+
+HUB = "openai/gsm8k"
+SYSTEM = (
+    "Think step by step. Answer in exactly this form: "
+    "<think>your steps</think><answer>the number</answer>"
+)
+
+
+def gsm8k_rows(data: str | Path, split: str) -> list[dict]:
+    """Rows of "prompt", a chat, and "answer"; of a file every tenth row is "test".
+
+    GSM8K's own answers are texts that end in `#### 72`. ValueError: a column or that is missing.
+    """
+    rows = load_rows(data, split, ("question", "answer"), config="main")
+    for row in rows:
+        if "####" not in row["answer"]:
+            end = row["answer"][-20:]
+            raise ValueError(f"{data}: expected answers that end in '#### number', got {end!r}")
+    system = {"role": "system", "content": SYSTEM}
+    return [
+        {
+            "prompt": [system, {"role": "user", "content": row["question"]}],
+            "answer": row["answer"].rpartition("####")[2].strip(),
+        }
+        for row in rows
+    ]
+
+
+def like_gsm8k(folder: str | Path, n: int = 80) -> str:
+    """Write a file like GSM8K's, of n easy questions made here; returns where it is."""
+    generator = torch.Generator().manual_seed(0)
+    problems = [draw_problem(generator) for _ in range(n)]
+    rows = [{"question": p.question, "answer": f"{p.thought}\n#### {p.answer}"} for p in problems]
+    path = Path(folder) / "like_gsm8k.jsonl"
+    with atomic_path(path) as file:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
