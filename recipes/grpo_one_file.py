@@ -22,6 +22,7 @@ import time
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import NamedTuple
 
 import torch
@@ -196,16 +197,16 @@ def learn(policy, reference, optimizer, r: Rollouts, advantages: Tensor, o) -> f
 
 def encode(tokenizer, rows: list[dict], o) -> tuple[Tensor, Tensor]:
     """Prompts as ids (P, S), padded on the left so that all end together, and their mask."""
-    ids = []
-    for row in rows:
-        if o.prompt == "chat":
-            chat = [("system", SYSTEM), ("user", row["question"])]
-            chat = [{"role": role, "content": text} for role, text in chat]
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        else:
-            text = f"{SHOTS}Q: {row['question']}\nA:" if o.prompt == "shots" else row["question"]
-        # A chat template has written the special tokens already.
-        ids.append(tokenizer(text, add_special_tokens=o.prompt != "chat")["input_ids"])
+    texts = [row["question"] for row in rows]
+    if o.prompt == "shots":
+        texts = [f"{SHOTS}Q: {text}\nA:" for text in texts]
+    if o.prompt == "chat":
+        system = {"role": "system", "content": SYSTEM}
+        chats = [[system, {"role": "user", "content": text}] for text in texts]
+        given = {"tokenize": False, "add_generation_prompt": True}
+        texts = [tokenizer.apply_chat_template(chat, **given) for chat in chats]
+    # A chat template has written the special tokens already.
+    ids = [tokenizer(text, add_special_tokens=o.prompt != "chat")["input_ids"] for text in texts]
     S = max(map(len, ids))
     mask = torch.tensor([[False] * (S - len(row)) + [True] * len(row) for row in ids])
     return torch.tensor([[0] * (S - len(row)) + row for row in ids]).to(o.device), mask.to(o.device)
@@ -280,23 +281,21 @@ def main(o: argparse.Namespace) -> None:
     """Measure, train, measure, save. A run that was stopped goes on from its checkpoint."""
     policy, tokenizer = load_policy(o)
     learned, held_out = questions(SHORT if o.prompt == "plain" else ASK)
-    held_out = held_out[:: -(-len(held_out) // o.questions)]
+    held_out = held_out[:: max(1, len(held_out) // o.questions)]  # about so many
     reference = copy.deepcopy(policy).requires_grad_(False) if o.kl_weight else None
     optimizer = torch.optim.AdamW(policy.parameters(), o.lr, (0.9, 0.99), weight_decay=0.0)
-    state = {
-        "settings": {k: str(v) for k, v in vars(o).items() if k not in ("steps", "save_every")}
-    }
     checkpoint = o.out / "checkpoint.pt"
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    settings = {k: str(v) for k, v in vars(o).items() if k not in ("steps", "save_every", "out")}
     if checkpoint.exists():
-        saved = torch.load(checkpoint, map_location="cpu")
-        if saved["settings"] != state["settings"]:
+        state = torch.load(checkpoint, map_location="cpu")
+        if state["settings"] != settings:
             raise ValueError(f"--out {o.out} holds a run with other settings: name a new folder")
-        policy.load_state_dict(saved.pop("policy"))
-        optimizer.load_state_dict(saved.pop("optimizer"))
-        state = saved
+        policy.load_state_dict(state.pop("policy"))
+        optimizer.load_state_dict(state.pop("optimizer"))
     else:
-        state |= {"log": [], "before": held_out_reward(policy, tokenizer, held_out, o)}
+        before = held_out_reward(policy, tokenizer, held_out, o)
+        state = {"settings": settings, "log": [], "before": before}
     log = state["log"]
     for line, texts in train_grpo(policy, reference, optimizer, tokenizer, learned, o, len(log)):
         log.append(line)
@@ -309,8 +308,9 @@ def main(o: argparse.Namespace) -> None:
                 torch.save(state | weights, part)
     after = held_out_reward(policy, tokenizer, held_out, o)
     print(f"held out, reward of greedy answers: {state['before']} before, {after} after")
-    for thing in (policy, tokenizer):
-        thing.save_pretrained(o.out / "model")
+    policy.save_pretrained(o.out / "model")
+    tokenizer.save_pretrained(o.out / "model")
+    print(f"{o.out}: model, log.csv, checkpoint.pt")
 
 
 def options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -333,11 +333,13 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seed", default=0, type=int, help="of the order of questions and of sampling")
     add("--bf16", action="store_true", help="matrix products in bfloat16, for a GPU")
     add("--device", default="cuda" if gpu else "cpu", help="cuda or cpu")
-    add("--smoke", action="store_true", help="two steps of the small model")
+    add("--smoke", action="store_true", help="two steps of a small model, on the CPU")
     o = parser.parse_args(arguments)
-    if o.smoke:
-        o.model, o.prompt = str(Path(__file__).parents[1] / "data" / "text_llama"), "plain"
-        o.steps, o.questions, o.device = 2, 16, "cpu"
+    if o.smoke:  # other defaults
+        small = str(Path(__file__).parents[1] / "data" / "text_llama")
+        parser.set_defaults(model=small, prompt="plain", out=Path(mkdtemp()), device="cpu")
+        parser.set_defaults(steps=2, questions=16, inner_epochs=2, kl_weight=0.01, lr=1e-3)
+        o = parser.parse_args(arguments)
     return o
 
 
@@ -348,4 +350,4 @@ if __name__ == "__main__":
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped: the same command goes on from the last checkpoint")
+        sys.exit("stopped; the same command goes on from the last checkpoint")

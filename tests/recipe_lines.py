@@ -1,0 +1,68 @@
+"""Run a recipe as its command line does, in this process, and note which of its lines ran."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType
+
+import pytest
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+
+
+def run(name: str, *arguments: object) -> None:
+    """`python recipes/NAME ...`; SystemExit if it ends with an exit code."""
+    path = str(RECIPES / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [path, *map(str, arguments)])
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        runpy.run_path(path, run_name="__main__")
+
+
+def fails(name: str, *arguments: object, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a recipe says that ends with exit code 2: one line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        run(name, *arguments)
+    assert ended.value.code == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(said) == 1
+    return said[0]
+
+
+@contextmanager
+def noted(name: str) -> Iterator[set[int]]:
+    """The numbers of the lines of a recipe that run within the block."""
+    path, lines = str(RECIPES / name), set()
+
+    def watch(frame, event, argument):
+        if frame.f_code.co_filename != path:
+            return None
+        lines.add(frame.f_lineno)
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
+
+
+def left_out(name: str, ran: set[int]) -> list[str]:
+    """The lines of a recipe that could have run, and didn't; those with cuda in them aside."""
+    text = (RECIPES / name).read_text(encoding="utf-8")
+
+    def numbers(code: CodeType) -> Iterator[int]:
+        yield from (number for *_, number in code.co_lines() if number)
+        for inner in code.co_consts:
+            if isinstance(inner, CodeType):
+                yield from numbers(inner)
+
+    lines = text.splitlines()
+    missing = sorted({*numbers(compile(text, name, "exec"))} - ran)
+    return [f"{n}: {lines[n - 1].strip()}" for n in missing if "cuda" not in lines[n - 1]]
