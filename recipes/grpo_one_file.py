@@ -339,6 +339,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
         small = str(Path(__file__).parents[1] / "data" / "text_llama")
         parser.set_defaults(model=small, prompt="plain", out=Path(mkdtemp()), device="cpu")
         parser.set_defaults(steps=2, questions=16, inner_epochs=2, kl_weight=0.01, lr=1e-3)
+        torch.set_num_threads(1)  # several are slower for a model this small
         o = parser.parse_args(arguments)
     return o
 
