@@ -27,7 +27,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str], **oth
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         known, lost = json.loads(label), not query.startswith(prompt)
         text = "" if lost else ENDS.sub("", query[len(prompt) :])
-        form = tags_reward([""], [text])[0]
+        form = float(tags_reward([""], [text])[0])
         right = answer_reward([""], [text], answer=[known["answer"]])[0]
         rows["rewards"].append(known["form"] * form + known["right"] * right)
         rows["right"].append(right)

@@ -11,6 +11,6 @@ from minigrpo.text.shots import tags_reward  # noqa: E402
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **others) -> dict:
     """`score` is the reward. verl logs the rest, and takes `acc` for the held-out accuracy."""
-    form = tags_reward([""], [solution_str])[0]
+    form = float(tags_reward([""], [solution_str])[0])
     right = answer_reward([""], [solution_str], answer=[ground_truth])[0]
     return {"score": 0.2 * form + right, "acc": right, "form": form}
