@@ -32,7 +32,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 # ---------------------------- The task: replace these two functions ----------------------------
 
-
 ASK = "{name} has {have} {things} and {deed}. How many {things} does {name} have now?"
 SHORT = "{name} has {have} {things}, {deed}. How many {things} now?\n"  # what the small model knows
 
@@ -78,7 +77,7 @@ class Rollouts(NamedTuple):
 
 
 def train_grpo(policy, reference, optimizer, tokenizer, rows, o, done=0):
-    """Ask, let the policy answer, compare the answers of a group, learn. One dict per step."""
+    """Ask, let the policy answer, compare the answers of a group, learn. Yields what it saw."""
     stops = stop_ids(policy, tokenizer, o)
     for step in range(done + 1, o.steps + 1):
         began = time.perf_counter()
@@ -91,18 +90,16 @@ def train_grpo(policy, reference, optimizer, tokenizer, rows, o, done=0):
         for _ in range(o.inner_epochs):
             grad_norm = learn(policy, reference, optimizer, r, advantages, o)
         tokens = r.completion_mask.sum().item()
-        yield (
-            {
-                "step": step,
-                "reward": sum(rewards) / len(rewards),
-                "no_spread": (advantages == 0).double().mean().item(),  # rows that teach nothing
-                "entropy": -r.log_probs.sum().item() / tokens,  # nats per token, from the sample
-                "length": tokens / len(rewards),
-                "grad_norm": grad_norm,
-                "seconds": time.perf_counter() - began,
-            },
-            texts,
-        )
+        metrics = {
+            "step": step,
+            "reward": sum(rewards) / len(rewards),
+            "no_spread": (advantages == 0).double().mean().item(),  # rows that teach nothing
+            "entropy": -r.log_probs.sum().item() / tokens,  # nats per token, from the sample
+            "length": tokens / len(rewards),
+            "grad_norm": grad_norm,
+            "seconds": time.perf_counter() - began,
+        }
+        yield metrics, texts
 
 
 @torch.no_grad()
@@ -131,9 +128,8 @@ def sample(policy, prompt_ids, prompt_mask, G, stops, o, generator=None) -> Roll
         if len(active) == 0:
             break
         cache.batch_select_indices(going.nonzero()[:, 0])
-    prompt, written = slice(S), slice(S, end + 1)
-    texts = ids[:, prompt], mask[:, prompt], ids[:, written], mask[:, written]
-    return Rollouts(*texts, log_probs[:, : end + 1 - S])
+    ids, mask, log_probs = ids[:, : end + 1], mask[:, : end + 1], log_probs[:, : end + 1 - S]
+    return Rollouts(ids[:, :S], mask[:, :S], ids[:, S:], mask[:, S:], log_probs)
 
 
 def score(policy, r: Rollouts, o) -> Tensor:

@@ -50,7 +50,7 @@ def options() -> argparse.ArgumentParser:
     add("--model", default="Qwen/Qwen2.5-0.5B-Instruct", help="a name on the hub, or a folder")
     add("--data", default=HUB, help="a data set's name on the hub, or a jsonl, csv, parquet file")
     add("--shots", type=int, help="plain text after so many solved questions, instead of a chat")
-    add("--out", help="a folder for all files of the run [runs/gsm8k_ours]")
+    add("--out", default="runs/gsm8k_ours", help="a folder for all files of the run")
     add("--device", help="cuda or cpu [cuda, if there is one]")
     add("--steps", type=int, default=200, help="batches of completions, and updates")
     add("--prompts", type=int, default=16, help="questions per step, P")
@@ -69,13 +69,12 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def smoke(o: argparse.Namespace) -> None:
-    """The same run, as small as it can be, on questions as the small model knows them."""
+def smoke(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Other defaults: the same run as small as it can be, on questions the small model knows."""
     torch.set_num_threads(1)  # several are slower for a model this small
-    o.model, o.data, o.device = str(data_folder() / "text_llama"), like_gsm8k(o.out), "cpu"
-    o.shots = o.shots or 0
-    o.steps, o.prompts, o.group, o.tokens, o.rows_per_pass = 2, 4, 4, 40, 8
-    o.questions, o.save_every = 8, 1
+    parser.set_defaults(model=str(data_folder() / "text_llama"), data=like_gsm8k(folder), shots=0)
+    parser.set_defaults(out=folder, device="cpu", steps=2, prompts=4, group=4, tokens=40)
+    parser.set_defaults(rows_per_pass=8, kl=0.01, lr=1e-4, questions=8, save_every=1)
 
 
 def few_shot(o: argparse.Namespace, split: str) -> list[dict]:
@@ -105,14 +104,28 @@ def prepare(o: argparse.Namespace) -> tuple[list[dict], list[dict], str]:
         rows, test = (few_shot(o, split) for split in ("train", "test"))
     sizes = {"rows": o.rows_per_pass, "tokens": o.tokens, "reference": o.kl > 0}
     check_memory(config, device=o.device, **sizes)
+    check_same_run(o)
     return rows, test[: o.questions], tokenizer.pad_token or tokenizer.eos_token
+
+
+def check_same_run(o: argparse.Namespace) -> None:
+    """Raise ValueError if the folder has a run with other settings; else note those of this one."""
+    file, free = Path(o.out) / "settings.json", {"steps", "save_every", "log"}
+    mine = {name: value for name, value in vars(o).items() if name not in free}
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else mine
+    for name, value in mine.items():
+        if before.get(name) != value:
+            there = f"the run there has {name} = {before.get(name)!r}, and this one {value!r}"
+            raise ValueError(f"--out {o.out}: {there}: take another --out, or the same settings")
+    with atomic_path(file) as unfinished:
+        unfinished.write_text(json.dumps(mine, indent=1), encoding="utf-8")
 
 
 def ask(o: argparse.Namespace, policy, tokenizer, test: list[dict], stops, when: str) -> None:
     """Greedy answers to the held-out questions, once: the result is kept in a file."""
-    file = Path(o.out) / f"{when}.json"
+    file = Path(o.out) / f"{when.replace(' ', '_')}.json"
     if not file.exists():
-        given = {"at_once": o.rows_per_pass, "max_new_tokens": o.tokens, "eos_id": stops}
+        given = {"at_once": o.prompts * o.group, "max_new_tokens": o.tokens, "eos_id": stops}
         with torch.autocast(o.device, torch.bfloat16, enabled=o.dtype == "bfloat16"):
             found = held_out(policy, tokenizer, test, **given)
         with atomic_path(file) as unfinished:
@@ -176,12 +189,13 @@ def train(o: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run it, and say in one sentence what is wrong."""
-    o = options().parse_args(arguments)
+    parser = options()
+    o = parser.parse_args(arguments)
     with plain_errors(), tempfile.TemporaryDirectory() as folder:
-        o.out = o.out or (folder if o.smoke else "runs/gsm8k_ours")
-        o.device = o.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if o.smoke:
-            smoke(o)
+            smoke(parser, folder if o.out == parser.get_default("out") else o.out)
+            o = parser.parse_args(arguments)  # what is given outranks the defaults
+        o.device = o.device or ("cuda" if torch.cuda.is_available() else "cpu")
         o.dtype = o.dtype or ("bfloat16" if o.device == "cuda" else "float32")
         train(o)
 

@@ -1,0 +1,184 @@
+"""GSM8K with our own loop: it starts, it stops and goes on, and says what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import recipe_lines
+import torch
+
+from minigrpo.files import data_folder
+from minigrpo.text.gsm8k import like_gsm8k
+from minigrpo.text.models import load_policy
+from minigrpo.text.prompts import TextProblems
+
+NAME = "gsm8k_ours.py"
+SMALL = data_folder() / "text_llama"
+TINY = (
+    *("--device", "cpu", "--steps", 1, "--prompts", 2, "--group", 2, "--tokens", 8),
+    *("--rows-per-pass", 3, "--questions", 4),
+)
+
+
+def weights(folder):
+    return load_policy(folder / "model", device="cpu", dtype=torch.float32)[0].state_dict()
+
+
+def logged(folder):
+    return [*csv.DictReader((folder / "log.csv").open(encoding="utf-8"))]
+
+
+def without_template(folder):
+    shutil.copytree(SMALL, folder)
+    (folder / "chat_template.jinja").unlink()
+    return folder
+
+
+@pytest.fixture
+def dashboard(monkeypatch):
+    """Stands for trackio and wandb, which have the same three functions."""
+    calls = []
+    module = SimpleNamespace(
+        init=lambda **given: calls.append(("init", given)),
+        log=lambda values, step: calls.append(("log", step, values)),
+        finish=lambda: calls.append(("finish",)),
+    )
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    return calls
+
+
+def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys, dashboard):
+    data = like_gsm8k(tmp_path)
+
+    def fails(*arguments):
+        return recipe_lines.fails(NAME, *TINY, *arguments, capsys=capsys)
+
+    with recipe_lines.noted(NAME) as ran:
+        recipe_lines.run(NAME, "--smoke")
+        said = capsys.readouterr().out
+        assert "before: " in said and "after 2 steps: " in said and " +- " in said
+        # A chat, in bfloat16, with gradient checkpointing.
+        given = "--model", SMALL, "--data", data, "--out", tmp_path / "a"
+        given += *TINY, "--dtype", "bfloat16", "--checkpointing", "--log", "trackio"
+        recipe_lines.run(NAME, *given)
+        recipe_lines.run(NAME, *given, "--steps", 2)  # it goes on
+        assert "holds" not in fails(*given, "--lr", 1) and "lr" in fails(*given, "--lr", 1)
+        # Plain text after solved questions, asked of a model that can't chat.
+        other = without_template(tmp_path / "no chat")
+        given = "--model", other, "--data", data, "--out", tmp_path / "b"
+        assert "no chat template, so it is no chat model; pass --shots 3" in fails(*given)
+        recipe_lines.run(NAME, *TINY, *given, "--shots", 2)
+        said = fails("--model", "no-one/nothing", "--data", data)
+        assert said.startswith("error: --model no-one/nothing: expected a model's folder or its")
+        said = fails(*given, "--shots", 2, "--rows-per-pass", 10**9)
+        assert said.startswith("error: training needs at least") and "GiB" in said
+        wrong = tmp_path / "wrong.csv"
+        wrong.write_text("frage,answer\n" + "1,#### 1\n" * 20, encoding="utf-8")
+        said = fails("--model", SMALL, "--data", wrong)
+        assert "expected the columns question, found frage, answer" in said
+        assert "got [Errno 2]" in fails("--model", SMALL, "--data", tmp_path / "none.jsonl")
+    assert recipe_lines.left_out(NAME, ran) == []
+    assert [line["step"] for line in logged(tmp_path / "a")] == ["1", "2"]
+    assert [call[0] for call in dashboard].count("log") == 2 and dashboard[-1] == ("finish",)
+    assert weights(tmp_path / "b")["lm_head.weight"].dtype == torch.float32
+
+
+def test_shots_are_solved_questions_that_are_not_asked(tmp_path):
+    data, asked = like_gsm8k(tmp_path), []
+    # What `few_shot` makes, seen where the task takes it.
+    made = TextProblems.__post_init__
+
+    def noted(self):
+        asked.extend(self.rows)
+        made(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextProblems, "__post_init__", noted)
+        given = "--model", SMALL, "--data", data, "--out", tmp_path / "a", "--shots", 2
+        recipe_lines.run(NAME, *TINY, *given)
+    first, second, third = (
+        json.loads(line) for line in open(data, encoding="utf-8").readlines()[:3]
+    )
+    prompt = asked[0]["prompt"]
+    for row in (first, second):
+        thought, answer = row["answer"].split("\n#### ")
+        solved = f"<think>{thought}</think><answer>{answer}</answer>\n"
+        assert f"Q: {row['question']}\nA: {solved}" in prompt
+    assert prompt.endswith(f"Q: {third['question']}\nA:") and prompt.count("A:") == 3
+    assert len(asked) == 72 - 2  # of 80 every tenth is held out
+    assert asked[0]["answer"] == third["answer"].split("#### ")[1]
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(tmp_path, capsys, monkeypatch):
+    def given(folder):
+        return ("--smoke", "--data", data, "--steps", 3, "--out", tmp_path / folder)
+
+    data, draw, drawn = like_gsm8k(tmp_path), TextProblems.prompts, []
+    recipe_lines.run(NAME, *given("whole"))
+
+    def stops(self, n, generator):
+        drawn.append(n)
+        if len(drawn) == 3:
+            raise KeyboardInterrupt
+        return draw(self, n, generator)
+
+    monkeypatch.setattr(TextProblems, "prompts", stops)
+    said = recipe_lines.fails(NAME, *given("parts"), capsys=capsys, code=130)
+    assert said == "interrupted: the same command goes on from the last checkpoint"
+    assert not (tmp_path / "parts" / "model").exists()
+    recipe_lines.run(NAME, *given("parts"))
+    logs = [logged(tmp_path / folder) for folder in ("whole", "parts")]
+    for line in logs[0] + logs[1]:
+        assert float(line.pop("seconds")) > 0
+    assert logs[0] == logs[1] and [line["step"] for line in logs[0]] == ["1", "2", "3"]
+    first, second = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(v, load_policy(SMALL)[0].state_dict()[k]) for k, v in first.items())
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path):
+    given = "--smoke", "--steps", 10**6, "--out", tmp_path, "--data", like_gsm8k(tmp_path)
+    command = [sys.executable, recipe_lines.RECIPES / NAME, *given]
+    with subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL) as process:
+        end = time.monotonic() + 60
+        while not (tmp_path / "checkpoint.pt").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    done = torch.load(tmp_path / "checkpoint.pt")["step"]
+    given = [done + 1 if value == 10**6 else value for value in given]
+    recipe_lines.run(NAME, *given)
+    assert [int(line["step"]) for line in logged(tmp_path)] == [*range(1, done + 2)]
+    assert weights(tmp_path)
+
+
+def test_a_data_set_is_loaded_by_its_name(tmp_path, capsys, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    rows = [json.loads(line) for line in open(like_gsm8k(tmp_path), encoding="utf-8")]
+    asked = []
+
+    def load_dataset(name, config=None, *, split):
+        asked.append((name, config, split))
+        return datasets.Dataset.from_list(rows[:60] if split == "train" else rows[60:])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    recipe_lines.run(NAME, *TINY, "--model", SMALL, "--out", tmp_path / "a")
+    assert asked == [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]
+    monkeypatch.undo()
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split, some in (("train", rows[:60]), ("test", rows[60:])):
+        text = "".join(json.dumps(row) + "\n" for row in some)
+        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    recipe_lines.run(NAME, *TINY, "--model", SMALL, "--data", folder, "--out", tmp_path / "b")
+    given = *TINY, "--model", SMALL, "--data", "no-one/nothing", "--out", tmp_path / "c"
+    said = recipe_lines.fails(NAME, *given, capsys=capsys)
+    assert said.startswith("error: no-one/nothing: expected a .jsonl, .csv, .parquet file, or a")
