@@ -117,6 +117,12 @@ def test_it_scores_the_same_log_probs(recipe, setting):
     torch.testing.assert_close(ours, r.log_probs, rtol=0, atol=10 * setting.close)
 
 
+def test_equal_rewards_have_an_advantage_of_exactly_0(recipe):
+    rewards = torch.full((6,), 0.2, dtype=torch.float64)
+    assert (rewards != rewards[:3].mean()).any()  # rounding
+    assert recipe.group_advantages(rewards, 3).eq(0).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_has_the_same_advantages(recipe, dtype):
     rewards = torch.tensor([0, 1, 1.2, 0, 0.2, 0.2, 0.2, 0.2, 1.2, 0, 0, 0], dtype=dtype)

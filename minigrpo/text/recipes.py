@@ -54,13 +54,13 @@ def load_rows(
             rows = hub.load_dataset(where, None if file.is_dir() else config, split=split).to_list()
     except ImportError as error:
         raise ValueError(f"{name_or_file}: reading it needs pip install {error.name}") from None
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the datasets library has many of its own
         what = f"expected a {', '.join(READERS)} file, or a data set that can be loaded"
         raise ValueError(f"{name_or_file}: {what}, got {first_line(error)}") from None
-    found = list(rows[0]) if rows else []
-    if missing := [name for name in columns if name not in found]:
-        wanted, there = " and ".join(missing), ", ".join(found) or f"no rows in {split}"
-        raise ValueError(f"{name_or_file}: expected the columns {wanted}, found {there}")
+    for row in rows or [{}]:
+        if missing := [name for name in columns if row.get(name) is None]:
+            wanted, there = " and ".join(missing), ", ".join(row) or f"no rows in {split}"
+            raise ValueError(f"{name_or_file}: expected the columns {wanted}, found {there}")
     return rows
 
 
@@ -187,12 +187,17 @@ class CsvLog:
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """What a person can mend, or has stopped, ends in one sentence instead of a traceback."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # kill is a Ctrl-C
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # kill is a Ctrl-C
     try:
         yield
     except (ValueError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except torch.OutOfMemoryError as error:  # of a GPU
+        print(f"error: take fewer rows in one pass: {first_line(error)}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
