@@ -252,9 +252,10 @@ def load_policy(o):
         raise ValueError(f"--model {o.model} has no chat template: pass --prompt shots")
     with torch.device("meta"):
         count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-    # A weight, its gradient, AdamW's two averages, the reference's weight; logits, their gradient.
+    # 4 bytes for a weight, its gradient, AdamW's two averages and the reference's weight; and for
+    # a logit of one pass, of which the backward pass makes three more.
     logits = o.rows_per_pass * o.max_new_tokens * config.get_text_config().vocab_size
-    needed = count * (20 if o.kl_weight else 16) + 8 * logits
+    needed = count * (20 if o.kl_weight else 16) + 16 * logits
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if o.device == "cuda":
         there = torch.cuda.mem_get_info()[0]

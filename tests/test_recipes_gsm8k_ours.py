@@ -16,6 +16,7 @@ import recipe_lines
 import torch
 
 from minigrpo.files import data_folder
+from minigrpo.grpo import train_grpo
 from minigrpo.text.gsm8k import like_gsm8k
 from minigrpo.text.models import load_policy
 from minigrpo.text.prompts import TextProblems
@@ -89,6 +90,26 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys, dashb
     assert [line["step"] for line in logged(tmp_path / "a")] == ["1", "2"]
     assert [call[0] for call in dashboard].count("log") == 2 and dashboard[-1] == ("finish",)
     assert weights(tmp_path / "b")["lm_head.weight"].dtype == torch.float32
+
+
+def test_the_loop_gets_the_settings(tmp_path, monkeypatch):
+    found = {}
+
+    def noted(policy, task, config, **given):
+        found.update(policy=policy, task=task, config=config, **given)
+        return train_grpo(policy, task, config, **given)
+
+    monkeypatch.setattr("minigrpo.grpo.train_grpo", noted)
+    given = "--out", tmp_path, "--dtype", "bfloat16", "--checkpointing", "--lr", 3e-4, "--seed", 5
+    given += "--kl", 0.5, "--rows-per-pass", 6, "--tokens", 30, "--prompts", 3, "--group", 2
+    recipe_lines.run(NAME, "--smoke", *given)
+    config, policy = found["config"], found["policy"]
+    assert (config.dtype, config.lr, config.seed, config.kl_weight) == ("bfloat16", 3e-4, 5, 0.5)
+    assert (config.rows_per_pass, config.max_new_tokens) == (6, 30)
+    assert (config.prompts_per_step, config.group_size, config.steps) == (3, 2, 2)
+    assert (config.how, config.clip, config.eos_id) == ("token_mean", (0.2, 0.28), (0,))
+    assert policy.dtype == torch.float32 and policy.is_gradient_checkpointing
+    assert found["task"].weights == (0.2, 1.0) and found["checkpoint"].parent == tmp_path
 
 
 def test_shots_are_solved_questions_that_are_not_asked(tmp_path):
