@@ -73,7 +73,7 @@ def draw(counts: Sequence[int], largest: int, generator: torch.Generator) -> tup
 def draw_rows(n: int, *, held_out: bool, counts: Sequence[int], largest: int) -> list[dict]:
     """n different questions from one side of the split. ValueError: there aren't so many."""
     generator, found = torch.Generator().manual_seed(int(held_out)), {}
-    for _ in range(200 * n):
+    for _ in range(50 * n):
         numbers, target = draw(counts, largest, generator)
         if is_held_out(numbers) == held_out:
             found.setdefault((*sorted(numbers), target), row(numbers, target))

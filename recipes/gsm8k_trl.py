@@ -200,16 +200,16 @@ class Journal(TrainerCallback):
             signal.signal(number, handler)
 
 
-def newest_checkpoint(out: str) -> str | None:
-    """The last checkpoint that is whole: TRL writes its trainer_state.json last."""
+def newest_checkpoint(out: str) -> tuple[int, str | None]:
+    """Steps and folder of the last checkpoint that is whole: trainer_state.json is written last."""
     found = sorted(Path(out).glob("checkpoint-*"), key=lambda folder: int(folder.name[11:]))
     for folder in reversed(found):
         try:
-            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-            return str(folder)
-        except (OSError, ValueError):
+            state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+            return state["global_step"], str(folder)
+        except (OSError, ValueError, KeyError):
             print(f"{folder} was not finished, so an older one is taken", file=sys.stderr)
-    return None
+    return 0, None
 
 
 def note(out: str, name: str, values: dict | None = None) -> dict | None:
@@ -279,10 +279,15 @@ def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right=answe
         trainer.accelerator.wait_for_everyone()
 
     ask("before")
-    trainer.train(resume_from_checkpoint=newest_checkpoint(o.out))
+    done, checkpoint = newest_checkpoint(o.out)
+    if done < o.steps:
+        trainer.train(resume_from_checkpoint=checkpoint)
+        done = trainer.state.global_step
+    else:  # train() would take one more step
+        trainer._load_from_checkpoint(checkpoint)
     if journal.asked:
         raise KeyboardInterrupt
-    ask(f"after {trainer.state.global_step} steps")
+    ask(f"after {done} steps")
     made, model = Path(o.out) / ".model.part", Path(o.out) / "model"
     trainer.save_model(str(made))  # by save_pretrained; of --lora, the adapters
     if main:
