@@ -86,7 +86,8 @@ def train_grpo(policy, reference, optimizer, tokenizer, rows, o, done=0):
         r = sample(policy, *encode(tokenizer, asked, o), o.group_size, stops, o, generator)
         texts, answers = decode(tokenizer, r, stops), [row["answer"] for row in asked]
         rewards = [reward(text, answers[i // o.group_size]) for i, text in enumerate(texts)]
-        advantages = group_advantages(torch.tensor(rewards), o.group_size).to(o.device)  # (N,)
+        advantages = group_advantages(torch.tensor(rewards), o.group_size)  # (N,)
+        advantages = advantages.to(r.log_probs)  # the same device and precision
         for _ in range(o.inner_epochs):
             grad_norm = learn(policy, reference, optimizer, r, advantages, o)
         tokens = r.completion_mask.sum().item()
@@ -157,7 +158,7 @@ def group_advantages(rewards: Tensor, group_size: int) -> Tensor:
     better = groups - groups.mean(dim=1, keepdim=True)
     better = better / (groups.std(dim=1, keepdim=True) + 1e-4)
     equal = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
-    return torch.where(equal, 0.0, better).flatten().to(rewards.dtype)
+    return torch.where(equal, 0.0, better).flatten()  # float64
 
 
 def grpo_loss(log_probs, old_log_probs, advantages, ref_log_probs, o) -> Tensor:
@@ -279,6 +280,10 @@ def main(o: argparse.Namespace) -> None:
     policy, tokenizer = load_policy(o)
     learned, held_out = questions(SHORT if o.prompt == "plain" else ASK)
     held_out = held_out[:: max(1, len(held_out) // o.questions)]  # about so many
+    if o.group_size < 2 or len(learned) < o.prompts_per_step:
+        raise ValueError(
+            f"a group has 2 completions or more, a step at most {len(learned)} prompts"
+        )
     reference = copy.deepcopy(policy).requires_grad_(False) if o.kl_weight else None
     optimizer = torch.optim.AdamW(policy.parameters(), o.lr, (0.9, 0.99), weight_decay=0.0)
     checkpoint = o.out / "checkpoint.pt"

@@ -1,9 +1,9 @@
 """GRPO on GSM8K, grade-school word problems, with the loop of this course, `train_grpo`.
 
-    python recipes/gsm8k_ours.py --smoke                          # seconds, CPU, no network
-    python recipes/gsm8k_ours.py                                  # one GPU, all weights learn
-    python recipes/gsm8k_ours.py --model FOLDER --data FILE.jsonl # without a network
-    python recipes/gsm8k_ours.py --model gpt2 --shots 3           # a model that can't chat
+    python recipes/gsm8k_ours.py --smoke                              # seconds, CPU, no network
+    python recipes/gsm8k_ours.py                                      # one GPU, all weights learn
+    python recipes/gsm8k_ours.py --model FOLDER --data FILE.jsonl     # without a network
+    python recipes/gsm8k_ours.py --model gpt2 --shots 3 --tokens 256  # a model that can't chat
 
 Whatever stops a run, the same command goes on from its last checkpoint. To train on questions of
 your own, give a file with the columns question and answer; an answer ends in `#### 72`.
@@ -160,8 +160,8 @@ def train(o: argparse.Namespace) -> None:
         lr=o.lr,
         rows_per_pass=o.rows_per_pass,
         dtype=o.dtype,
-        # In bfloat16 the sampler, which has a cache, and the scorer round differently; among so
-        # many tokens some ratio is then off 1 by more than the check lets through.
+        # The sampler, which has a cache, and the scorer round differently. In bfloat16 one of so
+        # many ratios may be off 1 by more than the check lets through.
         check=o.dtype == "float32",
         seed=o.seed,
         save_every=o.save_every,

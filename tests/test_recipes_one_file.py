@@ -127,8 +127,12 @@ def test_equal_rewards_have_an_advantage_of_exactly_0(recipe):
 def test_it_has_the_same_advantages(recipe, dtype):
     rewards = torch.tensor([0, 1, 1.2, 0, 0.2, 0.2, 0.2, 0.2, 1.2, 0, 0, 0], dtype=dtype)
     ours = recipe.group_advantages(rewards, 4)
-    torch.testing.assert_close(ours, group_advantages(rewards, 4), rtol=0, atol=1e-12)
-    assert ours[4:8].eq(0).all() and ours.dtype == dtype
+    theirs = group_advantages(rewards, 4)
+    torch.testing.assert_close(ours.to(dtype), theirs, rtol=0, atol=1e-12)
+    assert ours[4:8].eq(0).all()
+    whole = recipe.group_advantages((rewards == 1).long(), 4)  # a reward may be 0 and 1, or bool
+    assert torch.equal(whole, recipe.group_advantages((rewards == 1).double(), 4))
+    assert torch.equal(whole, recipe.group_advantages(rewards == 1, 4))
 
 
 CASES = {
@@ -247,6 +251,9 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys):
         given = "--smoke", "--prompt", "chat", "--model", without_template(other)
         said = recipe_lines.fails(NAME, *given, capsys=capsys)
         assert "has no chat template: pass --prompt shots" in said
+        for given in (("--group-size", 1), ("--prompts-per-step", 10**4)):
+            said = recipe_lines.fails(NAME, "--smoke", *given, capsys=capsys)
+            assert "a group has 2 completions or more, a step at most" in said
         said = recipe_lines.fails(NAME, "--smoke", "--rows-per-pass", 10**9, capsys=capsys)
         assert "GiB or more, and there are" in said
         small = "--smoke", "--steps", 1, "--questions", 4, "--prompts-per-step", 2, "--bf16"
