@@ -224,6 +224,8 @@ def note(out: str, name: str, values: dict | None = None) -> dict | None:
 
 def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right=answer_reward) -> None:
     """Ask the held-out questions, train, ask again, save. Whatever can be wrong is seen first."""
+    if "WORLD_SIZE" not in os.environ:  # one process, one GPU; several are a matter of accelerate
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     o.device = "cpu" if o.smoke or not torch.cuda.is_available() else "cuda"
     o.lr = o.lr or (1e-5 if o.lora else 1e-6)
     config, tokenizer = check(o)
