@@ -222,6 +222,36 @@ def test_its_reward(recipe, text, value):
     assert recipe.reward(text, "2") == value
 
 
+def test_a_step_learns_from_its_own_rewards(recipe, monkeypatch, tmp_path):
+    """What `learn` gets: the rollouts of a step, and how they compare within their groups."""
+    found = []
+
+    def noted(policy, reference, optimizer, r, advantages, o):
+        found.append((r, advantages))
+        return 0.0
+
+    monkeypatch.setattr(recipe, "learn", noted)
+    # Of a reader who counts: a whole number.
+    monkeypatch.setattr(
+        recipe, "reward", lambda text, answer: text.count("1") + 2 * (answer in text)
+    )
+    o = recipe.options(["--smoke", "--inner-epochs", "1", "--out", str(tmp_path)])
+    policy, tokenizer = recipe.load_policy(o)
+    rows, stops = recipe.questions(recipe.SHORT)[0], recipe.stop_ids(policy, tokenizer, o)
+    for metrics, texts in recipe.train_grpo(policy, None, None, tokenizer, rows, o):
+        r, advantages = found.pop()
+        assert texts == recipe.decode(tokenizer, r, stops)
+        asked = recipe.batch(rows, metrics["step"], o)
+        rewards = [recipe.reward(text, asked[i // 8]["answer"]) for i, text in enumerate(texts)]
+        assert metrics["reward"] == sum(rewards) / 64
+        theirs = group_advantages(torch.tensor(rewards), 8)
+        torch.testing.assert_close(advantages, theirs)
+        assert (advantages != advantages.round()).any()
+        for i, row in enumerate(asked):
+            ids = r.prompt_ids[8 * i][r.prompt_mask[8 * i]]
+            assert tokenizer.decode(ids) == row["question"]
+
+
 def test_it_needs_torch_and_transformers_alone():
     tree = ast.parse((RECIPES / NAME).read_text(encoding="utf-8"))
     names = set()
