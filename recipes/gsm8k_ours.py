@@ -56,7 +56,7 @@ def options() -> argparse.ArgumentParser:
     add("--prompts", type=int, default=16, help="questions per step, P")
     add("--group", type=int, default=8, help="completions per question, G")
     add("--tokens", type=int, default=512, help="of a completion, at most")
-    add("--rows-per-pass", type=int, default=8, help="rows scored at a time: memory, not results")
+    add("--rows-per-pass", type=int, default=4, help="rows scored at a time: memory, not results")
     add("--dtype", choices=("float32", "bfloat16"), help="of the arithmetic [bfloat16 on a GPU]")
     add("--checkpointing", action="store_true", help="compute activations twice, to keep fewer")
     add("--lr", type=float, default=1e-6, help="learning rate, constant")

@@ -47,7 +47,7 @@ def line(name: str, config: PretrainedConfig) -> str:
         return sum(memory(config, **{"rows": 128, "tokens": 1, **sizes}).values()) / 2**30
 
     count = memory(config, rows=0, tokens=0)["weights"] // 4
-    logits = memory(config, rows=8, tokens=512)["logits"] / 2**30
+    logits = memory(config, rows=4, tokens=512)["logits"] / 2**30
     adapters = gib(trained=adapter_size(config), weight_bytes=2)
     numbers = [gib(), gib(reference=True), adapters, logits]
     cells = [name, f"{count / 1e6:,.0f} M", *(f"{number:.1f}" for number in numbers)]
