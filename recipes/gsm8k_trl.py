@@ -301,7 +301,7 @@ def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right=answe
 def smoke(o: argparse.Namespace) -> None:
     """The same run, as small as it can be, asked in the form that the small model knows."""
     o.model, o.steps, o.prompts, o.group = str(data_folder() / "text_llama"), 2, 4, 4
-    o.rows_per_pass, o.tokens, o.questions, o.save_every = 8, 40, 8, 1
+    o.rows_per_pass, o.tokens, o.questions, o.save_every = 8, 40, 8, 2
     o.template = str(Path(o.out) / "smoke.jinja")
     with atomic_path(o.template) as file:
         file.write_text("{{ messages[-1]['content'] + '\\n' }}", encoding="utf-8")

@@ -102,6 +102,8 @@ def test_a_run_that_is_stopped_saves_its_step_and_goes_on_as_if_it_had_not_been(
     assert not (tmp_path / "stopped" / "model").exists()
 
     gsm8k_trl.main(command)
+    said = capsys.readouterr().out
+    assert "step 2  " in said and "step 1  " not in said
     known = ("step", "reward", "reward_std", "grad_norm", "entropy")
     rows = [[{k: row[k] for k in known} for row in log(tmp_path / n)] for n in ("whole", "stopped")]
     assert rows[0] == rows[1]
