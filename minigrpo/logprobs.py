@@ -94,6 +94,12 @@ def completion_logits(
     Each different prompt is read once, however many rows answer it. The completions go on from the
     keys and values of that reading, through which the gradient flows back into it.
     """
+    pieces = _logits_in_pieces(model, prompt_ids, prompt_mask, completions, completion_mask)
+    return torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]
+
+
+def _logits_in_pieces(model, prompt_ids, prompt_mask, completions, completion_mask) -> list[Tensor]:
+    """`completion_logits` as one or two tensors, since to join them is to copy them."""
     check_prompts("prompt_mask", prompt_mask, prompt_ids)
     check_shape("completion_mask", completion_mask, completions.shape)
     seen = torch.cat([prompt_mask.bool(), completion_mask.bool()], dim=1)  # (N, P + T)
@@ -107,18 +113,18 @@ def completion_logits(
         given |= {"attention_mask": mask.long(), "position_ids": positions} if padded else {}
         return model(ids, past_key_values=cache, use_cache=True, **given)
 
-    if recomputes(model):  # then its layers keep no cache
-        return _logits(model, torch.cat([prompt_ids, completions], dim=1), seen, T + 1)[:, :-1]
-    output = read(*different.chunk(2, dim=1), **only_last(model, 1))
-    cache = output.past_key_values
-    if cache is None:  # a model without a cache reads every row from the start
-        return _logits(model, torch.cat([prompt_ids, completions], dim=1), seen, T + 1)[:, :-1]
+    cache = None
+    if not recomputes(model):  # or its layers keep no cache
+        output = read(*different.chunk(2, dim=1), **only_last(model, 1))
+        cache = output.past_key_values
+    if cache is None:  # every row is read from the start
+        whole = torch.cat([prompt_ids, completions], dim=1)
+        return [_logits(model, whole, seen, last=T + 1)[:, :-1]]
     logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt
     if T == 1:  # the last token predicts nothing that is scored
-        return logits
+        return [logits]
     cache.batch_select_indices(source)
-    later = read(completions[:, :-1], seen[:, :-1], cache=cache).logits
-    return torch.cat([logits, later], dim=1)
+    return [logits, read(completions[:, :-1], seen[:, :-1], cache=cache).logits]
 
 
 def only_last(model: nn.Module, positions: int) -> dict[str, int]:
@@ -142,17 +148,28 @@ def completion_log_probs_and_entropy(
     """
     check_sampling(temperature, None, None)
     completions, real = text[2], text[3].bool()
-    logits = completion_logits(model, *text)  # (N, T, V)
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
-    logits = logits if temperature == 1 else logits / temperature
-    log_probs = logits.gather(-1, completions[..., None]).squeeze(-1) - logits.logsumexp(dim=-1)
-    if entropy_gradient:
-        entropy = token_entropy(logits)
-    else:  # a few rows at a time: of the 64 MiB that one slice may take, each entropy needs several
-        rows = max(1, 2**24 // logits[0].numel())
-        entropy = torch.cat([token_entropy(part) for part in logits.detach().split(rows)])
+    found, at = [], 0
+    for logits in _logits_in_pieces(model, *text):  # (N, columns, V)
+        tokens = completions[:, at : at + logits.shape[1]]
+        found.append(_score(logits, tokens, temperature, entropy_gradient))
+        at += logits.shape[1]
+    log_probs, entropy = (torch.cat(pieces, dim=1) for pieces in zip(*found))
     return torch.where(real, log_probs, 0.0), torch.where(real, entropy, 0.0)
+
+
+def _score(
+    logits: Tensor, tokens: Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies (N, T) of tokens, from logits (N, T, V), a few rows at a time."""
+    rows = max(1, 2**24 // logits[0].numel())  # logsumexp and the entropy need copies of them
+    found = []
+    for part, ids in zip(logits.split(rows), tokens.split(rows)):
+        part = part.float() if part.dtype in (torch.float16, torch.bfloat16) else part
+        part = part if temperature == 1 else part / temperature
+        log_probs = part.gather(-1, ids[..., None]).squeeze(-1) - part.logsumexp(dim=-1)
+        found.append((log_probs, token_entropy(part if entropy_gradient else part.detach())))
+    log_probs, entropy = map(torch.cat, zip(*found))
+    return log_probs, entropy
 
 
 def sequence_log_probs(log_probs: Tensor, mask: Tensor) -> Tensor:
