@@ -206,36 +206,6 @@ def score(policy: nn.Module, rollouts: Rollouts, config: GRPOConfig) -> tuple[Te
         return completion_log_probs_and_entropy(policy, *text, **given)
 
 
-class Part(NamedTuple):
-    """Rows of a batch that are scored at once, and how large a part of it they are."""
-
-    rollouts: Rollouts
-    advantages: Tensor  # (n,)
-    rows: float  # n / N
-    tokens: float  # of the completions
-
-
-def parts_of(rollouts: Rollouts, advantages: Tensor, config: GRPOConfig) -> list[Part]:
-    """The batch in parts of `rows_per_pass`, without the rows that have no gradient."""
-    N, tokens = len(advantages), rollouts.completion_mask.sum().item()
-    kept = torch.arange(N)
-    if not config.kl_weight and not config.entropy_weight:
-        kept = advantages.nonzero()[:, 0].cpu() if advantages.any() else kept[:1]
-    parts = []
-    for rows in kept.split(config.rows_per_pass):
-        part = without_empty_columns(rollouts[rows.to(rollouts.completions.device)])
-        share = part.completion_mask.sum().item() / tokens
-        parts.append(Part(part, advantages[rows], len(rows) / N, share))
-    return parts
-
-
-def without_empty_columns(r: Rollouts) -> Rollouts:
-    """Where every row has ended, there is nothing to score."""
-    T = int(r.completion_mask.sum(dim=1).max())
-    written = (t[:, :T] for t in (r.completions, r.completion_mask, r.log_probs))
-    return Rollouts(r.prompt_ids, r.prompt_mask, *written)
-
-
 def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) -> list[dict]:
     """K updates on the same rollouts, advantages (N,); returns the metrics of each.
 
@@ -275,6 +245,36 @@ def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) ->
         optimizer.step()
         updates.append({**whole, "grad_norm": norm.item()})
     return updates
+
+
+class Part(NamedTuple):
+    """Rows of a batch that are scored at once, and how large a part of it they are."""
+
+    rollouts: Rollouts
+    advantages: Tensor  # (n,)
+    rows: float  # n / N
+    tokens: float  # of the completions
+
+
+def parts_of(rollouts: Rollouts, advantages: Tensor, config: GRPOConfig) -> list[Part]:
+    """The batch in parts of `rows_per_pass`, without the rows that have no gradient."""
+    N, tokens = len(advantages), rollouts.completion_mask.sum().item()
+    kept = torch.arange(N)
+    if not config.kl_weight and not config.entropy_weight:
+        kept = advantages.nonzero()[:, 0].cpu() if advantages.any() else kept[:1]
+    parts = []
+    for rows in kept.split(config.rows_per_pass):
+        part = without_empty_columns(rollouts[rows.to(rollouts.completions.device)])
+        share = part.completion_mask.sum().item() / tokens
+        parts.append(Part(part, advantages[rows], len(rows) / N, share))
+    return parts
+
+
+def without_empty_columns(r: Rollouts) -> Rollouts:
+    """Where every row has ended, there is nothing to score."""
+    T = int(r.completion_mask.sum(dim=1).max())
+    written = (t[:, :T] for t in (r.completions, r.completion_mask, r.log_probs))
+    return Rollouts(r.prompt_ids, r.prompt_mask, *written)
 
 
 def together(found: Sequence[Mapping[str, float]], parts: Sequence[Part], config) -> dict:
