@@ -24,9 +24,10 @@ from torch.testing import assert_close
 from minigrpo.gpt import next_token_pairs, positions_from_mask
 from minigrpo.logprobs import (
     _logits,
+    _logits_in_pieces,
     _only,
+    _score,
     completion_log_probs_and_entropy,
-    completion_logits,
     masked_mean,
     next_token_log_probs,
     sequence_log_probs,
@@ -43,9 +44,7 @@ SCORED = (
     "distribution = next_token_log_probs(predictions, temperature=temperature, **cut)"
     "  # (N, S-1, V)"
 )
-READ = (
-    "return model(input_ids, attention_mask=attention_mask.long(), position_ids=positions).logits"
-)
+READ = 'given["attention_mask"] = attention_mask.long()'
 
 LOGITS = st.lists(st.integers(-64, 64), min_size=2, max_size=7).map(
     lambda eighths: torch.tensor(eighths, dtype=torch.float64) / 8  # ties are likely
@@ -112,8 +111,8 @@ def _log_probs_and_gradient(model, rows: list[tuple[Tensor, Tensor | None]]):
 @must_fail_on(
     (
         _logits,
-        "positions = positions_from_mask(attention_mask)",
-        "positions = torch.arange(input_ids.shape[1])[None]",
+        'given["position_ids"] = positions_from_mask(attention_mask)',
+        'given["position_ids"] = torch.arange(input_ids.shape[1])[None]',
     ),
     (
         _logits,
@@ -451,30 +450,29 @@ def scored_twice(policy, prompts=PROMPTS):
 
 @must_fail_on(
     (
-        completion_logits,
+        _logits_in_pieces,
         "keys = torch.cat([prompt_ids, prompt_mask.to(prompt_ids.dtype)], dim=1)",
         "keys = torch.cat([prompt_ids, torch.ones_like(prompt_ids)], dim=1)",
     ),
     (
-        completion_logits,
+        _logits_in_pieces,
         "logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt",
         "logits = output.logits[:1, -1:].expand(len(source), -1, -1)",
     ),
     (
-        completion_logits,
+        _logits_in_pieces,
         "positions = positions_from_mask(mask)[:, -ids.shape[1] :]",
         "positions = torch.arange(ids.shape[1])[None]",
     ),
     (
-        completion_logits,
-        "later = read(completions[:, :-1], seen[:, :-1], cache).logits",
-        "later = read(completions[:, 1:], seen[:, :-1], cache).logits",
+        _logits_in_pieces,
+        "return [logits, read(completions[:, :-1], seen[:, :-1], cache=cache).logits]",
+        "return [logits, read(completions[:, 1:], seen[:, :-1], cache=cache).logits]",
     ),
     (
-        completion_log_probs_and_entropy,
-        "distribution = next_token_log_probs(completion_logits(model, *text), "
-        "temperature=temperature)",
-        "distribution = next_token_log_probs(completion_logits(model, *text))",
+        _score,
+        "part = part if temperature == 1 else part / temperature",
+        "pass",
     ),
 )
 def test_a_prompt_read_once_scores_like_every_row_read_whole():
