@@ -209,35 +209,20 @@ def score(policy: nn.Module, rollouts: Rollouts, config: GRPOConfig) -> tuple[Te
 def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) -> list[dict]:
     """K updates on the same rollouts, advantages (N,); returns the metrics of each.
 
-    Part by part, if `rows_per_pass` says so. Each counts with its share of what the loss divides
-    by, the rows or the tokens, so that the gradients add up to exactly that of the whole batch.
+    The batch is scored part by part, `rows_per_pass` at a time, and the gradients of the parts add
+    up to exactly that of the whole.
     """
     parts = parts_of(rollouts, advantages.to(rollouts.completions.device), config)
     ref_log_probs = [reference and score(reference, part.rollouts, config)[0] for part in parts]
     all_processes = parallel.loss_weight(rollouts.completion_mask, config.how)
     updates: list[dict[str, float]] = []
-    for _ in range(config.inner_epochs):
+    for update in range(config.inner_epochs):
         optimizer.zero_grad()
         found = []
-        for number, (part, ref) in enumerate(zip(parts, ref_log_probs), 1):
-            share = part.tokens if config.how == "token_mean" else part.rows
-            with parallel.last_pass_syncs(policy, number == len(parts)):
-                log_probs, entropy = score(policy, part.rollouts, config)  # (n, T)
-                if config.check and not updates:
-                    check_first_update(config, log_probs, part.rollouts, step)
-                loss, metrics = grpo_loss(
-                    log_probs,
-                    part.rollouts.log_probs,  # of the sampler: held fixed over all K updates
-                    part.advantages,
-                    part.rollouts.completion_mask,
-                    ref_log_probs=ref,
-                    entropy=entropy,
-                    max_length=config.max_new_tokens,
-                    # the bonus is a mean over tokens, whatever `how` says
-                    **config.only(LOSS)
-                    | {"entropy_weight": config.entropy_weight * part.tokens / share},
-                )
-                (loss * share * all_processes).backward()
+        for part, ref in zip(parts, ref_log_probs):
+            with parallel.last_pass_syncs(policy, part is parts[-1]):
+                loss, metrics = loss_of(part, ref, policy, config, step if update == 0 else None)
+                (loss * part.share * all_processes).backward()
             found.append({**metrics, "loss": loss.item()})
         norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
         whole = together(found, parts, config)
@@ -253,7 +238,8 @@ class Part(NamedTuple):
     rollouts: Rollouts
     advantages: Tensor  # (n,)
     rows: float  # n / N
-    tokens: float  # of the completions
+    tokens: float  # their share of the tokens of all completions
+    share: float  # of what the loss is divided by: `tokens` for a token mean, else `rows`
 
 
 def parts_of(rollouts: Rollouts, advantages: Tensor, config: GRPOConfig) -> list[Part]:
@@ -264,10 +250,30 @@ def parts_of(rollouts: Rollouts, advantages: Tensor, config: GRPOConfig) -> list
         kept = advantages.nonzero()[:, 0].cpu() if advantages.any() else kept[:1]
     parts = []
     for rows in kept.split(config.rows_per_pass):
-        part = without_empty_columns(rollouts[rows.to(rollouts.completions.device)])
-        share = part.completion_mask.sum().item() / tokens
-        parts.append(Part(part, advantages[rows], len(rows) / N, share))
+        some = without_empty_columns(rollouts[rows.to(rollouts.completions.device)])
+        shares = len(rows) / N, some.completion_mask.sum().item() / tokens
+        share = shares[config.how == "token_mean"]
+        parts.append(Part(some, advantages[rows], *shares, share))
     return parts
+
+
+def loss_of(part: Part, ref_log_probs, policy, config, step) -> tuple[Tensor, dict[str, float]]:
+    """`grpo_loss` of some rows; at a first update, of this step, the ratio has to be 1."""
+    log_probs, entropy = score(policy, part.rollouts, config)  # (n, T)
+    if config.check and step is not None:
+        check_first_update(config, log_probs, part.rollouts, step)
+    settings = config.only(LOSS)  # the entropy is a mean over tokens, whatever `how` says
+    settings["entropy_weight"] *= part.tokens / part.share
+    return grpo_loss(
+        log_probs,
+        part.rollouts.log_probs,  # those it was sampled with: held fixed over all K updates
+        part.advantages,
+        part.rollouts.completion_mask,
+        ref_log_probs=ref_log_probs,
+        entropy=entropy,
+        max_length=config.max_new_tokens,
+        **settings,
+    )
 
 
 def without_empty_columns(r: Rollouts) -> Rollouts:
@@ -279,13 +285,12 @@ def without_empty_columns(r: Rollouts) -> Rollouts:
 
 def together(found: Sequence[Mapping[str, float]], parts: Sequence[Part], config) -> dict:
     """The metrics of a batch from those of its parts."""
-    rows, tokens = [part.rows for part in parts], [part.tokens for part in parts]
-    divided = tokens if config.how == "token_mean" else rows  # what the loss is divided by
+    rows, tokens, shares = ([getattr(p, k) for p in parts] for k in ("rows", "tokens", "share"))
     counted = tokens if config.level == "token" else rows  # how many ratios there are
     whole = {}
     for name in found[0]:
         values = [metrics[name] for metrics in found]
-        sizes = divided if "loss" in name else counted if "ratio" in name else tokens
+        sizes = shares if "loss" in name else counted if "ratio" in name else tokens
         whole[name] = sum(value * size for value, size in zip(values, sizes))
         if name in ("ratio/min", "ratio/max"):
             whole[name] = min(values) if name == "ratio/min" else max(values)

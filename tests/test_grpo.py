@@ -17,6 +17,7 @@ from minigrpo.files import load_run
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.logprobs import token_log_probs
 from minigrpo.objective import VARIANTS, group_advantages, grpo_loss
+from minigrpo.sampling import Rollouts
 from minigrpo.study.oracle import TablePolicy, expected_reward, list_world
 
 EOS = 10
@@ -54,6 +55,15 @@ class Fault(Count):
 def run(policy=None, task=None, config=SMALL, **options) -> list[StepMetrics]:
     policy = tiny_gpt() if policy is None else policy
     return list(train_grpo(policy, Count() if task is None else task, config, **options))
+
+
+def ragged_batch(policy: nn.Module, config: GRPOConfig) -> tuple[Rollouts, Tensor]:
+    """Completions of several lengths, one group of equal rewards."""
+    config = replace(config, eos_id=EOS, prompts_per_step=3)
+    order = torch.Generator().manual_seed(0)
+    rollouts, rewards = grpo.rollout(policy, task := Count(), task.prompts(3, order), config, order)
+    assert len({*rollouts.completion_mask.sum(dim=1).tolist()}) > 1
+    return rollouts, torch.cat([torch.zeros(config.group_size).double(), rewards[4:]])
 
 
 def weights(policy: nn.Module) -> Tensor:
@@ -523,20 +533,64 @@ def test_a_folder_is_no_checkpoint(tmp_path):
         run(checkpoint=tmp_path)
 
 
-def test_a_policy_of_half_precision_passes_the_check(monkeypatch):
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_weights_of_half_precision_are_refused(half):
+    with pytest.raises(ValueError, match="policy: expected weights in float32.*rounds to none"):
+        run(tiny_gpt().to(half))
+
+
+def test_autocast_keeps_the_weights_and_passes_the_check(monkeypatch):
     """Its cached and uncached sums differ by more than those of float32, and that is no bug."""
     offs = []
     check = grpo.check_first_update
 
-    def watched(policy, log_probs, batch, *rest):
+    def watched(config, log_probs, batch, *rest):
         off = torch.where(batch.completion_mask, log_probs.detach() - batch.log_probs, 0.0)
         offs.append(off.abs().max().item())
-        check(policy, log_probs, batch, *rest)
+        check(config, log_probs, batch, *rest)
 
     monkeypatch.setattr(grpo, "check_first_update", watched)
-    policy = tiny_gpt(std=0.7).to(torch.bfloat16)
-    run(policy, config=replace(SMALL, steps=1, max_new_tokens=16, lr=1e-4))
-    assert 1e-3 < offs[0] < 0.2
+    policy = tiny_gpt(std=0.7).float()
+    half = replace(SMALL, steps=1, max_new_tokens=16, lr=1e-4, dtype="bfloat16")
+    run(policy, config=half)
+    assert 1e-3 < offs[0] < 0.5
+    assert {p.dtype for p in policy.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("weights", [(0, 0), (0.1, 0), (0, 0.1), (0.1, 0.1)])
+@pytest.mark.parametrize("rows_per_pass", [1, 3, 5, 100])
+def test_the_gradients_of_the_parts_add_up(how, level, weights, rows_per_pass):
+    """To that of one loss of the whole batch, to rounding in float64; its metrics, too."""
+    policy, old, reference = (tiny_gpt(seed=seed, std=0.1).double() for seed in (0, 1, 2))
+    kl_weight, entropy_weight = weights
+    config = replace(
+        SMALL, how=how, level=level, kl_weight=kl_weight, entropy_weight=entropy_weight,
+        rows_per_pass=rows_per_pass, check=False, max_grad_norm=1e9,
+    )  # fmt: skip
+    rollouts, rewards = ragged_batch(old, config)
+    advantages = grpo.group_advantages(rewards, config.group_size)
+    assert 0 < (advantages == 0).sum() < len(advantages)  # some rows are left out
+    still = torch.optim.SGD(policy.parameters(), lr=0.0)
+    ref = reference if kl_weight else None
+    found = grpo.learn(policy, ref, still, rollouts, advantages, config)[0]
+    parts = [p.grad.clone() for p in policy.parameters()]
+
+    log_probs, entropy = grpo.score(policy, rollouts, replace(config, entropy_weight=1.0))
+    loss, metrics = grpo.grpo_loss(
+        log_probs, rollouts.log_probs, advantages, rollouts.completion_mask,
+        ref_log_probs=grpo.score(reference, rollouts, config)[0] if ref else None,
+        entropy=entropy, max_length=config.max_new_tokens, **config.only(grpo.LOSS),
+    )  # fmt: skip
+    whole = torch.autograd.grad(loss, list(policy.parameters()))
+    largest = max(g.abs().max() for g in whole)
+    for a, b in zip(parts, whole):
+        assert (a - b).abs().max() < 1e-10 * largest
+    metrics["loss"] = loss.item()
+    left_out = {"entropy", "ratio/min", "ratio/max", "ratio/mean"} if weights == (0, 0) else set()
+    for name in metrics.keys() - left_out:
+        assert found[name] == pytest.approx(metrics[name], abs=1e-10), name
 
 
 def test_the_evaluation_hook_sees_the_policy_itself(monkeypatch):
