@@ -7,11 +7,10 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from minigrpo.checks import check_choice, check_counts, check_sampling, check_sh
 from minigrpo.files import load_run, save_run
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import equal_groups, group_advantages, grpo_loss
+from minigrpo.parts import Part, parts_of, precision, recomputing, together
 from minigrpo.sampling import Rollouts, StopIds, is_stop, left_pad, sample, stop_ids
 
 
@@ -209,8 +209,7 @@ def score(policy: nn.Module, rollouts: Rollouts, config: GRPOConfig) -> tuple[Te
 def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) -> list[dict]:
     """K updates on the same rollouts, advantages (N,); returns the metrics of each.
 
-    The batch is scored part by part, `rows_per_pass` at a time, and the gradients of the parts add
-    up to exactly that of the whole.
+    Scored part by part, `rows_per_pass` at a time: the gradients add up to that of the whole.
     """
     parts = parts_of(rollouts, advantages.to(rollouts.completions.device), config)
     ref_log_probs = [reference and score(reference, part.rollouts, config)[0] for part in parts]
@@ -232,31 +231,6 @@ def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) ->
     return updates
 
 
-class Part(NamedTuple):
-    """Rows of a batch that are scored at once, and how large a part of it they are."""
-
-    rollouts: Rollouts
-    advantages: Tensor  # (n,)
-    rows: float  # n / N
-    tokens: float  # their share of the tokens of all completions
-    share: float  # of what the loss is divided by: `tokens` for a token mean, else `rows`
-
-
-def parts_of(rollouts: Rollouts, advantages: Tensor, config: GRPOConfig) -> list[Part]:
-    """The batch in parts of `rows_per_pass`, without the rows that have no gradient."""
-    N, tokens = len(advantages), rollouts.completion_mask.sum().item()
-    kept = torch.arange(N)
-    if not config.kl_weight and not config.entropy_weight:
-        kept = advantages.nonzero()[:, 0].cpu() if advantages.any() else kept[:1]
-    parts = []
-    for rows in kept.split(config.rows_per_pass):
-        some = without_empty_columns(rollouts[rows.to(rollouts.completions.device)])
-        shares = len(rows) / N, some.completion_mask.sum().item() / tokens
-        share = shares[config.how == "token_mean"]
-        parts.append(Part(some, advantages[rows], *shares, share))
-    return parts
-
-
 def loss_of(part: Part, ref_log_probs, policy, config, step) -> tuple[Tensor, dict[str, float]]:
     """`grpo_loss` of some rows; at a first update, of this step, the ratio has to be 1."""
     log_probs, entropy = score(policy, part.rollouts, config)  # (n, T)
@@ -274,29 +248,6 @@ def loss_of(part: Part, ref_log_probs, policy, config, step) -> tuple[Tensor, di
         max_length=config.max_new_tokens,
         **settings,
     )
-
-
-def without_empty_columns(r: Rollouts) -> Rollouts:
-    """Where every row has ended, there is nothing to score."""
-    T = int(r.completion_mask.sum(dim=1).max())
-    written = (t[:, :T] for t in (r.completions, r.completion_mask, r.log_probs))
-    return Rollouts(r.prompt_ids, r.prompt_mask, *written)
-
-
-def together(found: Sequence[Mapping[str, float]], parts: Sequence[Part], config) -> dict:
-    """The metrics of a batch from those of its parts."""
-    rows, tokens, shares = ([getattr(p, k) for p in parts] for k in ("rows", "tokens", "share"))
-    counted = tokens if config.level == "token" else rows  # how many ratios there are
-    whole = {}
-    for name in found[0]:
-        values = [metrics[name] for metrics in found]
-        sizes = shares if "loss" in name else counted if "ratio" in name else tokens
-        whole[name] = sum(value * size for value, size in zip(values, sizes))
-        if name in ("ratio/min", "ratio/max"):
-            whole[name] = min(values) if name == "ratio/min" else max(values)
-        elif name in ("ratio/mean", "kl", "entropy"):  # of what was scored
-            whole[name] /= sum(sizes)
-    return whole
 
 
 def frozen_copy(policy: nn.Module) -> nn.Module:
@@ -326,30 +277,6 @@ def measure(step, began, rollouts, rewards, advantages, updates, config) -> Step
         advantages=advantages,
         seconds=time.perf_counter() - began,
     )
-
-
-def precision(policy: nn.Module, dtype: str) -> torch.autocast:
-    """Matrix products in bfloat16, if asked for; weights and their updates stay in float32."""
-    device = next(policy.parameters()).device.type
-    return torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16")
-
-
-@contextmanager
-def recomputing(model: nn.Module):
-    """Gradient checkpointing, if the model was told so by `gradient_checkpointing_enable`.
-
-    Layers do it in train mode alone. So they are told that they train, and nothing inside them is:
-    dropout stays off.
-    """
-    layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
-    was = [layer.training for layer in layers]
-    for layer in layers:
-        layer.training = torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        for layer, training in zip(layers, was):
-            layer.training = training
 
 
 def ended(rollouts: Rollouts, eos_id: StopIds) -> Tensor:
