@@ -162,14 +162,15 @@ def timed(name: str) -> Iterator[list[float]]:
         yield seconds
 
 
-def measure(folder: Path, run: Run) -> dict[str, Any]:
-    """One run: before, on the way, after."""
+def measure(folder: Path, run: Run, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """One run: before, on the way, after. Another run with the same prompts has the same before."""
     setup(seed=0)
     torch.set_num_threads(2)
     lab = Lab(folder, run.shots)
     own = config(run, lab.stops, lab.tokenizer.pad_token_id)
-    result: dict[str, Any] = {**run._asdict(), "ask": ask(lab), "steps": []}
-    result["held out"] = {"0": evaluate(lab)}
+    result: dict[str, Any] = {**run._asdict(), "steps": []}
+    result["ask"] = before["ask"] if before else ask(lab)
+    result["held out"] = {"0": before["held out"]["0"] if before else evaluate(lab)}
     with timed("rollout") as sampling, timed("score") as scoring:
         for m in train_grpo(lab.policy, lab.task, own):
             texts = [
@@ -265,7 +266,8 @@ def main(arguments: list[str] | None = None) -> None:
         done = stored()
         if run in map(name, done) and not options.again:
             continue
-        result = measure(options.folder, run)
+        same = [one for one in done if one["shots"] == run.shots and name(one) != run]
+        result = measure(options.folder, run, next(iter(same), None))
         save([one for one in done if name(one) != run] + [result])
         last = result["held out"]["20"]
         print(
