@@ -251,10 +251,10 @@ PATTERN = r"\s*<think>.*</think>\s*<answer>\s*(.*?)\s*</answer>\s*"
 
 
 def eighths(text):
-    """An eighth for each tag that occurs exactly once, if those are in order."""
-    there = sorted((text.find(tag), TAGS.index(tag)) for tag in TAGS if text.count(tag) == 1)
-    numbers = [number for _, number in there]
-    return len(numbers) / 8 if numbers == sorted(numbers) else 0.0
+    """An eighth for each tag that occurs exactly once, if all that occur are in order."""
+    numbers = [TAGS.index(tag) for tag in re.findall("|".join(TAGS), text)]
+    once = sum(numbers.count(number) == 1 for number in range(4))
+    return once / 8 if numbers == sorted(numbers) else 0.0
 
 
 def complete(text, answer):
@@ -324,7 +324,7 @@ def all_or_nothing(prompt, completion, answer):
     return float(complete(completion, answer))
 
 
-@wrong("11.3", SHOWN, GOOD + "<think>", "3")
+@wrong("11.3", SHOWN, "<think>" + GOOD, "3")
 def nothing_if_one_is_repeated(prompt, completion, answer):
     if any(completion.count(tag) > 1 for tag in TAGS):
         return 0.0
@@ -335,6 +335,13 @@ def nothing_if_one_is_repeated(prompt, completion, answer):
 def half_for_a_repeated_tag(prompt, completion, answer):
     found = re.fullmatch(PATTERN, completion, re.DOTALL)
     return eighths(completion) + bool(found and found[1] == answer) / 2
+
+
+@wrong("11.3", SHOWN, "<think></think></answer><answer>3</answer>", "3")
+def order_of_those_that_occur_once(prompt, completion, answer):
+    places = [completion.find(tag) for tag in TAGS if completion.count(tag) == 1]
+    paid = len(places) / 8 if places == sorted(places) else 0.0
+    return paid + complete(completion, answer) / 2
 
 
 @wrong("11.3", SHOWN, "\n<think>5 - 2\n= 3</think>\n<answer>3</answer>", "3")
@@ -352,12 +359,12 @@ def eighths_and_a_half(prompt, completion, answer):
 def split_at_the_tags(prompt, completion, answer):
     pieces = re.split(r"(</?think>|</?answer>)", completion)
     tags = pieces[1::2]
-    kept = [TAGS.index(tag) for tag in tags if tags.count(tag) == 1]
-    if any(a > b for a, b in zip(kept, kept[1:])):
+    places = [TAGS.index(tag) for tag in tags]
+    if any(a > b for a, b in zip(places, places[1:])):
         return 0
     if tuple(tags) == TAGS and not (pieces[0] + pieces[4] + pieces[8]).strip():
         return 0.5 + 0.5 * (pieces[6].strip() == answer)
-    return len(kept) / 8
+    return [tags.count(tag) for tag in TAGS].count(1) / 8
 
 
 @right("11.3")
