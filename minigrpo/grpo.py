@@ -25,7 +25,10 @@ from minigrpo.sampling import Rollouts, StopIds, is_stop, left_pad, sample, stop
 
 
 class Task(Protocol):
-    """What is to be learned. Everything random comes from the generator."""
+    """What is to be learned. Everything random comes from the generator.
+
+    A task that remembers something between calls has `state_dict` and `load_state_dict`, too.
+    """
 
     def prompts(self, n: int, generator: torch.Generator) -> Sequence[Tensor]: ...  # rows of ids
 
@@ -151,6 +154,7 @@ def train_grpo(
         "modules": {"policy": model, "reference": reference, "optimizer": optimizer},
         "generators": {"order": order, "sampling": sampling},
     }
+    run["modules"] |= {"task": task} if hasattr(task, "state_dict") else {}
     done = load_run(checkpoint, **run) if checkpoint else 0
 
     try:

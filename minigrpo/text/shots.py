@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -103,26 +102,25 @@ def tags_reward(
 
 @dataclass(frozen=True)
 class Epochs(TextProblems):
-    """The same task, which goes through its rows in a new order each epoch and repeats none."""
+    """The same task, which goes through its rows in a new order each epoch and repeats none.
 
-    @cached_property
-    def _batches(self) -> dict[int, Iterator[list[tuple[int, ...]]]]:
-        return {}  # by size
+    `train_grpo` stores what is left of the epoch in its checkpoint, so a run goes on where it was.
+    """
+
+    _left: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def prompts(self, n: int, generator: torch.Generator) -> list[Tensor]:
         """The next n; the rest of an epoch that is no whole batch is left out."""
-        if n not in self._batches:
-            self._batches[n] = self._forever(n, generator)
-        return [torch.tensor(ids) for ids in next(self._batches[n])]
+        ids = list(self._by_ids)
+        if len(ids) < n:
+            raise ValueError(f"rows: expected {n} different ones or more, got {len(ids)}")
+        if not self._left or len(self._left[0]) != n:
+            options = {"shuffle": True, "drop_last": True, "collate_fn": list}
+            self._left[:] = DataLoader(range(len(ids)), n, generator=generator, **options)
+        return [torch.tensor(ids[i]) for i in self._left.pop(0)]
 
-    def _forever(self, n: int, generator: torch.Generator) -> Iterator[list[tuple[int, ...]]]:
-        loader = DataLoader(
-            list(self._by_ids),
-            n,
-            shuffle=True,
-            drop_last=True,
-            collate_fn=list,
-            generator=generator,
-        )
-        while True:
-            yield from loader
+    def state_dict(self) -> dict[str, list[list[int]]]:
+        return {"left": [list(batch) for batch in self._left]}
+
+    def load_state_dict(self, state: Mapping[str, list[list[int]]]) -> None:
+        self._left[:] = state["left"]
