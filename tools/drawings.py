@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 FIGURES = Path(__file__).resolve().parent.parent / "figures"
-NUMBERS = [f"{k:02}" for k in range(1, 11)]
+NUMBERS = [f"{k:02}" for k in range(1, 12)]
 PART = re.compile(r'class="part" data-notebooks="([\d ]*)"')
 
 
@@ -28,7 +28,7 @@ def lit(source: str, number: str) -> str:
 
 
 def maps(figures: Path = FIGURES) -> dict[Path, str]:
-    """The text of map_01.svg to map_10.svg."""
+    """The text of map_01.svg to map_11.svg."""
     source = (figures / "map.svg").read_text(encoding="utf-8")
     return {figures / f"map_{number}.svg": lit(source, number) for number in NUMBERS}
 
