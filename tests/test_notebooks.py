@@ -25,7 +25,7 @@ from solutions import with_solutions
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-SECOND_EDITION = ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10")
+SECOND_EDITION = ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11")
 """Numbers of the notebooks that keep the rules of `SECOND` below, instead of those of `FIRST`."""
 
 LONGEST_CELL = 30  # lines
