@@ -43,7 +43,7 @@ COUNTS = (
 ADVANTAGE = "scale baseline"
 LOSS = "level clip surrogate how kl_weight estimator kl_correction entropy_weight"
 SAMPLING = "max_new_tokens temperature eos_id pad_id"
-LENGTH = "steps evaluate_every save_every"  # those that may change when a run goes on
+FREE = "steps evaluate_every save_every rows_per_pass"  # may change when a run goes on
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class GRPOConfig:
     max_grad_norm: float = 1.0  # the gradient is cut down to this norm
     inner_epochs: int = 1  # K, updates on the same rollouts; from the second on the ratio moves
     rows_per_pass: int = 2**30  # rows scored at a time; the gradients of the passes add up
-    dtype: str = "float32"  # or "bfloat16": what a matrix product computes in (autocast)
+    dtype: str = "float32"  # or "bfloat16": autocast, matrix products in it, weights as they are
     seed: int = 0  # of prompts and sampling
     evaluate_every: int = 10  # steps between evaluations (always one after the last)
     save_every: int = 10  # steps between checkpoints (always one after the last)
@@ -100,7 +100,11 @@ class GRPOConfig:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step, seen from outside. Of several updates: the mean, and the extremes of the ratio."""
+    """One step, seen from outside. Of several updates: the mean, and the extremes of the ratio.
+
+    Entropy and ratios are those of the rows that were scored: without KL and entropy weights the
+    rows of groups that differ, and if no group does, the first row alone (see `parts_of`).
+    """
 
     step: int
     reward: float  # mean over the batch
@@ -108,7 +112,7 @@ class StepMetrics:
     loss: float  # says little: 0 at a first update whatever is learned (advantages sum to 0)
     kl: float | None  # nats per token, to the reference; None if it is not computed
     entropy: float  # nats per token
-    clip_low: float  # fraction of ratios whose gradient the clip stopped
+    clip_low: float  # fraction of all ratios whose gradient the clip stopped
     clip_high: float
     ratio_min: float
     ratio_max: float
@@ -150,7 +154,7 @@ def train_grpo(
     own = 0 if config.split_invariant else 7919 * parallel.rank()
     sampling = torch.Generator(trained[0].device).manual_seed(config.seed + own)
     run = {  # all that a run needs to go on as if it had never stopped
-        "settings": {name: v for name, v in vars(config).items() if name not in LENGTH.split()},
+        "settings": {name: v for name, v in vars(config).items() if name not in FREE.split()},
         "modules": {"policy": model, "reference": reference, "optimizer": optimizer},
         "generators": {"order": order, "sampling": sampling},
     }
@@ -213,10 +217,10 @@ def score(policy: nn.Module, rollouts: Rollouts, config: GRPOConfig) -> tuple[Te
 def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) -> list[dict]:
     """K updates on the same rollouts, advantages (N,); returns the metrics of each.
 
-    Scored part by part, `rows_per_pass` at a time: the gradients add up to that of the whole.
-    """
+    Scored part by part, `rows_per_pass` at a time: the gradients add up to that of the batch."""
     parts = parts_of(rollouts, advantages.to(rollouts.completions.device), config)
-    ref_log_probs = [reference and score(reference, part.rollouts, config)[0] for part in parts]
+    with torch.no_grad():
+        ref_log_probs = [reference and score(reference, part.rollouts, config)[0] for part in parts]
     all_processes = parallel.loss_weight(rollouts.completion_mask, config.how)
     updates: list[dict[str, float]] = []
     for update in range(config.inner_epochs):
@@ -304,10 +308,8 @@ def check_first_update(
 ) -> None:
     """Raise RuntimeError if the ratio is not 1, though the policy is still the one that sampled."""
     apart = torch.where(rollouts.completion_mask, log_probs.detach() - rollouts.log_probs, 0.0)
-    off = apart.abs().max().item()
-    if not off <= (
-        0.5 if config.dtype == "bfloat16" else 1e-3
-    ):  # cached and uncached sums round differently
+    off, most = apart.abs().max().item(), 0.5 if config.dtype == "bfloat16" else 1e-3
+    if not off <= most:  # sums with and without a cache round differently
         raise RuntimeError(
             f"policy: the ratio at the first update of step {step} is off 1 by up to "
             f"{math.expm1(off):.3g}, expected 1: sampling and scoring disagree about the same text "

@@ -4,12 +4,16 @@ They stay in log space: a product of 100 probabilities underflows float32, a sum
 """
 
 import inspect
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from minigrpo.checks import check_log_probs, check_mask, check_prompts, check_sampling, check_shape
 from minigrpo.gpt import next_token_pairs, positions_from_mask
+
+SLICE = 2**24  # logits that are copied at a time, 64 MiB in float32
 
 
 def next_token_log_probs(
@@ -78,7 +82,7 @@ def _logits(
         check_mask("attention_mask", attention_mask, input_ids.shape)
         given["attention_mask"] = attention_mask.long()
         given["position_ids"] = positions_from_mask(attention_mask)
-    given |= only_last(model, last) if last else {}
+    given |= {"use_cache": False, **only_last(model, last)} if last else {}
     return model(input_ids, **given).logits[:, -last:]
 
 
@@ -118,8 +122,8 @@ def _logits_in_pieces(model, prompt_ids, prompt_mask, completions, completion_ma
         output = read(*different.chunk(2, dim=1), **only_last(model, 1))
         cache = output.past_key_values
     if cache is None:  # every row is read from the start
-        whole = torch.cat([prompt_ids, completions], dim=1)
-        return [_logits(model, whole, seen, last=T + 1)[:, :-1]]
+        whole = torch.cat([prompt_ids, completions[:, :-1]], dim=1)
+        return [_logits(model, whole, seen[:, :-1], last=T)]
     logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt
     if T == 1:  # the last token predicts nothing that is scored
         return [logits]
@@ -143,8 +147,8 @@ def completion_log_probs_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (N, T) of the completions, with gradient, exactly 0 where masked.
 
-    text: prompt_ids, prompt_mask, completions, completion_mask, see `completion_logits`. Beside the
-    logits no second tensor (N, T, V) is made in float32, but for an entropy with gradient.
+    text: prompt_ids, prompt_mask, completions, completion_mask, see `completion_logits`. Of the
+    logits (N, T, V) no copy is kept, in any precision, and their gradient alone is as large.
     """
     check_sampling(temperature, None, None)
     completions, real = text[2], text[3].bool()
@@ -160,15 +164,22 @@ def completion_log_probs_and_entropy(
 def _score(
     logits: Tensor, tokens: Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (N, T) of tokens, from logits (N, T, V), a few rows at a time."""
-    rows = max(1, 2**24 // logits[0].numel())  # logsumexp and the entropy need copies of them
-    found = []
-    for part, ids in zip(logits.split(rows), tokens.split(rows)):
+    """Log-probs and entropies (N, T) of tokens, from logits (N, T, V), a few positions at a time.
+
+    The copies that a slice needs are made again in the backward pass, so none of them is kept.
+    """
+
+    def score_slice(part: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:  # (n, V), (n,)
         part = part.float() if part.dtype in (torch.float16, torch.bfloat16) else part
         part = part if temperature == 1 else part / temperature
-        log_probs = part.gather(-1, ids[..., None]).squeeze(-1) - part.logsumexp(dim=-1)
-        found.append((log_probs, token_entropy(part if entropy_gradient else part.detach())))
-    log_probs, entropy = map(torch.cat, zip(*found))
+        log_probs = part.gather(-1, ids[:, None])[:, 0] - part.logsumexp(dim=-1)
+        return log_probs, token_entropy(part if entropy_gradient else part.detach())
+
+    again = partial(checkpoint, score_slice, use_reentrant=False, preserve_rng_state=False)
+    (N, T, V), score = logits.shape, again if logits.numel() > SLICE else score_slice
+    pieces = (x.flatten(0, 1).split(max(1, SLICE // V)) for x in (logits, tokens))
+    found = [score(part, ids) for part, ids in zip(*pieces)]
+    log_probs, entropy = (torch.cat(values).view(N, T) for values in zip(*found))
     return log_probs, entropy
 
 

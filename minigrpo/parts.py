@@ -25,7 +25,11 @@ class Part(NamedTuple):
 
 
 def parts_of(rollouts: Rollouts, advantages: Tensor, config) -> list[Part]:
-    """The batch in parts of `rows_per_pass`, without the rows that have no gradient."""
+    """The batch in parts of `rows_per_pass`, without the rows that have no gradient.
+
+    Those have the advantage 0, and neither a KL nor an entropy bonus pulls at them. If that is all
+    rows, the first one is kept: AdamW goes on by its averages, and other processes wait.
+    """
     N, tokens = len(advantages), rollouts.completion_mask.sum().item()
     kept = torch.arange(N)
     if not config.kl_weight and not config.entropy_weight:
@@ -72,8 +76,8 @@ def precision(policy: nn.Module, dtype: str) -> torch.autocast:
 def recomputing(model: nn.Module) -> Iterator[None]:
     """Gradient checkpointing, if the model was told so by `gradient_checkpointing_enable`.
 
-    Layers do it in train mode alone. So they are told that they train, and nothing inside them is:
-    dropout stays off.
+    Layers do it in train mode alone. So they are told that they train, but no module inside them is:
+    its dropout stays off. (A layer that drops out by itself, as OPT's does, fails the first check.)
     """
     layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     was = [layer.training for layer in layers]
