@@ -215,9 +215,7 @@ def score(policy: nn.Module, rollouts: Rollouts, config: GRPOConfig) -> tuple[Te
 
 
 def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) -> list[dict]:
-    """K updates on the same rollouts, advantages (N,); returns the metrics of each.
-
-    Scored part by part, `rows_per_pass` at a time: the gradients add up to that of the batch."""
+    """K updates on the same rollouts, scored part by part; returns the metrics of each."""
     parts = parts_of(rollouts, advantages.to(rollouts.completions.device), config)
     with torch.no_grad():
         ref_log_probs = [reference and score(reference, part.rollouts, config)[0] for part in parts]

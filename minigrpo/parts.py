@@ -76,8 +76,8 @@ def precision(policy: nn.Module, dtype: str) -> torch.autocast:
 def recomputing(model: nn.Module) -> Iterator[None]:
     """Gradient checkpointing, if the model was told so by `gradient_checkpointing_enable`.
 
-    Layers do it in train mode alone. So they are told that they train, but no module inside them is:
-    its dropout stays off. (A layer that drops out by itself, as OPT's does, fails the first check.)
+    Layers do it in train mode alone, so they are told that they train, and the modules inside them
+    aren't: dropout stays off. (A layer with dropout of its own, as in OPT, fails the first check.)
     """
     layers = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     was = [layer.training for layer in layers]

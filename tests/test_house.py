@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "minigrpo"
 # Lines of Python at most, blank ones and docstrings included. The core is what stands flat.
 ROOMS = {
-    "core": 2130,
+    "core": 2150,
     "study": 500,
     "notebook": 465,
     "clinic": 2900,
@@ -26,14 +26,14 @@ CORE = {
     "gpt": 190,
     "corpus": 130,
     "pretrain": 150,
-    "logprobs": 195,
+    "logprobs": 205,
     "sampling": 150,
     "objective": 240,
     "rewards": 130,
     "arithmetic": 290,
     "llama": 80,
     "grpo": 335,
-    "parts": 90,
+    "parts": 95,
     "parallel": 80,
 }
 FILES = {path: path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))}
