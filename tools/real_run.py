@@ -47,11 +47,12 @@ ASKED, SAMPLES = 32, 8  # before training: questions, and completions of each
 
 
 class Run(NamedTuple):
-    """What is varied: which problems are shown solved, the learning rate, the seed."""
+    """What is varied: which problems are shown solved, the learning rate, the seed, the data."""
 
     shots: str
     lr: float
     seed: int
+    losses: float = 0.5  # the fraction of the training questions that are losses
 
 
 RUNS = [
@@ -60,6 +61,7 @@ RUNS = [
     Run("no loss", 1e-5, 0),
     Run("one loss", 2e-5, 0),
     Run("one loss", 1e-4, 0),  # the rate of notebook 07
+    Run("no loss", 2e-5, 0, 0.28),
 ]
 
 
@@ -83,11 +85,11 @@ def config(run: Run, stops: tuple[int, ...], pad_id: int) -> GRPOConfig:
 class Lab:
     """A model, its tokenizer, and the problems as they are asked in one run."""
 
-    def __init__(self, folder: Path, shots: str) -> None:
+    def __init__(self, folder: Path, shots: str, losses: float = 0.5) -> None:
         self.policy, self.tokenizer = load_policy(folder, device="cpu", dtype=torch.float32)
         self.stops = line_ends(self.policy, self.tokenizer)
         self.shown = SHOTS[shots]
-        self.training = rows(shots, held_out=False)
+        self.training = with_losses(rows(shots, held_out=False), losses)
         self.held_out = rows(shots, held_out=True)[:HELD_OUT]
 
     @property
@@ -104,6 +106,18 @@ class Lab:
             kept = r.completions.cpu()
             texts += [decode_completion(self.tokenizer, row, self.stops) for row in kept]
         return texts
+
+
+def with_losses(asked: Sequence[dict[str, str]], fraction: float) -> list[dict[str, str]]:
+    """All gains, and the first losses, so that these are the given fraction; in the same order."""
+    gains = sum(row["kind"] == "gets" for row in asked)
+    left = round(gains * fraction / (1 - fraction))
+    kept = []
+    for row in asked:
+        left -= row["kind"] == "loses"
+        if row["kind"] == "gets" or left >= 0:
+            kept.append(row)
+    return kept
 
 
 def right(asked: Sequence[Mapping[str, str]], texts: Sequence[str]) -> list[float]:
@@ -164,13 +178,14 @@ def timed(name: str) -> Iterator[list[float]]:
 
 
 def measure(folder: Path, run: Run, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """One run: before, on the way, after. Another run with the same prompts has the same before."""
+    """One run: before, on the way, after. Another run with the same shots has the same before."""
     setup(seed=0)
     torch.set_num_threads(2)
-    lab = Lab(folder, run.shots)
+    lab = Lab(folder, run.shots, run.losses)
     own = config(run, lab.stops, lab.tokenizer.pad_token_id)
     result: dict[str, Any] = {**run._asdict(), "steps": []}
-    result["ask"] = before["ask"] if before else ask(lab)
+    same = before and before["losses"] == run.losses
+    result["ask"] = before["ask"] if same else ask(lab)
     result["held out"] = {"0": before["held out"]["0"] if before else evaluate(lab)}
     with timed("rollout") as sampling, timed("score") as scoring:
         for m in train_grpo(lab.policy, lab.task, own):
@@ -233,7 +248,7 @@ def stored() -> list[dict[str, Any]]:
 
 def name(one: Mapping[str, Any]) -> Run:
     """Which run it is."""
-    return Run(one["shots"], one["lr"], one["seed"])
+    return Run(one["shots"], one["lr"], one["seed"], one["losses"])
 
 
 def save(runs: list[dict[str, Any]]) -> None:
