@@ -15,16 +15,16 @@ import ast
 import json
 import operator
 import re
-import tempfile
 import zlib
 from collections.abc import Sequence
 from fractions import Fraction
+from random import Random
 
-import torch
 from gsm8k_trl import options, smoke, train
+from running import count, folder_of
 
 from minigrpo.text.prompts import parts
-from minigrpo.text.recipes import load_rows, plain_errors
+from minigrpo.text.recipes import load_rows
 
 SYSTEM = (
     "Think step by step. Answer in exactly this form: "
@@ -51,31 +51,28 @@ def is_held_out(numbers: Sequence[int]) -> bool:
     return zlib.crc32(repr(sorted(numbers)).encode()) % 5 == 0
 
 
-def draw(counts: Sequence[int], largest: int, generator: torch.Generator) -> tuple[list[int], int]:
-    """Numbers from 1 to `largest`, and a target from 10 to 99 that can be made of them."""
-
-    def pick(n: int) -> int:
-        return int(torch.randint(n, (), generator=generator))
-
-    while True:
-        numbers = [1 + pick(largest) for _ in range(counts[pick(len(counts))])]
-        left = [*numbers]
-        while len(left) > 1:  # two of those left become one, until there's one
-            a, b = left.pop(pick(len(left))), left.pop(pick(len(left)))
-            made = [a + b, a * b]
-            made += [a - b] if a > b else []
-            made += [a // b] if a % b == 0 else []
-            left.append(made[pick(len(made))])
-        if 10 <= left[0] <= 99 and left[0] not in numbers:
-            return numbers, left[0]
+def draw(counts: Sequence[int], largest: int, random: Random) -> tuple[list[int], int]:
+    """Numbers from 1 to `largest`, and a target that can be made of them."""
+    numbers = [random.randint(1, largest) for _ in range(random.choice(counts))]
+    left = [*numbers]
+    while len(left) > 1:  # two of those left become one, until there's one
+        a, b = (left.pop(random.randrange(len(left))) for _ in range(2))
+        made = [a + b, a * b]
+        made += [a - b] if a > b else []
+        made += [a // b] if a % b == 0 else []
+        left.append(random.choice(made))
+    return numbers, left[0]
 
 
 def draw_rows(n: int, *, held_out: bool, counts: Sequence[int], largest: int) -> list[dict]:
-    """n different questions from one side of the split. ValueError: there aren't so many."""
-    generator, found = torch.Generator().manual_seed(int(held_out)), {}
-    for _ in range(50 * n):
-        numbers, target = draw(counts, largest, generator)
-        if is_held_out(numbers) == held_out:
+    """n different questions from one side of the split, with targets from 10 to 99.
+
+    ValueError: there aren't so many.
+    """
+    random, found = Random(int(held_out)), {}
+    for _ in range(100 * n):
+        numbers, target = draw(counts, largest, random)
+        if 10 <= target <= 99 and target not in numbers and is_held_out(numbers) == held_out:
             found.setdefault((*sorted(numbers), target), row(numbers, target))
         if len(found) == n:
             return [*found.values()]
@@ -129,25 +126,37 @@ def equation_reward(
 
 def rows_from(data: str, held_out: bool) -> list[dict]:
     """Questions of a data set with the columns "nums" and "target", split by the same rule."""
-    found = load_rows(data, "train", ("nums", "target"))
-    lists = [json.loads(r["nums"]) if isinstance(r["nums"], str) else r["nums"] for r in found]
-    pairs = [([*map(int, nums)], int(r["target"])) for nums, r in zip(lists, found)]
-    return [row(*pair) for pair in pairs if is_held_out(pair[0]) == held_out]
+    rows = []
+    for given in load_rows(data, "train", ("nums", "target")):
+        try:
+            nums = given["nums"]
+            nums = [*map(int, json.loads(nums) if isinstance(nums, str) else nums)]
+            rows.append(row(nums, int(given["target"])))
+        except (ValueError, TypeError):
+            got = f"{given['nums']!r} and {given['target']!r}"
+            raise ValueError(
+                f"{data}: expected nums like [3, 7, 25], a target, got {got}"
+            ) from None
+    rows = [one for one in rows if is_held_out(one["numbers"]) == held_out]
+    if not rows:
+        side = "held out" if held_out else "trained on"
+        raise ValueError(f"{data}: expected more questions, found none to be {side}")
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = options(__doc__.partition("\n")[0], data=None)
-    parser.add_argument(
-        "--numbers", type=int, nargs="+", default=[3, 4], help="how many, each as often"
-    )
-    parser.add_argument("--largest", type=int, default=99, help="of the numbers")
-    parser.add_argument("--rows", type=int, default=8000, help="questions made for training")
+    add = parser.add_argument
+    add("--numbers", type=count, nargs="+", default=[3, 4], help="how many, each as often")
+    add("--largest", type=count, default=99, help="of the numbers")
+    add("--rows", type=count, default=8000, help="questions made for training")
     o = parser.parse_args(arguments)
-    with plain_errors(), tempfile.TemporaryDirectory() as folder:
-        o.out = o.out or (folder if o.smoke else "runs/countdown_trl")
+    with folder_of(o, "countdown_trl") as folder:
         if o.smoke:
-            smoke(o)
-            o.rows, o.numbers, o.largest = 40, [3], 9
+            smoke(parser, folder)
+            parser.set_defaults(rows=40, numbers=[3], largest=9)
+            o = parser.parse_args(arguments)  # what is given outranks the defaults
+        o.out = folder
         kind = {"counts": o.numbers, "largest": o.largest}
         rows, test = (
             rows_from(o.data, held_out)

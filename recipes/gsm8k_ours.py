@@ -12,29 +12,33 @@ your own, give a file with the columns question and answer; an answer ends in `#
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import shutil
-import tempfile
 from pathlib import Path
 
 import torch
+from running import (
+    CsvLog,
+    Stop,
+    ask,
+    check_chat,
+    check_installed,
+    check_memory,
+    check_room,
+    check_same_run,
+    count,
+    folder_of,
+    held_out,
+    save_model,
+)
 
-from minigrpo.files import atomic_path, data_folder
+from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.objective import VARIANTS
+from minigrpo.parts import precision
 from minigrpo.text.gsm8k import HUB, gsm8k_rows, like_gsm8k
 from minigrpo.text.models import load_policy
 from minigrpo.text.prompts import TextProblems, answer_reward, decode_completion, stop_tokens
-from minigrpo.text.recipes import (
-    CsvLog,
-    check_chat,
-    check_memory,
-    held_out,
-    load_config,
-    load_rows,
-    plain_errors,
-)
+from minigrpo.text.recipes import load_config, load_rows
 from minigrpo.text.shots import line_ends, tags_reward
 
 LOGGED = (  # of `StepMetrics`; the first five are those to watch
@@ -48,21 +52,25 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--model", default="Qwen/Qwen2.5-0.5B-Instruct", help="a name on the hub, or a folder")
-    add("--data", default=HUB, help="a data set's name on the hub, or a jsonl, csv, parquet file")
+    add("--data", default=HUB, help="a data set on the hub, or a json, jsonl, csv, parquet file")
     add("--shots", type=int, help="plain text after so many solved questions, instead of a chat")
-    add("--out", default="runs/gsm8k_ours", help="a folder for all files of the run")
-    add("--device", help="cuda or cpu [cuda, if there is one]")
-    add("--steps", type=int, default=200, help="batches of completions, and updates")
-    add("--prompts", type=int, default=16, help="questions per step, P")
-    add("--group", type=int, default=8, help="completions per question, G")
-    add("--tokens", type=int, default=512, help="of a completion, at most")
-    add("--rows-per-pass", type=int, default=4, help="rows scored at a time: memory, not results")
-    add("--dtype", choices=("float32", "bfloat16"), help="of the arithmetic [bfloat16 on a GPU]")
+    add("--out", help="a folder for all files of the run [runs/gsm8k_ours]")
+    add("--device", choices=("cuda", "cpu"), help="[cuda, if there is one]")
+    add("--steps", type=count, default=200, help="batches of completions, and updates")
+    add("--prompts", type=count, default=16, help="questions per step, P")
+    add("--group", type=count, default=8, help="completions per question, G")
+    add("--tokens", type=count, default=512, help="of a completion, at most")
+    add("--rows-per-pass", type=count, default=4, help="rows scored at a time: memory, not results")
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of the arithmetic [bfloat16 on a GPU that has it]",
+    )
     add("--checkpointing", action="store_true", help="compute activations twice, to keep fewer")
     add("--lr", type=float, default=1e-6, help="learning rate, constant")
     add("--kl", type=float, default=0.0, help="weight of the KL to the first policy, beta")
-    add("--questions", type=int, default=200, help="held out, asked before and after")
-    add("--save-every", type=int, default=20, help="steps between two checkpoints")
+    add("--questions", type=count, default=200, help="held out, asked before and after")
+    add("--save-every", type=count, default=20, help="steps between two checkpoints")
     add("--log", choices=("trackio", "wandb"), help="log there too; a CSV file is always written")
     add("--seed", type=int, default=0, help="of the order of the questions and the sampling")
     add("--smoke", action="store_true", help="two steps of the small shipped model, on the CPU")
@@ -73,7 +81,7 @@ def smoke(parser: argparse.ArgumentParser, folder: str) -> None:
     """Other defaults: the same run as small as it can be, on questions the small model knows."""
     torch.set_num_threads(1)  # several are slower for a model this small
     parser.set_defaults(model=str(data_folder() / "text_llama"), data=like_gsm8k(folder), shots=0)
-    parser.set_defaults(out=folder, device="cpu", steps=2, prompts=4, group=4, tokens=40)
+    parser.set_defaults(device="cpu", steps=2, prompts=4, group=4, tokens=40)
     parser.set_defaults(rows_per_pass=8, kl=0.01, lr=1e-4, questions=8, save_every=1)
 
 
@@ -96,45 +104,27 @@ def few_shot(o: argparse.Namespace, split: str) -> list[dict]:
 
 def prepare(o: argparse.Namespace) -> tuple[list[dict], list[dict], str]:
     """The rows, and the token that pads. What can be wrong is found before a weight is loaded."""
+    cuda = torch.cuda.is_available()
+    if o.device == "cuda" and not cuda:
+        raise ValueError("--device cuda: expected a CUDA GPU, found none")
+    o.device = o.device or ("cuda" if cuda else "cpu")
+    half = o.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    o.dtype = o.dtype or ("bfloat16" if half else "float32")
+    if o.log:
+        check_installed(o.log)
     config, tokenizer = load_config(o.model)
     if o.shots is None:
         check_chat(tokenizer, "--shots 3")
         rows, test = (gsm8k_rows(o.data, split) for split in ("train", "test"))
     else:
         rows, test = (few_shot(o, split) for split in ("train", "test"))
+    check_room(config, tokenizer, [*rows, *test], o.tokens)
     sizes = {"rows": o.rows_per_pass, "tokens": o.tokens, "reference": o.kl > 0}
     check_memory(config, device=o.device, **sizes)
     check_same_run(o)
+    if (done := CsvLog(Path(o.out) / "log.csv").last) > o.steps:
+        raise ValueError(f"--steps {o.steps}: the run in {o.out} is at step {done} already")
     return rows, test[: o.questions], tokenizer.pad_token or tokenizer.eos_token
-
-
-def check_same_run(o: argparse.Namespace) -> None:
-    """Raise ValueError if the folder has a run with other settings; else note those of this one."""
-    file, free = Path(o.out) / "settings.json", {"steps", "save_every", "log"}
-    mine = {name: value for name, value in vars(o).items() if name not in free}
-    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else mine
-    for name, value in mine.items():
-        if before.get(name) != value:
-            there = f"the run there has {name} = {before.get(name)!r}, and this one {value!r}"
-            raise ValueError(f"--out {o.out}: {there}: take another --out, or the same settings")
-    with atomic_path(file) as unfinished:
-        unfinished.write_text(json.dumps(mine, indent=1), encoding="utf-8")
-
-
-def ask(o: argparse.Namespace, policy, tokenizer, test: list[dict], stops, when: str) -> None:
-    """Greedy answers to the held-out questions, once: the result is kept in a file."""
-    file = Path(o.out) / f"{when.replace(' ', '_')}.json"
-    if not file.exists():
-        given = {"at_once": o.prompts * o.group, "max_new_tokens": o.tokens, "eos_id": stops}
-        with torch.autocast(o.device, torch.bfloat16, enabled=o.dtype == "bfloat16"):
-            found = held_out(policy, tokenizer, test, **given)
-        with atomic_path(file) as unfinished:
-            unfinished.write_text(json.dumps(found), encoding="utf-8")
-    found = json.loads(file.read_text(encoding="utf-8"))
-    print(
-        f"{when}: {found['right']:.3f} +- {found['error']:.3f} of {found['questions']} "
-        f"held-out questions right, {found['form']:.3f} in form"
-    )
 
 
 def train(o: argparse.Namespace) -> None:
@@ -144,10 +134,14 @@ def train(o: argparse.Namespace) -> None:
     given = {"pad_token": pad_token, "device": o.device, "dtype": torch.float32}
     policy, tokenizer = load_policy(o.model, **given)
     if o.checkpointing:
-        policy.gradient_checkpointing_enable()
-    stops = line_ends(policy, tokenizer) if o.shots else stop_tokens(tokenizer, policy)
+        # Its name in transformers 5.23, and the one before.
+        getattr(policy, "activation_checkpointing_enable", policy.gradient_checkpointing_enable)()
+    ends = stop_tokens(tokenizer, policy)
+    # Few-shot answers end with their line. Some vocabularies have a token ">\n", which belongs to
+    # the answer too, so the rewards cut off nothing but `ends`.
+    stops = line_ends(policy, tokenizer) if o.shots else ends
     # Questions are drawn without a memory, so a run that goes on is the same to the bit.
-    task = TextProblems(tokenizer, rows, (tags_reward, answer_reward), (0.2, 1.0), stops)
+    task = TextProblems(tokenizer, rows, (tags_reward, answer_reward), (0.2, 1.0), ends)
     config = GRPOConfig(
         **VARIANTS["dapo"],  # one mean over all tokens, and a clip that is wider above
         steps=o.steps,
@@ -160,30 +154,38 @@ def train(o: argparse.Namespace) -> None:
         lr=o.lr,
         rows_per_pass=o.rows_per_pass,
         dtype=o.dtype,
-        # The sampler, which has a cache, and the scorer round differently. In bfloat16 one of so
-        # many ratios may be off 1 by more than the check lets through.
+        # In bfloat16 the sampler, which has a cache, and the scorer round so differently that one
+        # ratio in millions could stop a run. So it isn't checked, and each step prints the range.
         check=o.dtype == "float32",
         seed=o.seed,
         save_every=o.save_every,
     )
-    ask(o, policy, tokenizer, test, stops, "before")
+
+    def answers() -> dict:
+        given = {"at_once": o.prompts * o.group, "max_new_tokens": o.tokens, "eos_id": stops}
+        with precision(policy, o.dtype):
+            return held_out(policy, tokenizer, test, **given)
+
     log = CsvLog(Path(o.out) / "log.csv", also=o.log, **vars(o))
-    for m in train_grpo(policy, task, config, checkpoint=Path(o.out) / "checkpoint.pt"):
-        log.add(m.step, **{name: getattr(m, name) for name in LOGGED})
-        text = decode_completion(tokenizer, m.rollouts.completions[0], stops)
-        print(
-            f"step {m.step}  reward {m.reward:.3f}  equal groups {m.frac_reward_zero_std:.2f}  "
-            f"entropy {m.entropy:.3f}  length {m.mean_length:.0f}  {m.seconds:.1f} s\n"
-            f"    {text[:200]!r}",
-            flush=True,
-        )
+    ask(o.out, "before", answers)
+    # A config is frozen, so that no setting moves in a run. This one moves once, when it's stopped.
+    with Stop(lambda: object.__setattr__(config, "save_every", 1)) as stop:
+        for m in train_grpo(policy, task, config, checkpoint=Path(o.out) / "checkpoint.pt"):
+            saved = stop.asked
+            log.add(m.step, **{name: getattr(m, name) for name in LOGGED})
+            text = decode_completion(tokenizer, m.rollouts.completions[0], stops)
+            print(
+                f"step {m.step}  reward {m.reward:.3f}  equal groups {m.frac_reward_zero_std:.2f}  "
+                f"entropy {m.entropy:.3f}  length {m.mean_length:.0f}  "
+                f"ratio {m.ratio_min:.2f} to {m.ratio_max:.2f}  {m.seconds:.1f} s\n"
+                f"    {text[:200]!r}",
+                flush=True,
+            )
+            if saved:
+                raise KeyboardInterrupt
     log.close()
-    ask(o, policy, tokenizer, test, stops, f"after {o.steps} steps")
-    made, model = Path(o.out) / ".model.part", Path(o.out) / "model"
-    policy.save_pretrained(made)
-    tokenizer.save_pretrained(made)
-    shutil.rmtree(model, ignore_errors=True)
-    made.rename(model)
+    ask(o.out, f"after {o.steps} steps", answers)
+    save_model(o.out, policy, tokenizer)
     print(f"{o.out}: log.csv, and the model in model/")
 
 
@@ -191,12 +193,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Run it, and say in one sentence what is wrong."""
     parser = options()
     o = parser.parse_args(arguments)
-    with plain_errors(), tempfile.TemporaryDirectory() as folder:
+    with folder_of(o, "gsm8k_ours") as folder:
         if o.smoke:
-            smoke(parser, folder if o.out == parser.get_default("out") else o.out)
+            smoke(parser, folder)
             o = parser.parse_args(arguments)  # what is given outranks the defaults
-        o.device = o.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        o.dtype = o.dtype or ("bfloat16" if o.device == "cuda" else "float32")
+        o.out = folder
         train(o)
 
 

@@ -15,29 +15,33 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-import signal
 import sys
-import tempfile
-from importlib.util import find_spec
+import warnings
 from pathlib import Path
 
 import torch
+from running import (
+    CsvLog,
+    Stop,
+    ask,
+    check_chat,
+    check_installed,
+    check_memory,
+    check_room,
+    check_same_run,
+    count,
+    folder_of,
+    held_out,
+    save_model,
+)
 from transformers import AutoModelForCausalLM, PretrainedConfig, TrainerCallback
 from transformers.pytorch_utils import Conv1D
 
 from minigrpo.files import atomic_path, data_folder
 from minigrpo.scaling.trl import require_trl
 from minigrpo.text.gsm8k import HUB, gsm8k_rows, like_gsm8k
-from minigrpo.text.prompts import answer_reward, encode_prompt
-from minigrpo.text.recipes import (
-    CsvLog,
-    check_chat,
-    check_memory,
-    held_out,
-    load_config,
-    plain_errors,
-)
+from minigrpo.text.prompts import answer_reward
+from minigrpo.text.recipes import load_config
 from minigrpo.text.shots import tags_reward
 
 
@@ -46,21 +50,21 @@ def options(description: str, data: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
     add("--model", default="Qwen/Qwen2.5-0.5B-Instruct", help="a name on the hub, or a folder")
-    add("--data", default=data, help="a data set's name on the hub, or a jsonl, csv, parquet file")
+    add("--data", default=data, help="a data set on the hub, or a json, jsonl, csv, parquet file")
     add("--template", help="a file with a chat template, for a tokenizer that has none")
     add("--out", help="a folder for all files of the run [runs/ and the recipe's name]")
-    add("--steps", type=int, default=200, help="updates of the weights")
-    add("--prompts", type=int, default=16, help="questions per step")
-    add("--group", type=int, default=8, help="completions per question, G")
-    add("--rows-per-pass", type=int, default=8, help="rows that one GPU scores at a time")
-    add("--tokens", type=int, default=512, help="of a completion, at most")
+    add("--steps", type=count, default=200, help="updates of the weights")
+    add("--prompts", type=count, default=16, help="questions per step")
+    add("--group", type=count, default=8, help="completions per question, G")
+    add("--rows-per-pass", type=count, default=8, help="rows that one GPU scores at a time")
+    add("--tokens", type=count, default=512, help="of a completion, at most")
     add("--lr", type=float, help="learning rate [1e-6; with --lora 1e-5]")
     add("--kl", type=float, default=0.0, help="weight of the KL to the first policy, beta")
     add("--lora", action="store_true", help="adapters of rank 32 learn, and nothing else")
     add("--vllm", action="store_true", help="sample with vLLM, on the same GPUs")
     add("--vllm-share", type=float, default=0.3, help="fraction of each GPU that vLLM may take")
-    add("--questions", type=int, default=200, help="held out, asked before and after")
-    add("--save-every", type=int, default=20, help="steps between two checkpoints")
+    add("--questions", type=count, default=200, help="held out, asked before and after")
+    add("--save-every", type=count, default=20, help="steps between two checkpoints")
     add("--log", choices=("trackio", "wandb"), help="log there too; a CSV file is always written")
     add("--seed", type=int, default=0, help="of the order of the questions and the sampling")
     add("--smoke", action="store_true", help="two steps of the small shipped model, on the CPU")
@@ -79,8 +83,8 @@ def check(o: argparse.Namespace) -> tuple:
     """The config and the tokenizer, if this run can work: all of it before a weight is loaded."""
     require_trl()
     for wanted, package in ((o.lora, "peft"), (o.vllm, "vllm"), (o.log, o.log)):
-        if wanted and find_spec(package) is None:
-            raise ValueError(f"{package} is not installed: pip install {package}")
+        if wanted:
+            check_installed(package)
     if o.vllm and not torch.cuda.is_available():
         raise ValueError("--vllm: expected a CUDA GPU, found none")
     processes, rows = int(os.environ.get("WORLD_SIZE", "1")), o.prompts * o.group
@@ -108,18 +112,6 @@ def check(o: argparse.Namespace) -> tuple:
     return config, tokenizer
 
 
-def longest(o: argparse.Namespace, config, tokenizer, rows: list[dict]) -> int:
-    """Tokens of the longest prompt and completion; ValueError if the model has no room for them."""
-    prompt = max(len(encode_prompt(tokenizer, row["prompt"])) for row in rows)
-    room = 512 if o.smoke else config.get_text_config().max_position_embeddings
-    if prompt + o.tokens > room:
-        raise ValueError(
-            f"--tokens {o.tokens}: the longest prompt has {prompt}, and {o.model} has room for "
-            f"{room} in all"
-        )
-    return prompt + o.tokens
-
-
 def settings(o: argparse.Namespace, room: int) -> dict:
     """This run in the words of TRL's GRPOConfig."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -143,6 +135,7 @@ def settings(o: argparse.Namespace, room: int) -> dict:
         "max_grad_norm": 1.0,
         # The machine: float32 weights, bfloat16 arithmetic, activations computed twice.
         "use_cpu": o.device == "cpu",
+        "dataloader_pin_memory": o.device == "cuda",
         "bf16": o.device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False),
         "gradient_checkpointing": True,
         # Adapters leave the weights alone, so those may be bfloat16: no step of theirs gets lost.
@@ -160,32 +153,21 @@ def settings(o: argparse.Namespace, room: int) -> dict:
     if o.vllm:
         found |= {"use_vllm": True, "vllm_mode": "colocate"}
         found |= {"vllm_gpu_memory_utilization": o.vllm_share, "vllm_max_model_length": room}
-    if o.smoke:  # the small model has room for 128 tokens, and its rotary positions for more
-        found["model_init_kwargs"]["max_position_embeddings"] = 512
-        found["dataloader_pin_memory"] = False
     return found
 
 
 class Journal(TrainerCallback):
-    """A line of CSV per step; after Ctrl-C or kill the step is finished and saved."""
+    """A line of CSV per step; whoever asks for the end gets it after the step, which is saved."""
 
-    def __init__(self, out: str) -> None:
-        self.log, self.asked = CsvLog(Path(out) / "log.csv"), False
-
-    def on_train_begin(self, args, state, control, **_):
-        self.before = {s: signal.signal(s, self.ask) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(self, number, frame) -> None:
-        print("finishing this step, then saving; once more stops at once", file=sys.stderr)
-        self.asked = True
-        signal.signal(number, self.before[number])
+    def __init__(self, out: str, stop: Stop) -> None:
+        self.log, self.stop = CsvLog(Path(out) / "log.csv"), stop
 
     def on_step_end(self, args, state, control, **_):
-        asked = torch.tensor(float(self.asked), device=args.device)
+        asked = torch.tensor(float(self.stop.asked), device=args.device)
         if torch.distributed.is_initialized():  # all processes stop after the same step
             torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
-        self.asked = bool(asked)
-        if self.asked:
+        self.stop.asked = bool(asked)
+        if self.stop.asked:
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args, state, control, logs, **_):
@@ -195,14 +177,10 @@ class Journal(TrainerCallback):
             numbers = "  ".join(f"{k} {float(logs[k]):.3f}" for k in shown if k in logs)
             print(f"step {state.global_step}  {numbers}", flush=True)
 
-    def on_train_end(self, args, state, control, **_):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
 
 def newest_checkpoint(out: str) -> tuple[int, str | None]:
     """Steps and folder of the last checkpoint that is whole: trainer_state.json is written last."""
-    found = sorted(Path(out).glob("checkpoint-*"), key=lambda folder: int(folder.name[11:]))
+    found = sorted(Path(out).glob("checkpoint-[0-9]*"), key=lambda folder: int(folder.name[11:]))
     for folder in reversed(found):
         try:
             state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
@@ -212,32 +190,17 @@ def newest_checkpoint(out: str) -> tuple[int, str | None]:
     return 0, None
 
 
-def note(out: str, name: str, values: dict | None = None) -> dict | None:
-    """Write a small JSON file of the run in one piece, or read it: None if there's none."""
-    file = Path(out) / name
-    if values is None:
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    with atomic_path(file) as unfinished:
-        unfinished.write_text(json.dumps(values, indent=1), encoding="utf-8")
-    return values
-
-
 def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right=answer_reward) -> None:
     """Ask the held-out questions, train, ask again, save. Whatever can be wrong is seen first."""
     if "WORLD_SIZE" not in os.environ:  # one process, one GPU; several are a matter of accelerate
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     o.device = "cpu" if o.smoke or not torch.cuda.is_available() else "cuda"
-    o.lr = o.lr or (1e-5 if o.lora else 1e-6)
+    o.lr = (1e-5 if o.lora else 1e-6) if o.lr is None else o.lr
     config, tokenizer = check(o)
-    room = longest(o, config, tokenizer, [*rows, *test])
-    free = {"steps", "save_every", "log"}  # what may change when a run goes on
-    mine = {name: value for name, value in vars(o).items() if name not in free}
-    for name, value in (note(o.out, "settings.json") or {}).items():
-        if mine[name] != value:
-            raise ValueError(
-                f"--out {o.out}: the run there has {name} = {value!r}, and this one "
-                f"{mine[name]!r}: take another --out, or the same settings"
-            )
+    room = check_room(config, tokenizer, [*rows, *test], o.tokens)
+    check_same_run(o)
+    # TRL 1.16 and the settings above call it so, and newer versions of transformers otherwise.
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -249,71 +212,66 @@ def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right=answe
         peft_config = LoraConfig(
             r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-    journal = Journal(o.out)
+    stop = Stop()
     trainer = GRPOTrainer(
         model=o.model,
         reward_funcs=[tags_reward, right],
         args=GRPOConfig(**settings(o, room)),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        callbacks=[journal],
+        callbacks=[Journal(o.out, stop)],
         peft_config=peft_config,
     )
     trainer.remove_callback(PrinterCallback)
-    main = trainer.accelerator.is_main_process
-    if main:
-        note(o.out, "settings.json", mine)
+    policy = trainer.accelerator.unwrap_model(trainer.model)
 
-    def ask(when: str) -> None:
-        """Greedy answers to the held-out questions, by one process; the others wait."""
+    def answers() -> dict:
+        policy.eval()
+        with torch.autocast(o.device, torch.bfloat16, enabled=trainer.args.bf16):
+            return held_out(policy, tokenizer, test, reward=right, max_new_tokens=o.tokens)
+
+    def alone(task, *given) -> None:
+        """Done by one process; the others wait."""
         trainer.accelerator.wait_for_everyone()
-        file = f"{when.replace(' ', '_')}.json"
-        if main and (found := note(o.out, file)) is None:
-            model = trainer.accelerator.unwrap_model(trainer.model).eval()
-            with torch.autocast(o.device, torch.bfloat16, enabled=trainer.args.bf16):
-                found = held_out(model, tokenizer, test, reward=right, max_new_tokens=o.tokens)
-            note(o.out, file, found)
-        if main:
-            print(
-                f"{when}: {found['right']:.3f} +- {found['error']:.3f} of {found['questions']} "
-                f"held-out questions right, {found['form']:.3f} in form"
-            )
+        if trainer.accelerator.is_main_process:
+            task(o.out, *given)
         trainer.accelerator.wait_for_everyone()
 
-    ask("before")
+    alone(ask, "before", answers)
     done, checkpoint = newest_checkpoint(o.out)
     if done < o.steps:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        with stop:
+            trainer.train(resume_from_checkpoint=checkpoint)
         done = trainer.state.global_step
     else:  # train() would take one more step
         trainer._load_from_checkpoint(checkpoint)
-    if journal.asked:
+    if stop.asked:
         raise KeyboardInterrupt
-    ask(f"after {done} steps")
-    made, model = Path(o.out) / ".model.part", Path(o.out) / "model"
-    trainer.save_model(str(made))  # by save_pretrained; of --lora, the adapters
-    if main:
-        shutil.rmtree(model, ignore_errors=True)
-        made.rename(model)
+    alone(ask, f"after {done} steps", answers)
+    alone(save_model, policy, tokenizer)  # of --lora, the adapters
+    if trainer.accelerator.is_main_process:
         print(f"{o.out}: log.csv, completions/ to read, and the model in model/")
 
 
-def smoke(o: argparse.Namespace) -> None:
-    """The same run, as small as it can be, asked in the form that the small model knows."""
-    o.model, o.steps, o.prompts, o.group = str(data_folder() / "text_llama"), 2, 4, 4
-    o.rows_per_pass, o.tokens, o.questions, o.save_every = 8, 40, 8, 2
-    o.template = str(Path(o.out) / "smoke.jinja")
-    with atomic_path(o.template) as file:
+def smoke(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Other defaults: the same run as small as it can be, asked as the small model knows it."""
+    template = Path(folder) / "smoke.jinja"
+    with atomic_path(template) as file:
         file.write_text("{{ messages[-1]['content'] + '\\n' }}", encoding="utf-8")
+    parser.set_defaults(model=str(data_folder() / "text_llama"), template=str(template))
+    parser.set_defaults(steps=2, prompts=4, group=4, rows_per_pass=8, tokens=40)
+    parser.set_defaults(questions=8, save_every=2)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    o = options(__doc__.partition("\n")[0], data=HUB).parse_args(arguments)
-    with plain_errors(), tempfile.TemporaryDirectory() as folder:
-        o.out = o.out or (folder if o.smoke else "runs/gsm8k_trl")
+    parser = options(__doc__.partition("\n")[0], data=HUB)
+    o = parser.parse_args(arguments)
+    with folder_of(o, "gsm8k_trl") as folder:
         if o.smoke:
-            smoke(o)
-            o.data = like_gsm8k(o.out)
+            smoke(parser, folder)
+            parser.set_defaults(data=like_gsm8k(folder))
+            o = parser.parse_args(arguments)  # what is given outranks the defaults
+        o.out = folder
         train(o, gsm8k_rows(o.data, "train"), gsm8k_rows(o.data, "test")[: o.questions])
 
 

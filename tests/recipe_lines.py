@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 
 import pytest
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+
+
+def load(name: str) -> ModuleType:
+    """A recipe as a module, with its neighbors to import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(RECIPES)
+        return importlib.import_module(name)
 
 
 def run(name: str, *arguments: object) -> None:
@@ -19,6 +27,7 @@ def run(name: str, *arguments: object) -> None:
     path = str(RECIPES / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [path, *map(str, arguments)])
+        patch.syspath_prepend(RECIPES)
         # Without a network the hub's libraries would try for half a minute.
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         if "datasets" in sys.modules:

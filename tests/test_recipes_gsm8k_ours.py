@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -38,8 +39,11 @@ def logged(folder):
 
 
 def without_template(folder):
+    """A model that can't chat, with room for a few shots."""
     shutil.copytree(SMALL, folder)
     (folder / "chat_template.jinja").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
     return folder
 
 
@@ -56,7 +60,7 @@ def dashboard(monkeypatch):
     return calls
 
 
-def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys, dashboard):
+def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys, dashboard, monkeypatch):
     data = like_gsm8k(tmp_path)
 
     def fails(*arguments):
@@ -71,7 +75,10 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys, dashb
         given += *TINY, "--dtype", "bfloat16", "--checkpointing", "--log", "trackio"
         recipe_lines.run(NAME, *given)
         recipe_lines.run(NAME, *given, "--steps", 2)  # it goes on
-        assert "holds" not in fails(*given, "--lr", 1) and "lr" in fails(*given, "--lr", 1)
+        assert "the run there has lr = 1e-06, and this one 1.0" in fails(*given, "--lr", 1)
+        assert "--steps 1: the run in" in fails(*given, "--steps", 1)
+        assert "wandb is not installed: pip install wandb" in fails(*given, "--log", "wandb")
+        assert "has room for 128 in all" in fails(*given, "--tokens", 128)
         # Plain text after solved questions, asked of a model that can't chat.
         other = without_template(tmp_path / "no chat")
         given = "--model", other, "--data", data, "--out", tmp_path / "b"
@@ -86,6 +93,15 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys, dashb
         said = fails("--model", SMALL, "--data", wrong)
         assert "expected the columns question, found frage, answer" in said
         assert "got [Errno 2]" in fails("--model", SMALL, "--data", tmp_path / "none.jsonl")
+        # Ctrl-C in the middle of a step.
+        draw = TextProblems.prompts
+        stop = lambda *given: os.kill(os.getpid(), signal.SIGINT) or draw(*given)  # noqa: E731
+        monkeypatch.setattr(TextProblems, "prompts", stop)
+        given = "--model", SMALL, "--data", data, "--out", tmp_path / "c", "--steps", 9
+        said = recipe_lines.fails(NAME, *TINY, *given, capsys=capsys, code=130)
+        assert said == "interrupted: the same command goes on from the last checkpoint"
+    assert torch.load(tmp_path / "c" / "checkpoint.pt")["step"] == 1
+    assert [line["step"] for line in logged(tmp_path / "c")] == ["1"]
     assert recipe_lines.left_out(NAME, ran) == []
     assert [line["step"] for line in logged(tmp_path / "a")] == ["1", "2"]
     assert [call[0] for call in dashboard].count("log") == 2 and dashboard[-1] == ("finish",)
@@ -108,8 +124,31 @@ def test_the_loop_gets_the_settings(tmp_path, monkeypatch):
     assert (config.rows_per_pass, config.max_new_tokens) == (6, 30)
     assert (config.prompts_per_step, config.group_size, config.steps) == (3, 2, 2)
     assert (config.how, config.clip, config.eos_id) == ("token_mean", (0.2, 0.28), (0,))
-    assert policy.dtype == torch.float32 and policy.is_gradient_checkpointing
+    assert policy.dtype == torch.float32
+    assert any(getattr(m, "gradient_checkpointing", False) for m in policy.modules())
     assert found["task"].weights == (0.2, 1.0) and found["checkpoint"].parent == tmp_path
+
+
+def test_the_line_break_that_ends_an_answer_costs_no_reward(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        "minigrpo.grpo.train_grpo", lambda *given, **more: found.extend(given) or []
+    )
+    model = without_template(tmp_path / "no chat")
+    given = "--model", model, "--data", like_gsm8k(tmp_path), "--out", tmp_path / "a", "--shots", 1
+    recipe_lines.run(NAME, *TINY, *given)
+    policy, task, config = found
+    # A vocabulary like Qwen's has ">\n" as one token, and none of the small ones has.
+    token = ">" + "\n"
+    task.tokenizer.add_tokens([token])
+    asked = [torch.tensor([*task._by_ids][0])]
+    answer = task._by_ids[tuple(asked[0].tolist())]["answer"]
+    ids = task.tokenizer(f"<think>so</think><answer>{answer}<")["input_ids"]
+    ids += [task.tokenizer.convert_tokens_to_ids(c) for c in "/answer"]
+    text = torch.tensor([*ids, task.tokenizer.convert_tokens_to_ids(token)])
+    assert task.tokenizer.decode(text).endswith(f"{answer}</answer>\n")
+    assert task.reward(asked, [text]) == [pytest.approx(1.2)]
+    assert set(task.stops) < set(config.eos_id)
 
 
 def test_shots_are_solved_questions_that_are_not_asked(tmp_path):
@@ -123,7 +162,8 @@ def test_shots_are_solved_questions_that_are_not_asked(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TextProblems, "__post_init__", noted)
-        given = "--model", SMALL, "--data", data, "--out", tmp_path / "a", "--shots", 2
+        model = without_template(tmp_path / "no chat")
+        given = "--model", model, "--data", data, "--out", tmp_path / "a", "--shots", 2
         recipe_lines.run(NAME, *TINY, *given)
     first, second, third = (
         json.loads(line) for line in open(data, encoding="utf-8").readlines()[:3]
@@ -202,4 +242,4 @@ def test_a_data_set_is_loaded_by_its_name(tmp_path, capsys, monkeypatch):
     recipe_lines.run(NAME, *TINY, "--model", SMALL, "--data", folder, "--out", tmp_path / "b")
     given = *TINY, "--model", SMALL, "--data", "no-one/nothing", "--out", tmp_path / "c"
     said = recipe_lines.fails(NAME, *given, capsys=capsys)
-    assert said.startswith("error: no-one/nothing: expected a .jsonl, .csv, .parquet file, or a")
+    assert said.startswith("error: no-one/nothing: expected a .json, .jsonl, .csv, .parquet file")

@@ -8,24 +8,23 @@ import math
 import os
 import signal
 import sys
+import time
 
 import pytest
+import recipe_lines
 import torch
+from huggingface_hub import constants
 from transformers import LlamaConfig
 
 from minigrpo.files import data_folder
+from minigrpo.text.gsm8k import gsm8k_rows
 from minigrpo.text.models import load_policy
 from minigrpo.text.problems import draw_rows
-from minigrpo.text.recipes import (
-    CsvLog,
-    check_memory,
-    free_memory,
-    held_out,
-    load_rows,
-    memory,
-    plain_errors,
-)
+from minigrpo.text.recipes import ask_the_hub, load_config, load_rows, memory, plain_errors
 
+running = recipe_lines.load("running")
+CsvLog, check_memory, free_memory = running.CsvLog, running.check_memory, running.free_memory
+held_out = running.held_out
 ROWS = [{"question": f"{i} + {i}?", "answer": str(2 * i), "note": "a, b"} for i in range(25)]
 LLAMA = LlamaConfig(
     hidden_size=8,
@@ -37,11 +36,18 @@ LLAMA = LlamaConfig(
 )
 
 
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
 def written(path):
-    if path.suffix == ".jsonl":
+    if path.suffix == ".json":
+        path.write_text(json.dumps(ROWS), encoding="utf-8-sig")
+    elif path.suffix == ".jsonl":
         path.write_text("\n".join(map(json.dumps, ROWS)) + "\n\n", encoding="utf-8")
     elif path.suffix == ".csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
+        with path.open("w", newline="", encoding="utf-8-sig") as file:  # as Excel writes it
             table = csv.DictWriter(file, ROWS[0])
             table.writeheader()
             table.writerows(ROWS)
@@ -51,7 +57,7 @@ def written(path):
     return path
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+@pytest.mark.parametrize("ending", [".json", ".jsonl", ".csv", ".parquet"])
 def test_a_file_has_both_sides_of_the_split(tmp_path, ending):
     file = written(tmp_path / f"rows{ending}")
     train, test = (load_rows(file, split, ("question", "answer")) for split in ("train", "test"))
@@ -64,10 +70,15 @@ def test_a_file_has_both_sides_of_the_split(tmp_path, ending):
     [
         ('{"q": "1?", "answer": "1"}', "expected the columns question, found q, answer"),
         ('{"text": "1?"}', "expected the columns question and answer, found text"),
-        ('{"question": "1?", "answer": null}', "expected the columns answer, found"),
+        ('{"question": "1?", "answer": null}', "expected answer in every row, got"),
         ('{"question": "1?", "answer": "1"}\n{"question": "2?"}', "columns answer, found question"),
-        ("", "expected the columns question and answer, found no rows in train"),
-        ("not json", "expected a .jsonl, .csv, .parquet file, or a data set that can be loaded"),
+        ("", "columns question and answer, found no rows in train (every tenth"),
+        ('{"question": "1?", "answer": ""}', "expected answer in every row, got {'question': '1?'"),
+        ('{"question": 1}\n7', "expected a .json, .jsonl, .csv, .parquet file, or"),
+        (
+            "not json",
+            "expected a .json, .jsonl, .csv, .parquet file, or a data set that can be loaded",
+        ),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(tmp_path, text, said):
@@ -76,6 +87,96 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, text, said):
     with pytest.raises(ValueError, match="rows.jsonl: ") as error:
         load_rows(file, "train", ("question", "answer"))
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_is_read_by_its_ending_alone(tmp_path):
+    file = tmp_path / "rows.txt"
+    file.write_text("1 + 1?")
+    with pytest.raises(ValueError, match="rows.txt: expected a .json, .*, got the ending '.txt'"):
+        load_rows(file, "train", ("question",))
+
+
+@pytest.mark.parametrize("answer", ["because", "72 ####", 72, "#### "])
+def test_an_answer_without_its_marks_is_refused_and_shown(tmp_path, answer):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"question": "1?", "answer": answer}) + "\n")
+    with pytest.raises(ValueError, match=f"expected answers that end in .* got '{answer}'"):
+        gsm8k_rows(file, "train")
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="--model no-one/nothing: expected a model's folder or"):
+        monkeypatch.setattr("minigrpo.text.recipes.get_session", refuse)
+        load_config("no-one/nothing")
+    assert constants.HF_HUB_OFFLINE and time.monotonic() - began < 5
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("minigrpo.text.recipes.get_session", lambda: time.sleep(5))
+    ask_the_hub(seconds=0.1)  # whatever it hangs in
+    assert constants.HF_HUB_OFFLINE and time.monotonic() - began < 5
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("minigrpo.text.recipes.get_session", Answers)
+    ask_the_hub()
+    assert not constants.HF_HUB_OFFLINE
+
+
+def refuse():
+    raise ConnectionError("no network")
+
+
+class Answers:
+    def head(self, url, timeout):
+        return "503 is an answer too"
+
+
+def test_a_model_that_writes_no_text_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ValueError, match="got t5, which is no causal language model"):
+        load_config(str(tmp_path))
+
+
+def test_a_chat_template_that_knows_no_system_is_named():
+    tokenizer = load_policy(data_folder() / "text_llama", device="cpu")[1]
+    running.check_chat(tokenizer, "--shots 3")
+    tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(ValueError, match="refuses a system message .System role.*; pass --shots"):
+        running.check_chat(tokenizer, "--shots 3")
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template.*; pass --shots 3 instead"):
+        running.check_chat(tokenizer, "--shots 3")
+
+
+def test_a_package_that_is_missing_is_named():
+    running.check_installed("torch")
+    with pytest.raises(ValueError, match="no_such_thing is not installed: pip install no_such"):
+        running.check_installed("no_such_thing")
+
+
+def test_a_folder_keeps_to_one_run(tmp_path):
+    def same(**settings):
+        running.check_same_run(running.argparse.Namespace(out=str(tmp_path), **settings))
+
+    same(lr=1, steps=5, model="a")
+    same(lr=1, steps=9, model="a")  # longer
+    with pytest.raises(ValueError, match="the run there has lr = 1, and this one 2: take another"):
+        same(lr=2, steps=5, model="a")
+    with pytest.raises(ValueError, match="has model = 'a', and this one None"):
+        same(lr=1, steps=5)  # another recipe
+    assert json.loads((tmp_path / "settings.json").read_text()) == {"lr": 1, "model": "a"}
+
+
+def test_the_second_request_to_stop_is_no_request(capsys):
+    asked = []
+    with running.Stop(lambda: asked.append(1)) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked and asked == [1] and "finishing this step" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
 def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
@@ -115,6 +216,18 @@ def test_where_there_is_no_proc_all_of_the_memory_counts(monkeypatch):
     assert free_memory("cpu") == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >= free
 
 
+def test_a_container_has_what_it_was_given(monkeypatch):
+    from pathlib import Path
+
+    read, limit = Path.read_text, ["max"]
+    monkeypatch.setattr(
+        Path, "read_text", lambda self: limit[0] if self.name == "memory.max" else read(self)
+    )
+    assert free_memory("cpu") > 2**26
+    limit[0] = "12345678\n"
+    assert free_memory("cpu") == 12345678
+
+
 def test_held_out_questions_are_answered_greedily():
     policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu", dtype=torch.float32)
     rows = draw_rows(10, torch.Generator().manual_seed(0), held_out=True)
@@ -152,6 +265,8 @@ def test_a_log_has_one_line_per_step_whatever_stops_the_run(tmp_path):
     [
         (ValueError("this is wrong"), 2, "error: this is wrong"),
         (MemoryError("so little"), 2, "error: so little"),
+        (OSError("no file"), 2, "error: no file"),
+        (ImportError("TRL is not installed"), 2, "error: TRL is not installed"),
         (torch.OutOfMemoryError("CUDA out of memory\nmore"), 2, "error: take fewer rows in one"),
         (KeyboardInterrupt(), 130, "interrupted: the same command goes on"),
     ],

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
 import signal
+import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import recipe_lines
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
 from minigrpo.files import data_folder
-from minigrpo.text import recipes as shared
 from minigrpo.text.gsm8k import SYSTEM, gsm8k_rows, like_gsm8k
 from minigrpo.text.models import load_policy
 from minigrpo.text.prompts import answer_reward
@@ -36,17 +38,13 @@ def signals_stay():
 @pytest.fixture
 def gsm8k_trl(monkeypatch):
     pytest.importorskip("trl")
-    monkeypatch.syspath_prepend(ROOT / "recipes")
-    import gsm8k_trl
-
-    return gsm8k_trl
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return recipe_lines.load("gsm8k_trl")
 
 
 @pytest.fixture
 def countdown_trl(gsm8k_trl):
-    import countdown_trl
-
-    return countdown_trl
+    return recipe_lines.load("countdown_trl")
 
 
 def log(out: Path) -> list[dict[str, str]]:
@@ -77,6 +75,9 @@ def test_two_steps_of_gsm8k_leave_a_log_a_model_and_what_was_held_out(gsm8k_trl,
     gsm8k_trl.main(["--smoke", "--out", str(tmp_path)])
     assert log(tmp_path) == rows and torch.equal(weights(tmp_path / "model"), trained)
     says(gsm8k_trl, capsys, "the run there has lr = 1e-06", "--smoke", "--out", tmp_path, "--lr=1")
+    # What is given outranks the defaults of a smoke run.
+    gsm8k_trl.main(["--smoke", "--out", str(tmp_path), "--steps", "3"])
+    assert [row["step"] for row in log(tmp_path)] == ["1", "2", "3"]
 
 
 def test_a_run_that_is_stopped_saves_its_step_and_goes_on_as_if_it_had_not_been(
@@ -147,12 +148,20 @@ def test_what_a_person_can_mend_is_said_before_any_weight_is_loaded(
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", never)
     monkeypatch.setattr("trl.GRPOTrainer", never)
-    monkeypatch.setattr(gsm8k_trl, "find_spec", lambda name: None)
+    missing, find_spec = ["peft", "vllm", "wandb", "trl"], importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in missing else find_spec(name)
+    )
+    for name in missing:
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def wrong(part, *arguments):
         says(gsm8k_trl, capsys, part, *base, *arguments)
 
+    monkeypatch.setattr("minigrpo.scaling.trl.find_spec", importlib.util.find_spec)
+    wrong("TRL is not installed. It comes with the extra")
+    missing.remove("trl")
     wrong("--model ./nowhere: expected a model's folder", "--model", "./nowhere")
     wrong("peft is not installed: pip install peft", "--lora")
     wrong("wandb is not installed: pip install wandb", "--log=wandb")
@@ -160,7 +169,7 @@ def test_what_a_person_can_mend_is_said_before_any_weight_is_loaded(
     wrong("rows that divide into passes of 8", "--prompts=3", "--group=3")
     wrong("a group of 2 or more", "--prompts=8", "--group=1")
     wrong("has room for 128 in all", "--tokens=128")
-    monkeypatch.setattr(gsm8k_trl, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "vllm", None)
     wrong("--vllm: expected a CUDA GPU, found none", "--vllm")
 
     file = tmp_path / "other.csv"
@@ -177,7 +186,7 @@ def test_what_a_person_can_mend_is_said_before_any_weight_is_loaded(
     tokenizer.save_pretrained(plain)
     wrong("no chat template, so it is no chat model; pass --template FILE", "--model", plain)
 
-    monkeypatch.setattr(shared, "free_memory", lambda device: 2**20)
+    monkeypatch.setattr(recipe_lines.load("running"), "free_memory", lambda device: 2**20)
     wrong("training needs at least 0.0 GiB", "--tokens=20")
     assert not (tmp_path / "run").exists()
 
@@ -240,9 +249,16 @@ def test_countdown_runs_on_the_same_trainer(countdown_trl, tmp_path, capsys):
     assert "rewards/equation_reward/mean" in log(tmp_path)[0]
     arguments = ["--rows=100", "--numbers", "2", "--largest=4", "--out", tmp_path / "other"]
     says(countdown_trl, capsys, "--largest 4: expected 100 different questions", *arguments)
+    arguments = ["--questions=1", "--rows=9", "--numbers", "1", "--out", tmp_path / "other"]
+    says(countdown_trl, capsys, "expected 9 different questions, found 0", *arguments)
     file = tmp_path / "some.csv"
     file.write_text("numbers,target\n1,2\n")
     says(countdown_trl, capsys, "the columns nums, found numbers, target", "--data", file)
+    file.write_text('nums,target\n"[3, 7]",x\n')
+    says(countdown_trl, capsys, "expected nums like [3, 7, 25], a target, got", "--data", file)
+    file.write_text('nums,target\n"[3, 7]",21\n')
+    side = "held out" if not countdown_trl.is_held_out([3, 7]) else "trained on"
+    says(countdown_trl, capsys, f"found none to be {side}", "--data", file)
 
 
 def solvable(numbers: list[Fraction], target: int) -> bool:

@@ -23,19 +23,15 @@ def gsm8k_rows(data: str | Path, split: str) -> list[dict]:
 
     GSM8K's own answers are texts that end in `#### 72`. ValueError: a column or that is missing.
     """
-    rows = load_rows(data, split, ("question", "answer"), config="main")
-    for row in rows:
-        if "####" not in row["answer"]:
-            end = row["answer"][-20:]
+    system, rows = {"role": "system", "content": SYSTEM}, []
+    for row in load_rows(data, split, ("question", "answer"), config="main"):
+        _, marks, answer = str(row["answer"]).rpartition("####")
+        if not (marks and answer.strip()):
+            end = str(row["answer"])[-20:]
             raise ValueError(f"{data}: expected answers that end in '#### number', got {end!r}")
-    system = {"role": "system", "content": SYSTEM}
-    return [
-        {
-            "prompt": [system, {"role": "user", "content": row["question"]}],
-            "answer": row["answer"].rpartition("####")[2].strip(),
-        }
-        for row in rows
-    ]
+        prompt = [system, {"role": "user", "content": str(row["question"])}]
+        rows.append({"prompt": prompt, "answer": answer.strip()})
+    return rows
 
 
 def like_gsm8k(folder: str | Path, n: int = 80) -> str:

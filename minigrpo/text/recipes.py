@@ -1,4 +1,4 @@
-"""What the scripts in `recipes/` share: rows of data, memory, held-out questions, a log.
+"""What scripts on real data begin with: rows, a model's config, the memory that training takes.
 
 Whatever a person can mend is raised as a ValueError (or MemoryError) of one sentence, and
 `plain_errors` prints it and ends with exit code 2.
@@ -9,31 +9,59 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-import math
-import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from huggingface_hub import constants, get_session
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+)
 
-from minigrpo.files import atomic_path
-from minigrpo.text.prompts import RewardFunction, answer_reward, format_reward, write
 
-READERS = {
-    ".jsonl": lambda file: [
-        json.loads(line) for line in file.open(encoding="utf-8") if line.strip()
-    ],
-    ".csv": lambda file: [*csv.DictReader(file.open(encoding="utf-8", newline=""))],
-    ".parquet": lambda file: (
-        importlib.import_module("pyarrow.parquet").read_table(file).to_pylist()
-    ),
-}
-"""How a file of data is read, by its ending."""
+def read_file(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file, by its ending."""
+    if file.suffix == ".parquet":
+        return importlib.import_module("pyarrow.parquet").read_table(file).to_pylist()
+    with file.open(encoding="utf-8-sig", newline="") as text:  # some programs begin with a mark
+        if file.suffix == ".csv":
+            return [*csv.DictReader(text)]
+        if file.suffix == ".json":
+            return [dict(row) for row in json.load(text)]
+        return [dict(json.loads(line)) for line in text if line.strip()]
+
+
+ENDINGS = (".json", ".jsonl", ".csv", ".parquet")
+
+
+def ask_the_hub(seconds: float = 5.0) -> None:
+    """If the hub doesn't answer, its libraries are told so: they'd try six times, for 25 seconds.
+
+    What is in their cache is found all the same.
+    """
+    answers = []
+
+    def ask() -> None:
+        with suppress(Exception):  # of whichever library they have for it
+            answers.append(get_session().head(constants.ENDPOINT, timeout=seconds))
+
+    asking = Thread(target=ask, daemon=True)  # to look up a name may take longer than the timeout
+    asking.start()
+    asking.join(seconds)
+    if not answers:
+        constants.HF_HUB_OFFLINE = True
+        if datasets := sys.modules.get("datasets"):  # it keeps a copy
+            datasets.config.HF_HUB_OFFLINE = True
 
 
 def load_rows(
@@ -44,23 +72,32 @@ def load_rows(
 ) -> list[dict[str, Any]]:
     """The rows of one side of the split. ValueError: not found, unreadable, or a column missing."""
     file = Path(name_or_file).expanduser()
+    of_a_file = file.suffix in ENDINGS
     try:
-        if file.suffix in READERS:
-            rows = [dict(row) for row in READERS[file.suffix](file)]
-            rows = [row for i, row in enumerate(rows) if (i % 10 == 9) == (split == "test")]
+        if of_a_file:
+            rows = [r for i, r in enumerate(read_file(file)) if (i % 10 == 9) == (split == "test")]
+        elif file.is_file():
+            raise ValueError(f"the ending {file.suffix!r}")
         else:
+            local = file.is_dir()
+            if not local:
+                ask_the_hub()
             hub = importlib.import_module("datasets")
-            where = str(file) if file.is_dir() else str(name_or_file)
-            rows = hub.load_dataset(where, None if file.is_dir() else config, split=split).to_list()
+            where = str(file) if local else str(name_or_file)
+            rows = hub.load_dataset(where, None if local else config, split=split).to_list()
     except ImportError as error:
         raise ValueError(f"{name_or_file}: reading it needs pip install {error.name}") from None
     except Exception as error:  # the datasets library has many of its own
-        what = f"expected a {', '.join(READERS)} file, or a data set that can be loaded"
+        what = f"expected a {', '.join(ENDINGS)} file, or a data set that can be loaded"
         raise ValueError(f"{name_or_file}: {what}, got {first_line(error)}") from None
     for row in rows or [{}]:
-        if missing := [name for name in columns if row.get(name) is None]:
-            wanted, there = " and ".join(missing), ", ".join(row) or f"no rows in {split}"
+        if missing := [name for name in columns if name not in row]:
+            wanted, there = " and ".join(missing), ", ".join(map(str, row))
+            there = there or f"no rows in {split}" + " (every tenth of a file is test)" * of_a_file
             raise ValueError(f"{name_or_file}: expected the columns {wanted}, found {there}")
+        if empty := [name for name in columns if row[name] in (None, "")]:
+            got = str(row)[:80]
+            raise ValueError(f"{name_or_file}: expected {empty[0]} in every row, got {got}")
     return rows
 
 
@@ -71,19 +108,16 @@ def first_line(error: Exception) -> str:
 
 def load_config(name_or_path: str) -> tuple[PretrainedConfig, Any]:
     """Config and tokenizer of a model, before any of its weights is fetched."""
+    if not Path(name_or_path).is_dir():
+        ask_the_hub()
     try:
         config = AutoConfig.from_pretrained(name_or_path)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError(f"{config.model_type}, which is no causal language model")
         return config, AutoTokenizer.from_pretrained(name_or_path)
     except (OSError, ValueError) as error:
         what = "expected a model's folder or its name on the hub"
         raise ValueError(f"--model {name_or_path}: {what}, got {first_line(error)}") from None
-
-
-def check_chat(tokenizer: Any, instead: str) -> None:
-    """Raise ValueError, with what to pass instead, if there is no chat template."""
-    if not tokenizer.chat_template:
-        what = "its tokenizer has no chat template, so it is no chat model"
-        raise ValueError(f"--model {tokenizer.name_or_path}: {what}; pass {instead} instead")
 
 
 def memory(
@@ -112,85 +146,13 @@ def memory(
     }
 
 
-def free_memory(device: str | torch.device) -> int:
-    """Bytes that are free on a GPU or, for the CPU, in this machine."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if "MemAvailable" in line)
-    except (OSError, StopIteration):  # no Linux: all that the machine has
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def check_memory(config: PretrainedConfig, *, device: str | torch.device, **sizes: Any) -> None:
-    """Raise MemoryError if even the least that training needs (see `memory`) isn't free."""
-    needs, free = memory(config, **sizes), free_memory(device)
-    if (least := sum(needs.values())) > free:
-        each = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in needs.items() if size)
-        raise MemoryError(
-            f"training needs at least {least / 2**30:.1f} GiB ({each}), and {free / 2**30:.1f} "
-            f"are free on {device}: take a smaller model, or fewer rows or tokens in one pass"
-        )
-
-
-def held_out(
-    policy,
-    tokenizer,
-    rows: Sequence[Mapping[str, Any]],  # each a "prompt" and columns for the reward
-    at_once: int = 32,
-    reward: RewardFunction = answer_reward,  # 1 if right
-    **settings,  # of `minigrpo.text.prompts.write`, such as max_new_tokens
-) -> dict[str, float]:
-    """Greedy answers: the fraction right, with its standard error, and the fraction in form."""
-    right, form = 0.0, 0.0
-    for at in range(0, len(rows), at_once):
-        batch = rows[at : at + at_once]
-        columns = {name: [row[name] for row in batch] for name in batch[0]}
-        prompts = columns.pop("prompt")
-        texts = write(policy, tokenizer, prompts, top_k=1, **settings)[1]
-        right += sum(reward(prompts, texts, **columns))
-        form += sum(format_reward(prompts, texts))
-    n, p = len(rows), right / len(rows)
-    return {"right": p, "error": math.sqrt(p * (1 - p) / n), "form": form / n, "questions": n}
-
-
-class CsvLog:
-    """One line per step in a file; of a run that goes on, the steps it repeats are replaced."""
-
-    def __init__(self, path: str | Path, also: str | None = None, **settings: Any) -> None:
-        self.path, self.rows = Path(path), []
-        if self.path.exists():
-            self.rows = READERS[".csv"](self.path)
-        self.other = importlib.import_module(also) if also else None  # "trackio" or "wandb"
-        if self.other:
-            self.other.init(project="minigrpo", name=self.path.parent.name, config=settings)
-
-    def add(self, step: int, **values: float | None) -> None:
-        """The file is written anew, in one piece: a run that is killed leaves no half line."""
-        self.rows = [row for row in self.rows if int(row["step"]) < step] + [
-            {"step": step, **values}
-        ]
-        names = dict.fromkeys(name for row in self.rows for name in row)
-        with atomic_path(self.path) as unfinished, unfinished.open("w", newline="") as file:
-            table = csv.DictWriter(file, names, restval="")
-            table.writeheader()
-            table.writerows(self.rows)
-        if self.other:
-            self.other.log({k: v for k, v in values.items() if v is not None}, step=step)
-
-    def close(self) -> None:
-        if self.other:
-            self.other.finish()
-
-
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """What a person can mend, or has stopped, ends in one sentence instead of a traceback."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # kill is a Ctrl-C
     try:
         yield
-    except (ValueError, MemoryError) as error:
+    except (ValueError, MemoryError, ImportError, OSError, SafetensorError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except torch.OutOfMemoryError as error:  # of a GPU
