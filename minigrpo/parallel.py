@@ -58,8 +58,13 @@ def loss_weight(mask: Tensor, how: str) -> float:
 
 
 def last_pass_syncs(policy: nn.Module, last: bool):
-    """Around a pass over a part of the batch: processes add up their gradients once, at the end."""
+    """Around a pass over a part of the batch: processes add up their gradients once, at the end.
+
+    They don't all call the policy as often, so a call must not wait for the others' buffers.
+    """
     several = isinstance(policy, DistributedDataParallel)
+    if several:
+        policy.broadcast_buffers = False
     return policy.no_sync() if several and not last else nullcontext()
 
 

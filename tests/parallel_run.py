@@ -3,7 +3,8 @@
     torchrun --nproc_per_node 2 tests/parallel_run.py OUT CASES
 
 CASES is a JSON object, names and settings of GRPOConfig; "loss_weight": false takes that function
-away. Each process writes OUT.RANK.pt. Without torchrun there is one.
+away, and "short": true ends the second process's completions after one token. Each process writes
+OUT.RANK.pt. Without torchrun there is one.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ class Letters:
         return [(row == 3).double().mean().item() for row in completions]
 
 
-def case(loss_weight: bool = True, **settings) -> dict:
+def case(loss_weight: bool = True, short: bool = False, **settings) -> dict:
     """One run."""
     policy = tiny_llama(context=24).double()  # so that rounding stays rounding
+    if short and parallel.rank() == 1:
+        settings["eos_id"] = list(range(policy.config.vocab_size))
     wrapped = DistributedDataParallel(policy) if parallel.world_size() > 1 else policy
     config = GRPOConfig(**{"steps": 3, "prompts_per_step": 4, "group_size": 4, **settings})
     with ExitStack() as stack:
@@ -47,6 +50,7 @@ def case(loss_weight: bool = True, **settings) -> dict:
         "rewards": [m.rewards for m in run],
         "tokens": [int(m.rollouts.completion_mask.sum()) for m in run],
         "norms": [m.grad_norm for m in run],
+        "scored": [int((m.advantages != 0).sum()) for m in run],
     }
 
 

@@ -11,6 +11,7 @@ import torch
 from support import Bigram, mutated, tiny_gpt, tiny_llama, uniform
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from minigrpo import grpo
 from minigrpo.files import load_run
@@ -64,6 +65,15 @@ def ragged_batch(policy: nn.Module, config: GRPOConfig) -> tuple[Rollouts, Tenso
     rollouts, rewards = grpo.rollout(policy, task := Count(), task.prompts(3, order), config, order)
     assert len({*rollouts.completion_mask.sum(dim=1).tolist()}) > 1
     return rollouts, torch.cat([torch.zeros(config.group_size).double(), rewards[4:]])
+
+
+def tiny_gpt2() -> GPT2LMHeadModel:
+    """With dropout of 0.1 in several places, as transformers has it."""
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=11, n_positions=32, n_embd=16, n_layer=2, n_head=2, **ids)
+    )
 
 
 def weights(policy: nn.Module) -> Tensor:
@@ -336,6 +346,10 @@ def test_a_policy_that_never_ends_is_named():
         (dict(max_grad_norm=0), "max_grad_norm: expected a number above 0"),
         (dict(how="mean"), "how: expected one of"),
         (dict(estimator="k4"), "estimator: expected one of"),
+        (dict(rows_per_pass=0), "rows_per_pass: expected a whole number of 1 or more, got 0"),
+        (dict(rows_per_pass=2.0), "rows_per_pass: expected a whole number"),
+        (dict(dtype="bf16"), "dtype: expected one of float32, bfloat16, got 'bf16'"),
+        (dict(dtype=torch.bfloat16), "dtype: expected one of .*, got torch.bfloat16"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -591,6 +605,95 @@ def test_the_gradients_of_the_parts_add_up(how, level, weights, rows_per_pass):
     left_out = {"entropy", "ratio/min", "ratio/max", "ratio/mean"} if weights == (0, 0) else set()
     for name in metrics.keys() - left_out:
         assert found[name] == pytest.approx(metrics[name], abs=1e-10), name
+
+
+def scored_rows(monkeypatch) -> list[tuple[nn.Module, int, bool]]:
+    """What is scored from now on: the policy, the number of rows, whether gradients are on."""
+    seen, score = [], grpo.completion_log_probs_and_entropy
+
+    def spy(policy, *text, **options):
+        seen.append((policy, len(text[2]), torch.is_grad_enabled()))
+        return score(policy, *text, **options)
+
+    monkeypatch.setattr(grpo, "completion_log_probs_and_entropy", spy)
+    return seen
+
+
+EQUAL_AND_NOT = Fault(lambda n: [1.0] * 4 + [0.0, 1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({}, [3, 1]),  # the four rows of the group that differs
+        ({"kl_weight": 0.1}, [3, 3, 2]),
+        ({"entropy_weight": 0.1}, [3, 3, 2]),
+        ({"baseline": "none", "scale": "none"}, [3, 2]),  # the five with a reward
+    ],
+    ids=str,
+)
+def test_rows_without_a_gradient_are_not_scored(settings, rows, monkeypatch):
+    seen, policy = scored_rows(monkeypatch), tiny_gpt()
+    one = replace(SMALL, steps=1, inner_epochs=1, rows_per_pass=3, **settings)
+    (metrics,) = run(policy, EQUAL_AND_NOT, one)
+    assert [n for scored, n, on in seen if scored is policy and on] == rows
+    others = [(n, on) for scored, n, on in seen if scored is not policy]
+    assert others == ([(n, False) for n in rows] if "kl_weight" in settings else [])
+    assert metrics.mean_length == 5 and len(metrics.rewards) == 8
+
+
+def test_without_rows_that_teach_the_optimizer_goes_on_by_its_averages():
+    """As it would if all rows were scored: a gradient of zero is no missing gradient."""
+    ends = []
+    for weight in (0.0, 1e-30):  # a KL that weighs nothing has all rows scored
+        rewards, policy = iter([[1.0] * 4 + [0.0, 1.0, 0.0, 0.0], [1.0] * 8]), tiny_gpt().double()
+        config = replace(SMALL, steps=2, inner_epochs=1, kl_weight=weight)
+        steps = train_grpo(policy, Fault(lambda n, rewards=rewards: next(rewards)), config)
+        (_, first), (m, second) = [(m, weights(policy).clone()) for m in steps]
+        assert m.grad_norm < 1e-20 and m.entropy > 0 and m.ratio_max == pytest.approx(1)
+        assert (second - first).abs().max() > 1e-3
+        ends.append(second)
+    assert_close(*ends, atol=1e-9, rtol=0)
+
+
+def test_parts_drop_the_columns_that_none_of_their_rows_has(monkeypatch):
+    policy = tiny_gpt()
+    config = replace(SMALL, rows_per_pass=1, kl_weight=0.1)
+    rollouts, rewards = ragged_batch(policy, config)
+    parts = grpo.parts_of(rollouts, rewards, config)
+    lengths = rollouts.completion_mask.sum(dim=1).tolist()
+    assert [part.rollouts.completions.shape[1] for part in parts] == lengths
+    assert [part.tokens for part in parts] == [n / sum(lengths) for n in lengths]
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2])
+def test_gradient_checkpointing_changes_the_memory_alone(make):
+    """Layers run once more on the way back, and dropout stays off in the modules inside them."""
+    found = []
+    for on in (False, True):
+        policy, runs = make().train(), []
+        if on:
+            policy.gradient_checkpointing_enable({"use_reentrant": False})
+        mlp = policy.model.layers[0].mlp if make is tiny_llama else policy.transformer.h[0].mlp
+        mlp.register_forward_pre_hook(
+            lambda _, given, runs=runs: runs.append(given[0].shape[1] * torch.is_grad_enabled())
+        )
+        config = replace(SMALL, steps=1, inner_epochs=1, kl_weight=0.1)
+        (metrics,) = run(policy, config=config)
+        assert policy.training and all(m.training for m in policy.modules())
+        found.append((metrics.grad_norm, weights(policy), [*filter(None, runs)]))
+    (norm, plain, once), (same, recomputed, twice) = found
+    assert same == pytest.approx(norm, rel=1e-4) and norm > 0
+    assert_close(recomputed, plain, atol=1e-5, rtol=0)
+    assert (once, twice) == ([2, 4], [6, 6])  # prompt, then completions; or all at once, twice
+
+
+def test_a_run_may_go_on_with_fewer_rows_in_a_pass_and_not_in_another_precision(tmp_path):
+    path = tmp_path / "run.pt"
+    run(config=replace(SMALL, steps=1), checkpoint=path)
+    with pytest.raises(ValueError, match="written with dtype = 'float32', and this run has 'bfl"):
+        run(config=replace(SMALL, dtype="bfloat16"), checkpoint=path)
+    assert [m.step for m in run(config=replace(SMALL, rows_per_pass=2), checkpoint=path)] == [2, 3]
 
 
 def test_the_evaluation_hook_sees_the_policy_itself(monkeypatch):

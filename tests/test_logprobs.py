@@ -21,6 +21,7 @@ from support import (
 from torch import Tensor
 from torch.testing import assert_close
 
+from minigrpo import logprobs
 from minigrpo.gpt import next_token_pairs, positions_from_mask
 from minigrpo.logprobs import (
     _logits,
@@ -504,6 +505,72 @@ def test_each_different_prompt_is_read_once():
     ids, mask = PROMPTS
     completion_log_probs_and_entropy(policy, ids, mask, ids.new_ones(4, 3), ids.new_ones(4, 3))
     assert read == [(3, 3), (4, 2)]
+
+
+def sliced(monkeypatch, positions: int, dtype=torch.float64, temperature=0.8, entropy=True):
+    """Log-probs, entropies and the gradient of (4, 5, 7) logits, so many positions at a time.
+
+    And how many numbers autograd holds on to in between, of all that it saves.
+    """
+    monkeypatch.setattr(logprobs, "SLICE", 7 * positions)
+    logits = uniform(4, 5, 7).to(dtype).requires_grad_()
+    tokens = torch.randint(7, (4, 5), generator=torch.Generator().manual_seed(0))
+    weights, kept = uniform(4, 5, seed=1), {}
+
+    def keep(saved: Tensor) -> Tensor:
+        kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        alive.append(saved)  # or the next tensor could have the same place
+        return saved
+
+    alive: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        log_probs, entropies = _score(logits, tokens, temperature, entropy)
+    total = ((log_probs + entropies if entropy else log_probs) * weights).sum()
+    (gradient,) = torch.autograd.grad(total, logits)
+    own = logits.untyped_storage()
+    copies = sum(size for place, size in kept.items() if place != own.data_ptr())
+    return log_probs, entropies, gradient, copies / own.nbytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1, 0.8])
+@pytest.mark.parametrize("entropy", [True, False])
+def test_logits_in_slices_score_like_all_at_once(monkeypatch, dtype, temperature, entropy):
+    given = dict(dtype=dtype, temperature=temperature, entropy=entropy)
+    whole = sliced(monkeypatch, 1000, **given)
+    for positions in (1, 3, 5, 19):
+        *found, _ = sliced(monkeypatch, positions, **given)
+        assert all(torch.equal(a, b) for a, b in zip(found, whole))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_no_copy_of_the_logits_waits_for_the_way_back(monkeypatch, dtype):
+    """With a temperature, an entropy and half precision there would be several."""
+    assert sliced(monkeypatch, 1000, dtype)[3] > 2
+    assert sliced(monkeypatch, 3, dtype)[3] < 1.2  # the ids, which are whole numbers, in slices
+
+
+def test_only_a_slice_is_copied_at_a_time(monkeypatch):
+    seen = []
+    monkeypatch.setattr(logprobs, "token_entropy", lambda x: seen.append(x) or token_entropy(x))
+    sliced(monkeypatch, 3, entropy=False)
+    assert [len(x) for x in seen] == [3] * 6 + [2] and not any(x.requires_grad for x in seen)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_only_the_completions_have_logits(monkeypatch, recompute):
+    """Of a model that can leave the others out, whether it has a cache or not."""
+    policy, made = tiny_llama(), []
+    policy.lm_head.register_forward_hook(lambda module, given, out: made.append(out.shape[:2]))
+    monkeypatch.setattr(logprobs, "recomputes", lambda model: recompute)
+    ids, mask = PROMPTS
+    completion_log_probs_and_entropy(policy, ids, mask, ids.new_ones(4, 3), ids.new_ones(4, 3))
+    assert made == ([(4, 3)] if recompute else [(3, 1), (4, 2)])
+
+
+def test_without_its_cache_a_model_scores_the_same(monkeypatch):
+    monkeypatch.setattr(logprobs, "recomputes", lambda model: True)
+    test_a_prompt_read_once_scores_like_every_row_read_whole(None)
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,14 @@ USUAL = {
 }
 
 
+PARTS = {"kl_weight": 0.0, "rows_per_pass": 3, "prompts_per_step": 8, "group_size": 2}
 MEANS = ("token_mean", "sequence_mean", "constant")
 CASES = {
     **{how: {**USUAL, "how": how} for how in MEANS},
     "no weight": {**USUAL, "how": "token_mean", "loss_weight": False},
     "own noise": {**USUAL, "split_invariant": False, "steps": 1},
+    **{f"parts, {how}": {**USUAL, **PARTS, "how": how} for how in MEANS},
+    "short": {**USUAL, **PARTS, "short": True},
 }
 
 
@@ -68,8 +71,9 @@ def difference(one: dict, other: dict) -> float:
     return max((p - q).abs().max().item() for p, q in pairs)
 
 
-@pytest.mark.parametrize("how", MEANS)
+@pytest.mark.parametrize("how", [*MEANS, *(f"parts, {how}" for how in MEANS)])
 def test_one_and_two_processes_give_the_same_parameters(runs, how):
+    """Also if they score in parts, and the one has more rows that teach, and more parts."""
     alone, first, second = runs[1][0][how], runs[2][0][how], runs[2][1][how]
     assert difference(first, second) == 0
     assert difference(alone, first) < 1e-6
@@ -78,6 +82,15 @@ def test_one_and_two_processes_give_the_same_parameters(runs, how):
         assert torch.equal(torch.cat(halves), rewards)
     # If nothing moved, or both had as many tokens, this would prove nothing.
     assert min(alone["norms"]) > 0.01 and first["tokens"] != second["tokens"]
+    parts = [[-(-rows // 3) for rows in one["scored"]] for one in (first, second)]
+    assert not how.startswith("parts") or parts[0] != parts[1]
+
+
+def test_processes_that_call_the_policy_more_or_less_often_do_not_wait_for_each_other(runs):
+    """One token is scored from the prompt alone; the others need a second call."""
+    first, second = (one["short"] for one in runs[2])
+    assert difference(first, second) == 0
+    assert second["tokens"] == [8] * 3 and min(first["tokens"]) > 8
 
 
 def test_without_the_weight_a_token_mean_is_another_one(runs):
