@@ -1,356 +1,278 @@
 """GRPO in one file: a language model learns from nothing but a reward for what it writes.
 
-    python grpo_one_file.py             SmolLM2, 135 million weights, from the hub; a CPU will do
-    python grpo_one_file.py --model Qwen/Qwen2.5-0.5B-Instruct --prompt chat --bf16     on a GPU
-    python grpo_one_file.py --smoke     seconds, with the small model of this repository
+    python grpo_one_file.py            SmolLM2, 135 million weights, from the hub; a CPU will do
+    python grpo_one_file.py --model Qwen/Qwen2.5-0.5B-Instruct --chat --bf16       on a GPU
+    python grpo_one_file.py --smoke    seconds, with the small model that ships with the course
 
-Needs torch and transformers. To make it your own, copy it and replace `questions` and `reward`.
-Algorithm 1 of DeepSeekMath (arXiv 2402.03300) with one reference for the whole run, and the mean
-over all tokens of DAPO (arXiv 2503.14476).
-
-Shapes: P questions and G answers to each make N = P * G rows, question by question. A prompt has S
-tokens, padded on the left, a completion at most T; the vocabulary has V.
+To make it yours, replace `SHOTS`, `make_data` and `reward`. This is Algorithm 1 of DeepSeekMath
+(arXiv 2402.03300) with one reference, and DAPO's mean over all tokens (arXiv 2503.14476).
+Shapes: N = P * G rows, G completions of each of P prompts; S tokens of prompt, T of completion.
 """
 
 import argparse
 import copy
-import csv
 import os
 import re
 import sys
+import tempfile
 import time
-from contextlib import contextmanager
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-# ---------------------------- The task: replace these two functions ----------------------------
-
-ASK = "{name} has {have} {things} and {deed}. How many {things} does {name} have now?"
-SHORT = "{name} has {have} {things}, {deed}. How many {things} now?\n"  # what the small model knows
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def questions(ask: str = ASK) -> tuple[list[dict], list[dict]]:
-    """Finite lists: questions to learn from, and to measure with, which have other numbers."""
+# -------------------------------- The task: replace it with yours --------------------------------
+SHOTS = [
+    {"role": "user", "content": "Ben has 4 pens, gets 2. How many pens now?"},
+    {"role": "assistant", "content": "<think>4 + 2 = 6</think><answer>6</answer>"},
+    {"role": "user", "content": "Emma has 9 coins, loses 1. How many coins now?"},
+    {"role": "assistant", "content": "<think>9 - 1 = 8</think><answer>8</answer>"},
+]
+
+
+def make_data() -> tuple[list[dict], list[dict]]:
+    """Questions to learn from, and held-out ones with other pairs of numbers."""
     learned, held_out = [], []
-    everything = product(range(2, 10), range(1, 10), ("Ann", "Ben", "Emma"), ("books", "pens"))
-    for have, n, name, things in everything:
-        for deed, answer in ((f"gets {n}", have + n), (f"loses {n}", have - n)):
-            side = held_out if (have + 3 * n + answer) % 5 == 0 else learned
-            text = ask.format(name=name, have=have, things=things, deed=deed)
-            if answer > 0:
-                side.append({"question": text, "answer": str(answer)})
+    words = product(("Ann", "Ben", "Emma"), ("books", "cups", "pens"))
+    for (name, things), (n, have) in product(words, combinations(range(1, 10), 2)):
+        rows = held_out if (have + 2 * n) % 5 == 0 else learned
+        for deed, answer in (("gets", have + n), ("loses", have - n)):
+            question = f"{name} has {have} {things}, {deed} {n}. How many {things} now?"
+            rows.append({"question": question, "answer": str(answer)})
     return learned, held_out
 
 
 def reward(completion: str, answer: str) -> float:
-    """0.2 for the form, 1 more for the right answer. It never sees the prompt."""
+    """0.2 for the form, and 1 more for the right answer. It never sees the prompt."""
     form = r"\s*<think>[^<]*</think>\s*<answer>([^<]*)</answer>\s*"
     found = re.fullmatch(form, completion)
     return 0.2 + (found[1].strip() == answer) if found else 0.0
 
 
-SYSTEM = """Think step by step, then answer with a number, in exactly this form:
-<think> your steps </think> <answer> the number </answer>"""
+# ----------------------------------------- The algorithm -----------------------------------------
+def train_step(policy, reference, optimizer, tokenizer, rows, cfg) -> tuple[dict, str]:
+    """Answer each question G times, compare the answers of a group, learn from what differs."""
+    ids, mask, old_log_probs, texts, rewards = rollout(policy, tokenizer, rows, cfg.group_size, cfg)
+    advantages = group_advantages(rewards, cfg.group_size).to(old_log_probs)  # (N,)
+    T = old_log_probs.shape[1]
+    tokens = mask[:, -T:].sum()  # of all rows, so each token weighs the same, whatever its pass
+    useful = torch.ones_like(advantages) if reference else advantages  # at 0 there's no gradient
+    for _ in range(cfg.inner_epochs):
+        for start in range(0, useful.count_nonzero(), cfg.rows_per_pass):
+            some = useful.nonzero()[start : start + cfg.rows_per_pass, 0]
+            log_probs = score(policy, ids[some], mask[some], T, cfg)  # (some, T)
+            ref_log_probs = score(reference, ids[some], mask[some], T, cfg) if reference else None
+            old, A = old_log_probs[some], advantages[some, None]  # (some, T), (some, 1)
+            loss = grpo_loss(log_probs, old, ref_log_probs, A, cfg)
+            ((loss * mask[some, -T:]).sum() / tokens).backward()  # adds to the gradient
+        grad_norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    metrics = {
+        "reward": rewards.mean().item(),
+        "zero_advantage": (advantages == 0).double().mean().item(),  # rows that teach nothing
+        "entropy": -(old_log_probs.sum() / tokens).item(),  # nats per token, estimated
+        "length": tokens.item() / len(texts),
+        "grad_norm": grad_norm.item(),
+    }
+    return metrics, texts[0]
 
-SHOTS = """Q: Ben has 4 pens and gets 2. How many pens does Ben have now?
-A: <think>4 + 2 = 6</think><answer>6</answer>
-Q: Emma has 9 coins and loses 1. How many coins does Emma have now?
-A: <think>9 - 1 = 8</think><answer>8</answer>
-"""
 
-# ---------------------------------------- The algorithm ----------------------------------------
-
-
-class Rollouts(NamedTuple):
-    prompt_ids: Tensor  # (N, S), padded on the left
-    prompt_mask: Tensor  # (N, S) bool, True = real token
-    completions: Tensor  # (N, T)
-    completion_mask: Tensor  # (N, T) bool, True up to and including the token that ends it
-    log_probs: Tensor  # (N, T) nats, with which each token was drawn; 0 where masked
-
-
-def train_grpo(policy, reference, optimizer, tokenizer, rows, o, done=0):
-    """Ask, let the policy answer, compare the answers of a group, learn. Yields what it saw."""
-    stops = stop_ids(policy, tokenizer, o)
-    for step in range(done + 1, o.steps + 1):
-        began = time.perf_counter()
-        asked = batch(rows, step, o)  # P of them
-        generator = torch.Generator(o.device).manual_seed(10**6 * o.seed + step)
-        r = sample(policy, *encode(tokenizer, asked, o), o.group_size, stops, o, generator)
-        texts, answers = decode(tokenizer, r, stops), [row["answer"] for row in asked]
-        rewards = [reward(text, answers[i // o.group_size]) for i, text in enumerate(texts)]
-        advantages = group_advantages(torch.tensor(rewards), o.group_size)  # (N,)
-        advantages = advantages.to(r.log_probs)  # the same device and precision
-        for _ in range(o.inner_epochs):
-            grad_norm = learn(policy, reference, optimizer, r, advantages, o)
-        tokens = r.completion_mask.sum().item()
-        metrics = {
-            "step": step,
-            "reward": sum(rewards) / len(rewards),
-            "no_spread": (advantages == 0).double().mean().item(),  # rows that teach nothing
-            "entropy": -r.log_probs.sum().item() / tokens,  # nats per token, from the sample
-            "length": tokens / len(rewards),
-            "grad_norm": grad_norm,
-            "seconds": time.perf_counter() - began,
-        }
-        yield metrics, texts
+def rollout(policy, tokenizer, rows, G, cfg, greedy=False):
+    """Ask each question G times: what `sample` returns, the N texts, and their rewards (N,)."""
+    chats = [[*SHOTS, {"role": "user", "content": row["question"]}] for row in rows]
+    prompts = ["".join(turn["content"] + "\n" for turn in chat) for chat in chats]
+    if cfg.chat:  # the template writes the special tokens, too
+        prompts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+    batch = tokenizer(prompts, padding=True, add_special_tokens=not cfg.chat, return_tensors="pt")
+    prompt_ids, prompt_mask = batch["input_ids"].to(DEVICE), batch["attention_mask"].to(DEVICE)
+    ids, mask, log_probs = sample(policy, prompt_ids, prompt_mask.bool(), G, cfg, greedy)
+    completions = ids[:, prompt_ids.shape[1] :]  # (N, T)
+    stops = ids.new_tensor(policy.generation_config.eos_token_id)
+    kept = mask[:, prompt_ids.shape[1] :] & ~torch.isin(completions, stops)
+    texts = [tokenizer.decode(row[real]) for row, real in zip(completions, kept)]
+    answers = [row["answer"] for row in rows for _ in range(G)]
+    rewards = torch.tensor([*map(reward, texts, answers)], dtype=torch.float64)
+    return ids, mask, log_probs, texts, rewards
 
 
 @torch.no_grad()
-def sample(policy, prompt_ids, prompt_mask, G, stops, o, generator=None) -> Rollouts:
-    """G completions of each prompt (P, S), all at once, a token at a time; no generator: greedy."""
-    S, T = prompt_ids.shape[1], o.max_new_tokens
+def sample(policy, prompt_ids, prompt_mask, G, cfg, greedy=False) -> tuple[Tensor, Tensor, Tensor]:
+    """G completions of each prompt, at temperature 1: ids (N, S + T), mask, log-probs (N, T).
+
+    The mask is True at real tokens; the token that ends a completion is its last one.
+    """
+    S, T = prompt_ids.shape[1], cfg.max_new_tokens
     ids = pad(prompt_ids, (0, T)).repeat_interleave(G, dim=0)  # (N, S + T)
     mask = pad(prompt_mask, (0, T)).repeat_interleave(G, dim=0)
-    logits, cache = next_logits(policy, prompt_ids, prompt_mask, o)  # each prompt is read once
-    logits = logits.repeat_interleave(G, dim=0)  # (N, 1, V)
+    stops = ids.new_tensor(policy.generation_config.eos_token_id)
+    dist, cache = predict(policy, prompt_ids, prompt_mask, cfg)  # each prompt is read once
+    dist = dist.repeat_interleave(G, dim=0)  # (N, 1, V)
     cache.batch_repeat_interleave(G)
-    log_probs = logits.new_zeros(len(ids), T)
+    log_probs = dist.new_zeros(len(ids), T)
     active = torch.arange(len(ids), device=ids.device)  # rows that are still being written
     for end in range(S, S + T):
-        if end > S:  # the newest token alone: the cache keeps the others
+        if end > S:  # the newest token is enough, because the cache keeps the others
             newest, seen = ids[active, end - 1 : end], mask[active, :end]
-            logits, cache = next_logits(policy, newest, seen, o, cache)
-        distribution = logits[:, -1].log_softmax(dim=-1)  # (active, V)
-        token = distribution.argmax(dim=-1, keepdim=True)  # (active, 1)
-        if generator is not None:
-            token = torch.multinomial(distribution.exp(), 1, generator=generator)
-        ids[active, end], mask[active, end] = token[:, 0], True
-        log_probs[active, end - S] = distribution.gather(1, token)[:, 0]
-        going = ~torch.isin(token[:, 0], stops)
-        active = active[going]
-        if len(active) == 0:
+            dist, cache = predict(policy, newest, seen, cfg, cache=cache)
+        dist = dist[:, -1]  # (active, V)
+        token = dist.argmax(dim=-1) if greedy else dist.exp().multinomial(1)[:, 0]  # (active,)
+        ids[active, end], mask[active, end] = token, True
+        log_probs[active, end - S] = dist.gather(1, token[:, None])[:, 0]
+        going = ~torch.isin(token, stops)
+        if not going.any():
             break
-        cache.batch_select_indices(going.nonzero()[:, 0])
-    ids, mask, log_probs = ids[:, : end + 1], mask[:, : end + 1], log_probs[:, : end + 1 - S]
-    return Rollouts(ids[:, :S], mask[:, :S], ids[:, S:], mask[:, S:], log_probs)
+        if not going.all():
+            active = active[going]
+            cache.batch_select_indices(going.nonzero()[:, 0])
+    return ids[:, : end + 1], mask[:, : end + 1], log_probs[:, : end + 1 - S]
 
 
-def score(policy, r: Rollouts, o) -> Tensor:
-    """Log-probs (N, T) of what was written, under the policy as it is now, with gradient."""
-    ids = torch.cat([r.prompt_ids, r.completions], dim=1)  # (N, S + T)
-    mask = torch.cat([r.prompt_mask, r.completion_mask], dim=1)
-    T = r.completions.shape[1]
-    logits = next_logits(policy, ids, mask, o, last=T + 1)[0][:, :-1]  # (N, T, V), one place before
-    chosen = logits.gather(-1, r.completions[..., None])[..., 0]
-    return torch.where(r.completion_mask, chosen - logits.logsumexp(dim=-1), 0.0)
+def score(policy, ids, mask, T, cfg) -> Tensor:
+    """Log-probs (N, T) of the completions under the policy as it is now, with gradient."""
+    dist, _ = predict(policy, ids[:, :-1], mask[:, :-1], cfg, last=T)  # (N, T, V)
+    log_probs = dist.gather(-1, ids[:, -T:, None])[..., 0]  # (N, T)
+    return log_probs.masked_fill(~mask[:, -T:], 0.0)
 
 
-def next_logits(policy, ids, mask, o, cache=None, last=1):
-    """Logits at the `last` positions, and the cache: the same for the sampler and the scorer."""
-    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]  # padding moves none
-    given = {"attention_mask": mask.long(), "position_ids": positions, "past_key_values": cache}
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=o.bf16):
-        output = policy(ids, **given, use_cache=last == 1, logits_to_keep=last)
-    return output.logits.float() if o.bf16 else output.logits, output.past_key_values
+def predict(policy, ids, mask, cfg, last=1, cache=None):
+    """Log-probs of the V possible next tokens at the `last` places of ids, and the cache."""
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]  # padding has none
+    inputs = {"attention_mask": mask.long(), "position_ids": positions, "logits_to_keep": last}
+    caching = {"past_key_values": cache, "use_cache": not torch.is_grad_enabled()}
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=cfg.bf16):
+        out = policy(ids, **inputs, **caching)
+    dtype = torch.float32 if cfg.bf16 else None  # as it is
+    return out.logits.log_softmax(dim=-1, dtype=dtype), out.past_key_values
 
 
 def group_advantages(rewards: Tensor, group_size: int) -> Tensor:
-    """(N,) -> (N,): how much better than the other answers to the same question."""
+    """(N,) -> (N,): how much better than the other completions of the same prompt."""
     groups = rewards.double().view(-1, group_size)  # (P, G)
-    better = groups - groups.mean(dim=1, keepdim=True)
-    better = better / (groups.std(dim=1, keepdim=True) + 1e-4)
-    equal = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
-    return torch.where(equal, 0.0, better).flatten()  # float64
+    advantages = groups - groups.mean(dim=1, keepdim=True)
+    advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-4)
+    equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)  # exactly 0, despite rounding
+    return advantages.masked_fill(equal, 0.0).flatten()
 
 
-def grpo_loss(log_probs, old_log_probs, advantages, ref_log_probs, o) -> Tensor:
-    """(N, T): of each token the clipped objective, and the KL (k3) to the reference if any."""
-    ratio, A = (log_probs - old_log_probs).exp(), advantages[:, None]  # new over old; (N, 1)
-    loss = -torch.minimum(ratio * A, ratio.clamp(1 - o.clip[0], 1 + o.clip[1]) * A)
+def grpo_loss(log_probs, old_log_probs, ref_log_probs, A, cfg) -> Tensor:
+    """(N, T): each token's clipped objective, and its KL (k3) to the reference if there is one."""
+    ratio = (log_probs - old_log_probs).exp()  # new over old
+    loss = -torch.minimum(ratio * A, ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * A)
     if ref_log_probs is not None:
         d = ref_log_probs - log_probs
-        loss = loss + o.kl_weight * (torch.expm1(d) - d)
+        loss = loss + cfg.kl_weight * (torch.expm1(d) - d)
     return loss
 
 
-def learn(policy, reference, optimizer, r: Rollouts, advantages: Tensor, o) -> float:
-    """One update. The policy sees `rows_per_pass` at a time; the gradients of the passes add up."""
-    tokens = r.completion_mask.sum()  # of the whole batch, so they add up to that of its mean
-    rows = torch.arange(len(advantages), device=advantages.device)
-    if not reference:  # then a row whose advantage is 0 has no gradient
-        rows = rows[advantages != 0] if advantages.any() else rows[:1]
-    for some in rows.split(o.rows_per_pass):
-        part = Rollouts(*(field[some] for field in r))
-        ref_log_probs = score(reference, part, o) if reference else None
-        log_probs = score(policy, part, o)  # (rows, T)
-        loss = grpo_loss(log_probs, part.log_probs, advantages[some], ref_log_probs, o)
-        (torch.where(part.completion_mask, loss, 0.0).sum() / tokens).backward()
-    grad_norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    return grad_norm.item()
-
-
-# ------------------------------- Around it: text, model, files -------------------------------
-
-
-def encode(tokenizer, rows: list[dict], o) -> tuple[Tensor, Tensor]:
-    """Prompts as ids (P, S), padded on the left so that all end together, and their mask."""
-    texts = [row["question"] for row in rows]
-    if o.prompt == "shots":
-        texts = [f"{SHOTS}Q: {text}\nA:" for text in texts]
-    if o.prompt == "chat":
-        system = {"role": "system", "content": SYSTEM}
-        chats = [[system, {"role": "user", "content": text}] for text in texts]
-        given = {"tokenize": False, "add_generation_prompt": True}
-        texts = [tokenizer.apply_chat_template(chat, **given) for chat in chats]
-    # A chat template has written the special tokens already.
-    ids = [tokenizer(text, add_special_tokens=o.prompt != "chat")["input_ids"] for text in texts]
-    S = max(map(len, ids))
-    mask = torch.tensor([[False] * (S - len(row)) + [True] * len(row) for row in ids])
-    return torch.tensor([[0] * (S - len(row)) + row for row in ids]).to(o.device), mask.to(o.device)
-
-
-def decode(tokenizer, r: Rollouts, stops: Tensor) -> list[str]:
-    """The texts of the completions, without the token that ended them."""
-    kept = r.completion_mask & ~torch.isin(r.completions, stops)
-    clean = {"clean_up_tokenization_spaces": False}
-    return [tokenizer.decode(ids[real], **clean) for ids, real in zip(r.completions, kept)]
-
-
-def stop_ids(policy, tokenizer, o) -> Tensor:
-    """The tokens that end a completion; after solved problems an answer is one line."""
-    ends = policy.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-    if o.prompt == "shots":
-        ends |= {i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])}
-    return torch.tensor(sorted(ends), device=o.device)
-
-
-def batch(rows: list[dict], step: int, o) -> list[dict]:
-    """The P rows of this step: in every epoch a new order, each row once."""
-    epoch, place = divmod(step - 1, len(rows) // o.prompts_per_step)
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(o.seed + epoch))
-    return [rows[i] for i in order.split(o.prompts_per_step)[place]]
-
-
-def held_out_reward(policy, tokenizer, rows: list[dict], o) -> str:
-    """The mean reward of greedy answers, and its standard error."""
-    stops, found = stop_ids(policy, tokenizer, o), []
-    for at in range(0, len(rows), 32):
-        some = rows[at : at + 32]
-        r = sample(policy, *encode(tokenizer, some, o), 1, stops, o)
-        found += map(reward, decode(tokenizer, r, stops), [row["answer"] for row in some])
-    found = torch.tensor(found)
-    return f"{found.mean():.3f} +- {found.std() / len(found) ** 0.5:.3f}"
-
-
-def load_policy(o):
-    """Model and tokenizer. What can be known before the weights are loaded is checked before."""
+# ------------------------------- Around it: text, model, and files -------------------------------
+def load(cfg):
+    """Model and tokenizer. What can be checked before the weights are loaded is checked before."""
     try:
-        config, tokenizer = (c.from_pretrained(o.model) for c in (AutoConfig, AutoTokenizer))
+        config = AutoConfig.from_pretrained(cfg.model)
+        tokenizer = AutoTokenizer.from_pretrained(cfg.model, padding_side="left")
     except (OSError, ValueError) as error:
-        raise ValueError(f"--model {o.model}: not found: {str(error).splitlines()[0]}") from None
-    if o.prompt == "chat" and not tokenizer.chat_template:
-        raise ValueError(f"--model {o.model} has no chat template: pass --prompt shots")
+        sys.exit(f"cannot load --model {cfg.model}: {error}")
+    if cfg.chat and not tokenizer.chat_template:
+        sys.exit(f"{cfg.model} has no chat template: leave --chat out")
     with torch.device("meta"):
-        count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-    # 4 bytes for a weight, its gradient, AdamW's two averages and the reference's weight; and for
-    # a logit of one pass, of which the backward pass makes three more.
-    logits = o.rows_per_pass * o.max_new_tokens * config.get_text_config().vocab_size
-    needed = count * (20 if o.kl_weight else 16) + 16 * logits
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if o.device == "cuda":
+        weights = AutoModelForCausalLM.from_config(config).num_parameters()
+    logits = cfg.rows_per_pass * cfg.max_new_tokens * config.get_text_config().vocab_size
+    # Float32: a weight, its gradient, AdamW's two averages, the reference; a logit, its log-prob,
+    # and their gradients.
+    needed = 4 * weights * (5 if cfg.kl_weight else 4) + 4 * logits * 4
+    there = float("inf")  # Windows doesn't say
+    if DEVICE == "cuda":
         there = torch.cuda.mem_get_info()[0]
+    elif hasattr(os, "sysconf"):
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
-        GiB = f"{needed / 2**30:.1f} GiB or more, and there are {there / 2**30:.1f}"
-        raise ValueError(f"--model {o.model} needs {GiB}")
-    # Weights in float32, also with --bf16: in bfloat16 most steps of the optimizer round to none.
-    policy = AutoModelForCausalLM.from_pretrained(o.model, dtype=torch.float32)
-    return policy.to(o.device).eval(), tokenizer
+        sys.exit(f"{cfg.model} needs {needed / 2**30:.1f} GiB, and there are {there / 2**30:.1f}")
+    # Float32 even with --bf16: most steps of AdamW are too small for a weight in bfloat16.
+    policy = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=torch.float32)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    stops = torch.tensor([policy.generation_config.eos_token_id]).flatten().tolist()
+    if cfg.stop:
+        stops += [i for i in range(len(tokenizer)) if cfg.stop in tokenizer.decode([i])]
+    policy.generation_config.eos_token_id = stops  # saved with the model
+    return policy.to(DEVICE).eval(), tokenizer
 
 
-@contextmanager
-def whole(path: Path):
-    """A file to write to, which takes its name when it is complete."""
-    yield path.with_suffix(".part")
-    os.replace(path.with_suffix(".part"), path)
-
-
-def main(o: argparse.Namespace) -> None:
-    """Measure, train, measure, save. A run that was stopped goes on from its checkpoint."""
-    policy, tokenizer = load_policy(o)
-    learned, held_out = questions(SHORT if o.prompt == "plain" else ASK)
-    held_out = held_out[:: max(1, len(held_out) // o.questions)]  # about so many
-    if o.group_size < 2 or len(learned) < o.prompts_per_step:
-        raise ValueError(
-            f"a group has 2 completions or more, a step at most {len(learned)} prompts"
-        )
-    reference = copy.deepcopy(policy).requires_grad_(False) if o.kl_weight else None
-    optimizer = torch.optim.AdamW(policy.parameters(), o.lr, (0.9, 0.99), weight_decay=0.0)
-    checkpoint = o.out / "checkpoint.pt"
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    settings = {k: str(v) for k, v in vars(o).items() if k not in ("steps", "save_every", "out")}
+def main(cfg) -> None:
+    """Measure, train, measure, save. The same command goes on from the last checkpoint."""
+    policy, tokenizer = load(cfg)
+    data, held_out = make_data()
+    reference = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_weight else None
+    optimizer = torch.optim.AdamW(policy.parameters(), cfg.lr, (0.9, 0.99), weight_decay=0.0)
+    settings = {k: v for k, v in vars(cfg).items() if k not in ("steps", "save_every", "out")}
+    cfg.out.mkdir(parents=True, exist_ok=True)
+    checkpoint = cfg.out / "checkpoint.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location="cpu")
         if state["settings"] != settings:
-            raise ValueError(f"--out {o.out} holds a run with other settings: name a new folder")
+            sys.exit(f"{cfg.out} holds a run with other settings: name another --out")
         policy.load_state_dict(state.pop("policy"))
         optimizer.load_state_dict(state.pop("optimizer"))
     else:
-        before = held_out_reward(policy, tokenizer, held_out, o)
-        state = {"settings": settings, "log": [], "before": before}
+        before = rollout(policy, tokenizer, held_out, 1, cfg, greedy=True)[-1]
+        state = {"settings": settings, "before": before, "log": []}
     log = state["log"]
-    for line, texts in train_grpo(policy, reference, optimizer, tokenizer, learned, o, len(log)):
-        log.append(line)
-        print(f"{line['step']:4} reward {line['reward']:.2f} {texts[0]!r}", flush=True)
-        with whole(o.out / "log.csv") as part, part.open("w", newline="") as file:
-            csv.writer(file).writerows([[*line], *(each.values() for each in log)])
-        if line["step"] == o.steps or line["step"] % o.save_every == 0:
+    for step in range(len(log) + 1, cfg.steps + 1):
+        began = time.perf_counter()
+        torch.manual_seed(10**6 * cfg.seed + step)  # a run that was stopped goes on with the same
+        rows = [data[i] for i in torch.randperm(len(data))[: cfg.prompts_per_step]]
+        metrics, text = train_step(policy, reference, optimizer, tokenizer, rows, cfg)
+        log.append({"step": step, **metrics, "seconds": time.perf_counter() - began})
+        print(f"{step:4} reward {metrics['reward']:.2f} {text!r}", flush=True)
+        lines = [",".join(map(str, line)) for line in (log[0], *(each.values() for each in log))]
+        (cfg.out / "log.csv").write_text("\n".join(lines) + "\n")
+        if step == cfg.steps or step % cfg.save_every == 0:
             weights = {"policy": policy.state_dict(), "optimizer": optimizer.state_dict()}
-            with whole(checkpoint) as part:
-                torch.save(state | weights, part)
-    after = held_out_reward(policy, tokenizer, held_out, o)
-    print(f"held out, reward of greedy answers: {state['before']} before, {after} after")
-    policy.save_pretrained(o.out / "model")
-    tokenizer.save_pretrained(o.out / "model")
-    print(f"{o.out}: model, log.csv, checkpoint.pt")
+            torch.save(state | weights, cfg.out / "checkpoint.part")
+            os.replace(cfg.out / "checkpoint.part", checkpoint)  # whole, or not at all
+    after = rollout(policy, tokenizer, held_out, 1, cfg, greedy=True)[-1]
+    for when, rewards in ("before", state["before"]), ("after", after):
+        error = rewards.std() / len(rewards) ** 0.5
+        print(f"{when}: held-out reward {rewards.mean():.3f} +- {error:.3f}, greedy")
+    policy.save_pretrained(cfg.out / "model")
+    tokenizer.save_pretrained(cfg.out / "model")
 
 
-def options(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add, gpu = parser.add_argument, torch.cuda.is_available()
-    add("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a folder or a hub's name")
-    add("--prompt", default="shots", choices=("shots", "chat", "plain"), help="see `encode`")
-    add("--out", default="runs/one_file", type=Path, help="for checkpoint, log.csv and model")
-    add("--steps", default=20, type=int, help="batches of rollouts")
+    add = parser.add_argument
+    add("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a hub's name, or a folder")
+    add("--chat", action="store_true", help="ask through the chat template, not in plain lines")
+    add("--stop", default="\n", help="ends a completion, as the model's own end does")
+    add("--steps", default=20, type=int, help="batches of completions")
     add("--prompts-per-step", default=8, type=int, help="P, questions in a batch")
-    add("--group-size", default=8, type=int, help="G, completions of each")
-    add("--max-new-tokens", default=26, type=int, help="T, of a completion at most")
-    add("--inner-epochs", default=1, type=int, help="updates on the same rollouts")
-    add("--rows-per-pass", default=16, type=int, help="scored at a time; changes memory alone")
+    add("--group-size", default=8, type=int, help="G, completions of each question, 2 or more")
+    add("--max-new-tokens", default=32, type=int, help="T, of a completion at most")
+    add("--inner-epochs", default=1, type=int, help="updates from the same completions")
+    add("--rows-per-pass", default=16, type=int, help="fewer only take less memory")
     add("--lr", default=1e-5, type=float, help="learning rate of AdamW, constant")
-    add("--clip", default=(0.2, 0.2), type=float, nargs=2, help="below and above a ratio of 1")
-    add("--kl-weight", default=0.0, type=float, help="of the KL to the policy of the start")
-    add("--questions", default=128, type=int, help="held out, about")
+    add("--clip", default=0.2, type=float, help="epsilon, how far a ratio may push")
+    add("--kl-weight", default=0.0, type=float, help="beta, of the KL to the model at the start")
+    add("--bf16", action="store_true", help="compute in bfloat16, on a GPU")
+    add("--seed", default=0, type=int, help="of the questions and of sampling")
     add("--save-every", default=10, type=int, help="steps between checkpoints")
-    add("--seed", default=0, type=int, help="of the order of questions and of sampling")
-    add("--bf16", action="store_true", help="matrix products in bfloat16, for a GPU")
-    add("--device", default="cuda" if gpu else "cpu", help="cuda or cpu")
-    add("--smoke", action="store_true", help="two steps of a small model, on the CPU")
-    o = parser.parse_args(arguments)
-    if o.smoke:  # other defaults
-        small = str(Path(__file__).parents[1] / "data" / "text_llama")
-        parser.set_defaults(model=small, prompt="plain", out=Path(mkdtemp()), device="cpu")
-        parser.set_defaults(steps=2, questions=16, inner_epochs=2, kl_weight=0.01, lr=1e-3)
-        torch.set_num_threads(1)  # several are slower for a model this small
-        o = parser.parse_args(arguments)
-    return o
+    add("--out", default="runs/grpo", type=Path, help="for checkpoint.pt, log.csv and model/")
+    add("--smoke", action="store_true", help="two steps of a small model")
+    if parser.parse_args(arguments).smoke:  # other defaults
+        small = str(Path(__file__).parent.parent / "data" / "text_llama")
+        parser.set_defaults(model=small, stop="", out=Path(tempfile.mkdtemp()), steps=2)
+        parser.set_defaults(inner_epochs=2, lr=1e-3, kl_weight=0.01)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
     try:
-        main(options())
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        main(parse())
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on from the last checkpoint")

@@ -6,6 +6,7 @@ import ast
 import copy
 import csv
 import importlib.util
+import re
 import shutil
 import sys
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, learn
 from minigrpo.logprobs import completion_log_probs_and_entropy
-from minigrpo.objective import group_advantages
+from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.sampling import Rollouts, left_pad, sample
 from minigrpo.text.models import load_policy
 from minigrpo.text.prompts import stop_tokens
@@ -42,6 +43,7 @@ class Last(torch.nn.Module):
     def __init__(self, gpt):
         super().__init__()
         self.gpt, self.config = gpt, gpt.config
+        self.generation_config = SimpleNamespace()
 
     def forward(self, input_ids, logits_to_keep=0, **given):
         output = self.gpt(input_ids, **given)
@@ -69,31 +71,41 @@ def setting(request):
     prompts = left_pad([torch.arange(start, end) for start, end in ((3, 9), (20, 22), (30, 40))])
     # Ends that come soon, so that rows are ragged and some prompt's rows all end early.
     stops += [*range(40, 50)]
-    return SimpleNamespace(policy=policy, prompts=prompts, stops=torch.tensor(stops), close=close)
+    policy.generation_config.eos_token_id = stops  # where the recipe looks for them
+    return SimpleNamespace(policy=policy, prompts=prompts, stops=stops, close=close)
 
 
 def options(**given) -> SimpleNamespace:
-    usual = {"max_new_tokens": 12, "bf16": False, "clip": (0.2, 0.25), "kl_weight": 0.0}
+    usual = {"max_new_tokens": 12, "bf16": False, "clip": 0.2, "kl_weight": 0.0}
     return SimpleNamespace(**{**usual, "rows_per_pass": 2**30, **given})
 
 
-def rollouts_of(setting, recipe, G=4):
-    generator = torch.Generator().manual_seed(3)
-    found = recipe.sample(setting.policy, *setting.prompts, G, setting.stops, options(), generator)
+def rollouts_of(setting, recipe, G=4) -> Rollouts:
+    """What the recipe's sampler returns, in the package's form."""
+    torch.manual_seed(3)
+    ids, mask, log_probs = recipe.sample(setting.policy, *setting.prompts, G, options())
+    S = setting.prompts[0].shape[1]
+    found = Rollouts(ids[:, :S], mask[:, :S], ids[:, S:], mask[:, S:], log_probs)
     lengths = found.completion_mask.sum(dim=1)
     assert 1 < lengths.max() and lengths.min() < lengths.max()  # ragged
     return found
 
 
+def whole(r: Rollouts):
+    """The recipe's form again: ids and mask (N, S + T)."""
+    ids = torch.cat([r.prompt_ids, r.completions], dim=1)
+    return ids, torch.cat([r.prompt_mask, r.completion_mask], dim=1)
+
+
 def test_it_samples_the_same_tokens_with_the_same_log_probs(recipe, setting):
     ours = rollouts_of(setting, recipe)
+    torch.manual_seed(3)
     theirs = sample(
         setting.policy,
         *setting.prompts,
         max_new_tokens=12,
         completions_per_prompt=4,
-        eos_id=setting.stops.tolist(),
-        generator=torch.Generator().manual_seed(3),
+        eos_id=setting.stops,
     )
     for name in ("prompt_ids", "prompt_mask", "completions", "completion_mask"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
@@ -101,18 +113,20 @@ def test_it_samples_the_same_tokens_with_the_same_log_probs(recipe, setting):
     torch.testing.assert_close(ours.log_probs, theirs.log_probs, rtol=0, atol=10 * setting.close)
 
 
-def test_without_a_generator_it_is_greedy(recipe, setting):
+def test_greedy_completions_are_the_same(recipe, setting):
     given = setting.policy, *setting.prompts
-    ours = recipe.sample(*given, 2, setting.stops, options())
-    theirs = sample(*given, max_new_tokens=12, top_k=1, eos_id=setting.stops.tolist())
-    assert torch.equal(ours.completions[::2], theirs.completions)
-    assert torch.equal(ours.completions[1::2], theirs.completions)
+    ids, _, _ = recipe.sample(*given, 2, options(), greedy=True)
+    theirs = sample(*given, max_new_tokens=12, top_k=1, eos_id=setting.stops)
+    completions = ids[:, setting.prompts[0].shape[1] :]
+    assert torch.equal(completions[::2], theirs.completions)
+    assert torch.equal(completions[1::2], theirs.completions)
 
 
 def test_it_scores_the_same_log_probs(recipe, setting):
     r = rollouts_of(setting, recipe)
-    ours = recipe.score(setting.policy, r, options())
-    theirs, _ = completion_log_probs_and_entropy(setting.policy, *r[:4])
+    ours = recipe.score(setting.policy, *whole(r), r.log_probs.shape[1], options())
+    text = r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask
+    theirs, _ = completion_log_probs_and_entropy(setting.policy, *text)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=10 * setting.close)
     torch.testing.assert_close(ours, r.log_probs, rtol=0, atol=10 * setting.close)
 
@@ -135,6 +149,31 @@ def test_it_has_the_same_advantages(recipe, dtype):
     assert torch.equal(whole, recipe.group_advantages(rewards == 1, 4))
 
 
+@pytest.mark.parametrize("kl_weight", [0.0, 0.3])
+def test_it_has_the_same_loss_and_gradient(recipe, kl_weight):
+    """At ratios far enough from 1 that the clip bites on both sides."""
+    torch.manual_seed(0)
+    old, ref, new = torch.randn(3, 6, 9, dtype=torch.float64).sub(3).unbind()
+    mask = torch.arange(9) < torch.tensor([1, 9, 4, 5, 9, 2])[:, None]
+    A = torch.tensor([2.0, -1, 0, -3, 1, 1], dtype=torch.float64)
+    ref, found = ref if kl_weight else None, []
+    for compute in (
+        lambda x: (
+            (recipe.grpo_loss(x, old, ref, A[:, None], options(kl_weight=kl_weight)) * mask).sum()
+            / mask.sum()
+        ),
+        lambda x: grpo_loss(
+            x, old, A, mask, ref_log_probs=ref, how="token_mean", kl_weight=kl_weight
+        )[0],
+    ):
+        x = new.clone().requires_grad_()
+        loss = compute(x)
+        loss.backward()
+        found.append((loss.detach(), x.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+    assert found[0][1].ne(0).any() and found[0][1][mask].eq(0).any() == (kl_weight == 0)
+
+
 CASES = {
     "once": {},
     "in passes": {"rows_per_pass": 5},
@@ -144,32 +183,31 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("make", ["SGD", "AdamW"])
-def test_it_takes_the_same_steps(recipe, setting, case, make):
-    """SGD with a rate of 1 moves by the gradient itself; the second step has ratios beside 1."""
+@pytest.mark.parametrize("updates", [1, 2])
+def test_it_takes_the_same_step(recipe, setting, case, make, updates, monkeypatch):
+    """SGD with a rate of 1 moves by the gradient itself; a second update has ratios beside 1."""
     r = rollouts_of(setting, recipe)
-    advantages = torch.tensor([2.0, -1, 0, -1, 0, 0, 0, 0, -3, 1, 1, 1]).to(r.log_probs)
-    given = {"clip": (0.2, 0.25), "kl_weight": 0.0, **CASES[case]}
-    config = GRPOConfig(how="token_mean", max_new_tokens=12, inner_epochs=2, **given)
+    rewards = torch.tensor([1.2, 0, 0.2, 0, 0.2, 0.2, 0.2, 0.2, 0, 1.2, 1.2, 1.2]).double()
+    given = {"kl_weight": 0.0, "inner_epochs": updates, **CASES[case]}
+    config = GRPOConfig(how="token_mean", max_new_tokens=12, **given)
     reference = copy.deepcopy(setting.policy).requires_grad_(False) if given["kl_weight"] else None
-    if reference:  # another policy, or the KL would be 0
+    if reference:  # a different policy, or the KL would be 0
         with torch.no_grad():
             next(reference.parameters()).mul_(1.05)
+    rollout = (*whole(r), r.log_probs, ["text"] * 12, rewards)
+    monkeypatch.setattr(recipe, "rollout", lambda *ignored: rollout)
+    advantages = group_advantages(rewards, 4).to(r.log_probs)
+    o = options(group_size=4, **given)
     found = []
-    for update in (
-        lambda policy, optimizer: [
-            recipe.learn(policy, reference, optimizer, r, advantages, options(**given))
-            for _ in range(2)
-        ],
-        lambda policy, optimizer: [
-            metrics["grad_norm"]
-            for metrics in learn(policy, reference, optimizer, Rollouts(*r), advantages, config)
-        ],
+    for step in (
+        lambda *models: recipe.train_step(*models, None, None, o)[0],
+        lambda *models: learn(*models, r, advantages, config)[-1],
     ):
         policy = copy.deepcopy(setting.policy)
         kind = getattr(torch.optim, make)
         rates = {"lr": 1.0} if make == "SGD" else {"lr": 2e-6, "betas": (0.9, 0.99)}
-        norms = update(policy, kind(policy.parameters(), weight_decay=0.0, **rates))
-        found.append((norms, [p.detach() for p in policy.parameters()]))
+        metrics = step(policy, reference, kind(policy.parameters(), weight_decay=0.0, **rates))
+        found.append((metrics["grad_norm"], [p.detach() for p in policy.parameters()]))
     (ours, mine), (theirs, others) = found
     assert ours == pytest.approx(theirs, rel=100 * setting.close)
     moved = [not torch.equal(p, start) for p, start in zip(mine, setting.policy.parameters())]
@@ -177,33 +215,30 @@ def test_it_takes_the_same_steps(recipe, setting, case, make):
     torch.testing.assert_close(mine, others, rtol=0, atol=setting.close)
 
 
-def test_a_batch_without_spread_changes_nothing(recipe, setting):
+def test_a_batch_without_spread_changes_nothing(recipe, setting, monkeypatch):
     r = rollouts_of(setting, recipe)
+    rollout = (*whole(r), r.log_probs, ["text"] * 12, torch.full((12,), 0.2).double())
+    monkeypatch.setattr(recipe, "rollout", lambda *ignored: rollout)
     optimizer = torch.optim.SGD(setting.policy.parameters(), lr=1.0)
     before = copy.deepcopy(setting.policy.state_dict())
-    assert recipe.learn(setting.policy, None, optimizer, r, torch.zeros(12), options()) == 0
+    o = options(group_size=4, inner_epochs=1)
+    metrics, _ = recipe.train_step(setting.policy, None, optimizer, None, None, o)
+    assert metrics["grad_norm"] == 0 and metrics["zero_advantage"] == 1
     assert all(torch.equal(before[k], v) for k, v in setting.policy.state_dict().items())
 
 
-def test_every_epoch_asks_each_question_once(recipe):
-    rows = [{"question": str(i)} for i in range(10)]
-    o = SimpleNamespace(prompts_per_step=5, seed=0)
-    asked = [recipe.batch(rows, step, o) for step in range(1, 5)]
-    assert all(len(batch) == 5 for batch in asked)
-    first, second = asked[0] + asked[1], asked[2] + asked[3]
-    assert sorted(row["question"] for row in first) == sorted(row["question"] for row in rows)
-    assert sorted(row["question"] for row in second) == sorted(row["question"] for row in rows)
-    assert first != second
-
-
 def test_no_question_is_learned_from_and_measured_with(recipe):
-    learned, held_out = recipe.questions()
-    assert not {row["question"] for row in learned} & {row["question"] for row in held_out}
-    assert len(held_out) >= 100
-    for ask in (recipe.ASK, recipe.SHORT):
-        for row in recipe.questions(ask)[0]:
-            a, b = [int(w.strip(",.")) for w in row["question"].split() if w.strip(",.").isdigit()]
+    learned, held_out = recipe.make_data()
+    numbers = []
+    for rows in (learned, held_out):
+        found = set()
+        for row in rows:
+            a, b = [int(n) for n in re.findall(r"\d+", row["question"])]
             assert int(row["answer"]) == (a + b if "gets" in row["question"] else a - b)
+            found.add((a, b))
+        numbers.append(found)
+    assert not numbers[0] & numbers[1]
+    assert len(held_out) >= 100 and len({row["question"] for row in learned}) == len(learned)
 
 
 @pytest.mark.parametrize(
@@ -222,34 +257,23 @@ def test_its_reward(recipe, text, value):
     assert recipe.reward(text, "2") == value
 
 
-def test_a_step_learns_from_its_own_rewards(recipe, monkeypatch, tmp_path):
-    """What `learn` gets: the rollouts of a step, and how they compare within their groups."""
-    found = []
-
-    def noted(policy, reference, optimizer, r, advantages, o):
-        found.append((r, advantages))
-        return 0.0
-
-    monkeypatch.setattr(recipe, "learn", noted)
+def test_a_rollout_has_its_own_texts_and_rewards(recipe, monkeypatch, tmp_path):
     # Of a reader who counts: a whole number.
     monkeypatch.setattr(
         recipe, "reward", lambda text, answer: text.count("1") + 2 * (answer in text)
     )
-    o = recipe.options(["--smoke", "--inner-epochs", "1", "--out", str(tmp_path)])
-    policy, tokenizer = recipe.load_policy(o)
-    rows, stops = recipe.questions(recipe.SHORT)[0], recipe.stop_ids(policy, tokenizer, o)
-    for metrics, texts in recipe.train_grpo(policy, None, None, tokenizer, rows, o):
-        r, advantages = found.pop()
-        assert texts == recipe.decode(tokenizer, r, stops)
-        asked = recipe.batch(rows, metrics["step"], o)
-        rewards = [recipe.reward(text, asked[i // 8]["answer"]) for i, text in enumerate(texts)]
-        assert metrics["reward"] == sum(rewards) / 64
-        theirs = group_advantages(torch.tensor(rewards), 8)
-        torch.testing.assert_close(advantages, theirs)
-        assert (advantages != advantages.round()).any()
-        for i, row in enumerate(asked):
-            ids = r.prompt_ids[8 * i][r.prompt_mask[8 * i]]
-            assert tokenizer.decode(ids) == row["question"]
+    o = recipe.parse(["--smoke", "--out", str(tmp_path)])
+    policy, tokenizer = recipe.load(o)
+    rows = recipe.make_data()[0][:100:15]
+    ids, mask, log_probs, texts, rewards = recipe.rollout(policy, tokenizer, rows, 8, o)
+    assert len(texts) == len(rewards) == 8 * len(rows)
+    S = ids.shape[1] - log_probs.shape[1]
+    for i, text in enumerate(texts):
+        row = rows[i // 8]
+        assert tokenizer.decode(ids[i, :S][mask[i, :S]]).endswith(f"\n{row['question']}\n")
+        assert tokenizer.decode(ids[i, S:][mask[i, S:]]).removesuffix("<|endoftext|>") == text
+        assert rewards[i] == recipe.reward(text, row["answer"])
+    assert len({*rewards.tolist()}) > 1 and any(text != texts[0] for text in texts)
 
 
 def test_it_needs_torch_and_transformers_alone():
@@ -268,33 +292,34 @@ def without_template(folder):
     return folder
 
 
-def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys):
+def stopped(*arguments: object) -> str:
+    """What the recipe says when it ends early, without a traceback."""
+    with pytest.raises(SystemExit) as ended:
+        recipe_lines.run(NAME, *arguments)
+    assert isinstance(ended.value.code, str)
+    return ended.value.code
+
+
+def test_every_line_runs_and_every_error_is_one_sentence(tmp_path):
     other = tmp_path / "no chat"
     with recipe_lines.noted(NAME) as ran:
         recipe_lines.run(NAME, "--smoke", "--out", tmp_path / "a")
-        said = recipe_lines.fails(
-            NAME, "--smoke", "--out", tmp_path / "a", "--lr", 1, capsys=capsys
-        )
+        said = stopped("--smoke", "--out", tmp_path / "a", "--lr", 1)
         assert "holds a run with other settings" in said
-        said = recipe_lines.fails(NAME, "--smoke", "--model", "no-one/nothing", capsys=capsys)
-        assert "--model no-one/nothing: not found" in said
-        given = "--smoke", "--prompt", "chat", "--model", without_template(other)
-        said = recipe_lines.fails(NAME, *given, capsys=capsys)
-        assert "has no chat template: pass --prompt shots" in said
-        for given in (("--group-size", 1), ("--prompts-per-step", 10**4)):
-            said = recipe_lines.fails(NAME, "--smoke", *given, capsys=capsys)
-            assert "a group has 2 completions or more, a step at most" in said
-        said = recipe_lines.fails(NAME, "--smoke", "--rows-per-pass", 10**9, capsys=capsys)
-        assert "GiB or more, and there are" in said
-        small = "--smoke", "--steps", 1, "--questions", 4, "--prompts-per-step", 2, "--bf16"
-        recipe_lines.run(NAME, *small, "--prompt", "chat", "--out", tmp_path / "b")
-        small += "--max-new-tokens", 4, "--kl-weight", 0
-        recipe_lines.run(NAME, *small, "--prompt", "shots", "--out", tmp_path / "c")
+        said = stopped("--smoke", "--model", "no-one/nothing")
+        assert "cannot load --model no-one/nothing" in said
+        said = stopped("--smoke", "--chat", "--model", without_template(other))
+        assert "has no chat template: leave --chat out" in said
+        said = stopped("--smoke", "--rows-per-pass", 10**9)
+        assert "GiB, and there are" in said
+        small = "--smoke", "--steps", 1, "--prompts-per-step", 2, "--bf16", "--max-new-tokens", 4
+        recipe_lines.run(NAME, *small, "--chat", "--out", tmp_path / "b")
+        small += "--kl-weight", 0, "--stop", "\n"
+        recipe_lines.run(NAME, *small, "--out", tmp_path / "c")
         # The same command goes on; here there is nothing left to do.
-        recipe_lines.run(NAME, *small, "--prompt", "shots", "--out", tmp_path / "c")
+        recipe_lines.run(NAME, *small, "--out", tmp_path / "c")
     left = recipe_lines.left_out(NAME, ran)
     assert [line.split(": ", 1)[1] for line in left] == [
-        "except KeyboardInterrupt:",
         'sys.exit("stopped; the same command goes on from the last checkpoint")',
     ]
     policy, tokenizer = load_policy(tmp_path / "a" / "model", device="cpu")
@@ -304,18 +329,18 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys):
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(tmp_path, monkeypatch, recipe):
     def given(folder):
-        short = "--smoke --steps 3 --save-every 1 --questions 4 --prompts-per-step 3 --out".split()
-        return recipe.options([*short, str(folder)])
+        short = "--smoke --steps 3 --save-every 1 --prompts-per-step 3 --out".split()
+        return recipe.parse([*short, str(folder)])
 
     recipe.main(given(tmp_path / "whole"))
-    batch = recipe.batch
+    train_step, steps = recipe.train_step, iter(range(1, 4))
 
-    def stops(rows, step, o):
-        if step == 3:
+    def stops(*given):
+        if next(steps) == 3:
             raise KeyboardInterrupt
-        return batch(rows, step, o)
+        return train_step(*given)
 
-    monkeypatch.setattr(recipe, "batch", stops)
+    monkeypatch.setattr(recipe, "train_step", stops)
     with pytest.raises(KeyboardInterrupt):
         recipe.main(given(tmp_path / "parts"))
     monkeypatch.undo()
