@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "minigrpo"
 # Lines of Python at most, blank ones and docstrings included. The core is what stands flat.
 ROOMS = {
-    "core": 2150,
+    "core": 2160,
     "study": 500,
     "notebook": 465,
     "clinic": 2900,
