@@ -4,9 +4,9 @@
     python grpo_one_file.py --model Qwen/Qwen2.5-0.5B-Instruct --chat --bf16       on a GPU
     python grpo_one_file.py --smoke    seconds, with the small model that ships with the course
 
-To make it yours, replace `SHOTS`, `make_data` and `reward`. This is Algorithm 1 of DeepSeekMath
-(arXiv 2402.03300) with one reference, and DAPO's mean over all tokens (arXiv 2503.14476).
-Shapes: N = P * G rows, G completions of each of P prompts; S tokens of prompt, T of completion.
+To make it yours, replace `SHOTS`, `make_data` and `reward`. It's Algorithm 1 of DeepSeekMath (arXiv
+2402.03300) with one reference for the whole run, and DAPO's mean over all tokens (2503.14476).
+Shapes: N = P * G rows, G completions for each of P prompts; S prompt tokens, T completion tokens.
 """
 
 import argparse
@@ -50,27 +50,26 @@ def make_data() -> tuple[list[dict], list[dict]]:
 
 def reward(completion: str, answer: str) -> float:
     """0.2 for the form, and 1 more for the right answer. It never sees the prompt."""
-    form = r"\s*<think>[^<]*</think>\s*<answer>([^<]*)</answer>\s*"
-    found = re.fullmatch(form, completion)
+    found = re.fullmatch(r"\s*<think>[^<]*</think>\s*<answer>([^<]*)</answer>\s*", completion)
     return 0.2 + (found[1].strip() == answer) if found else 0.0
 
 
 # ----------------------------------------- The algorithm -----------------------------------------
 def train_step(policy, reference, optimizer, tokenizer, rows, cfg) -> tuple[dict, str]:
-    """Answer each question G times, compare the answers of a group, learn from what differs."""
+    """Answer P questions G times each, compare the answers of a group, learn what was better."""
     ids, mask, old_log_probs, texts, rewards = rollout(policy, tokenizer, rows, cfg.group_size, cfg)
     advantages = group_advantages(rewards, cfg.group_size).to(old_log_probs)  # (N,)
     T = old_log_probs.shape[1]
-    tokens = mask[:, -T:].sum()  # of all rows, so each token weighs the same, whatever its pass
-    useful = torch.ones_like(advantages) if reference else advantages  # at 0 there's no gradient
+    tokens = mask[:, -T:].sum()  # of all N rows, so that every token weighs the same
+    useful = advantages if reference is None else torch.ones_like(advantages)
+    useful = useful.nonzero()[:, 0]  # without a KL, an advantage of 0 has no gradient
     for _ in range(cfg.inner_epochs):
-        for start in range(0, useful.count_nonzero(), cfg.rows_per_pass):
-            some = useful.nonzero()[start : start + cfg.rows_per_pass, 0]
-            log_probs = score(policy, ids[some], mask[some], T, cfg)  # (some, T)
-            ref_log_probs = score(reference, ids[some], mask[some], T, cfg) if reference else None
-            old, A = old_log_probs[some], advantages[some, None]  # (some, T), (some, 1)
-            loss = grpo_loss(log_probs, old, ref_log_probs, A, cfg)
-            ((loss * mask[some, -T:]).sum() / tokens).backward()  # adds to the gradient
+        for start in range(0, len(useful), cfg.rows_per_pass):  # the gradients of passes add up
+            part = useful[start : start + cfg.rows_per_pass]  # rows
+            log_probs = score(policy, ids[part], mask[part], T, cfg)  # (rows, T)
+            ref = score(reference, ids[part], mask[part], T, cfg) if reference else None
+            loss = grpo_loss(log_probs, old_log_probs[part], ref, advantages[part, None], cfg)
+            ((loss * mask[part, -T:]).sum() / tokens).backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -104,10 +103,7 @@ def rollout(policy, tokenizer, rows, G, cfg, greedy=False):
 
 @torch.no_grad()
 def sample(policy, prompt_ids, prompt_mask, G, cfg, greedy=False) -> tuple[Tensor, Tensor, Tensor]:
-    """G completions of each prompt, at temperature 1: ids (N, S + T), mask, log-probs (N, T).
-
-    The mask is True at real tokens; the token that ends a completion is its last one.
-    """
+    """G completions of each prompt, temperature 1: ids and mask (N, S + T), log-probs (N, T)."""
     S, T = prompt_ids.shape[1], cfg.max_new_tokens
     ids = pad(prompt_ids, (0, T)).repeat_interleave(G, dim=0)  # (N, S + T)
     mask = pad(prompt_mask, (0, T)).repeat_interleave(G, dim=0)
@@ -123,7 +119,7 @@ def sample(policy, prompt_ids, prompt_mask, G, cfg, greedy=False) -> tuple[Tenso
             dist, cache = predict(policy, newest, seen, cfg, cache=cache)
         dist = dist[:, -1]  # (active, V)
         token = dist.argmax(dim=-1) if greedy else dist.exp().multinomial(1)[:, 0]  # (active,)
-        ids[active, end], mask[active, end] = token, True
+        ids[active, end], mask[active, end] = token, True  # the one that ends it included
         log_probs[active, end - S] = dist.gather(1, token[:, None])[:, 0]
         going = ~torch.isin(token, stops)
         if not going.any():
@@ -153,7 +149,7 @@ def predict(policy, ids, mask, cfg, last=1, cache=None):
 
 
 def group_advantages(rewards: Tensor, group_size: int) -> Tensor:
-    """(N,) -> (N,): how much better than the other completions of the same prompt."""
+    """(N,) -> (N,): how much better than average for this prompt, in standard deviations."""
     groups = rewards.double().view(-1, group_size)  # (P, G)
     advantages = groups - groups.mean(dim=1, keepdim=True)
     advantages = advantages / (groups.std(dim=1, keepdim=True) + 1e-4)
@@ -162,7 +158,7 @@ def group_advantages(rewards: Tensor, group_size: int) -> Tensor:
 
 
 def grpo_loss(log_probs, old_log_probs, ref_log_probs, A, cfg) -> Tensor:
-    """(N, T): each token's clipped objective, and its KL (k3) to the reference if there is one."""
+    """(N, T): each token's clipped objective, A is (N, 1), and its KL (k3) to the reference."""
     ratio = (log_probs - old_log_probs).exp()  # new over old
     loss = -torch.minimum(ratio * A, ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * A)
     if ref_log_probs is not None:
@@ -184,9 +180,8 @@ def load(cfg):
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(config).num_parameters()
     logits = cfg.rows_per_pass * cfg.max_new_tokens * config.get_text_config().vocab_size
-    # Float32: a weight, its gradient, AdamW's two averages, the reference; a logit, its log-prob,
-    # and their gradients.
-    needed = 4 * weights * (5 if cfg.kl_weight else 4) + 4 * logits * 4
+    # 4 bytes each: weight, gradient, AdamW's two averages, reference; logit, log-prob, gradients.
+    needed = 4 * (weights * (5 if cfg.kl_weight else 4) + logits * 4)
     there = float("inf")  # Windows doesn't say
     if DEVICE == "cuda":
         there = torch.cuda.mem_get_info()[0]
@@ -237,9 +232,9 @@ def main(cfg) -> None:
             torch.save(state | weights, cfg.out / "checkpoint.part")
             os.replace(cfg.out / "checkpoint.part", checkpoint)  # whole, or not at all
     after = rollout(policy, tokenizer, held_out, 1, cfg, greedy=True)[-1]
-    for when, rewards in ("before", state["before"]), ("after", after):
-        error = rewards.std() / len(rewards) ** 0.5
-        print(f"{when}: held-out reward {rewards.mean():.3f} +- {error:.3f}, greedy")
+    for when, rewards in (("before", state["before"]), ("after", after)):
+        standard_error = rewards.std() / len(rewards) ** 0.5
+        print(f"held-out reward {when}: {rewards.mean():.3f} +- {standard_error:.3f} (greedy)")
     policy.save_pretrained(cfg.out / "model")
     tokenizer.save_pretrained(cfg.out / "model")
 
@@ -266,8 +261,8 @@ def parse(arguments=None) -> argparse.Namespace:
     add("--smoke", action="store_true", help="two steps of a small model")
     if parser.parse_args(arguments).smoke:  # other defaults
         small = str(Path(__file__).parent.parent / "data" / "text_llama")
-        parser.set_defaults(model=small, stop="", out=Path(tempfile.mkdtemp()), steps=2)
-        parser.set_defaults(inner_epochs=2, lr=1e-3, kl_weight=0.01)
+        parser.set_defaults(model=small, stop="", steps=2, lr=1e-3, kl_weight=0.01)
+        parser.set_defaults(out=Path(tempfile.mkdtemp()))
     return parser.parse_args(arguments)
 
 
