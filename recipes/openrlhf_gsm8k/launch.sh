@@ -6,10 +6,10 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-Qwen/Qwen2.5-0.5B-Instruct}
 gpus=${GPUS:-1}
-data=${DATA:-data/openrlhf_gsm8k}
+data=${DATA:-runs/openrlhf_gsm8k/data}
 out=$(realpath -m "${OUT:-runs/openrlhf_gsm8k}")
 
-[ -f "$data/train.jsonl" ] || python "$here/make_data.py" --out "$data"
+[ -f "$data/test.jsonl" ] || python "$here/make_data.py" --out "$data"
 
 # A batch is 16 questions (rollout.batch_size) with 8 completions each, and makes one update, because
 # train.batch_size, counted in completions, is 128. The coefficient of the KL is 0 (its default is

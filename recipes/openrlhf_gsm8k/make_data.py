@@ -1,6 +1,6 @@
 """GSM8K as the jsonl files that OpenRLHF reads: train.jsonl and test.jsonl.
 
-python recipes/openrlhf_gsm8k/make_data.py --out data/openrlhf_gsm8k
+python recipes/openrlhf_gsm8k/make_data.py --out runs/openrlhf_gsm8k/data
 python recipes/openrlhf_gsm8k/make_data.py --smoke    # 8 rows, and the reward of three answers each
 
 OpenRLHF 0.11.2 reads the columns that --data.input_key and --data.label_key name, and `datasource`
@@ -14,11 +14,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import sys
 import tempfile
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
+# So that it starts without an installation of the course, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from minigrpo.files import atomic_path, data_folder
 from minigrpo.text.gsm8k import HUB, gsm8k_rows, like_gsm8k
 from minigrpo.text.recipes import plain_errors
@@ -71,8 +74,8 @@ def smoke(out: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", default=HUB, help="on the hub, or a jsonl, csv or parquet file")
-    parser.add_argument("--out", default="data/openrlhf_gsm8k", help="a folder for the two files")
+    parser.add_argument("--data", default=HUB, help="on the hub, or a file")
+    parser.add_argument("--out", default="runs/openrlhf_gsm8k/data", help="for the two files")
     parser.add_argument("--rows", type=int, default=3200, help="for training: 200 steps of 16")
     parser.add_argument("--questions", type=int, default=200, help="held out, in test.jsonl")
     parser.add_argument("--smoke", action="store_true", help="8 rows made here, and their rewards")

@@ -14,8 +14,8 @@ import torch
 
 # OpenRLHF loads this file by its path, in processes where the course may not be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from minigrpo.text.prompts import answer_reward  # noqa: E402
-from minigrpo.text.shots import tags_reward  # noqa: E402
+from minigrpo.text.prompts import answer_reward
+from minigrpo.text.shots import tags_reward
 
 ENDS = re.compile(r"(?:\s*(?:<\|[^|<>]*\|>|</s>|<eos>|<end_of_turn>))+\s*$")
 

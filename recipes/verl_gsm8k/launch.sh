@@ -6,10 +6,10 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 model=${MODEL:-Qwen/Qwen2.5-0.5B-Instruct}
 gpus=${GPUS:-1}
-data=${DATA:-data/verl_gsm8k}
+data=${DATA:-runs/verl_gsm8k/data}
 out=$(realpath -m "${OUT:-runs/verl_gsm8k}")
 
-[ -f "$data/train.parquet" ] || python "$here/make_data.py" --out "$data"
+[ -f "$data/test.parquet" ] || python "$here/make_data.py" --out "$data"
 
 # A batch is 16 questions with 8 completions each (rollout.n) and makes one update, because a
 # mini-batch, counted in questions too, is as large. Weights are float32 and the arithmetic bfloat16,

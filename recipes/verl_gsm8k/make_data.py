@@ -1,6 +1,6 @@
 """GSM8K as the parquet files that verl reads: train.parquet and test.parquet.
 
-python recipes/verl_gsm8k/make_data.py --out data/verl_gsm8k
+python recipes/verl_gsm8k/make_data.py --out runs/verl_gsm8k/data
 python recipes/verl_gsm8k/make_data.py --smoke     # 8 rows, and the reward of three answers to each
 
 Columns as verl 0.9.1 has them (verl/utils/dataset/rl_dataset.py and the reward manager "naive"):
@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 import tempfile
 from pathlib import Path
 
+# So that it starts without an installation of the course, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from minigrpo.files import atomic_path
 from minigrpo.text.gsm8k import HUB, gsm8k_rows, like_gsm8k
 from minigrpo.text.recipes import plain_errors
@@ -72,8 +75,8 @@ def smoke(out: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", default=HUB, help="on the hub, or a jsonl, csv or parquet file")
-    parser.add_argument("--out", default="data/verl_gsm8k", help="a folder for the two files")
+    parser.add_argument("--data", default=HUB, help="on the hub, or a file")
+    parser.add_argument("--out", default="runs/verl_gsm8k/data", help="for the two files")
     parser.add_argument("--rows", type=int, help="for training [all of them]")
     parser.add_argument("--questions", type=int, default=200, help="held out, in test.parquet")
     parser.add_argument("--smoke", action="store_true", help="8 rows made here, and their rewards")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 # verl loads this file by its path, in processes of its own, where the course may not be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from minigrpo.text.prompts import answer_reward  # noqa: E402
-from minigrpo.text.shots import tags_reward  # noqa: E402
+from minigrpo.text.prompts import answer_reward
+from minigrpo.text.shots import tags_reward
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **others) -> dict:
