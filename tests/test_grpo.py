@@ -564,10 +564,12 @@ def test_autocast_keeps_the_weights_and_passes_the_check(monkeypatch):
         check(config, log_probs, batch, *rest)
 
     monkeypatch.setattr(grpo, "check_first_update", watched)
-    policy = tiny_gpt(std=0.7).float()
+    policy, made = tiny_gpt(std=0.7).float(), []
+    policy.lm_head.register_forward_hook(lambda _, given, logits: made.append(logits.dtype))
     half = replace(SMALL, steps=1, max_new_tokens=16, lr=1e-4, dtype="bfloat16")
     run(policy, config=half)
     assert 1e-3 < offs[0] < 0.5
+    assert {*made} == {torch.bfloat16}  # sampling and scoring
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
 
 

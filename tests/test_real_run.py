@@ -1,4 +1,4 @@
-"""The runs behind notebook 11: what is stored is what the settings say, and the tool that makes it."""
+"""The runs behind notebook 11: the record is what the settings say; the tool that makes it."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ def small(monkeypatch, tmp_path):
     def short(*given):
         return replace(config(*given), steps=2, evaluate_every=1, prompts_per_step=2, check=False)
 
+    monkeypatch.setattr(real_run, "SHAPE", {})
     monkeypatch.setattr(real_run, "config", short)
     monkeypatch.setattr(real_run, "rows", briefly)
     monkeypatch.setattr(real_run, "PATH", tmp_path / "real_run.json")
@@ -113,3 +114,32 @@ def test_a_run_is_measured_stored_and_not_repeated(small, capsys):
 def test_a_missing_folder_is_a_sentence(tmp_path):
     with pytest.raises(SystemExit, match="nowhere: .*tools/smollm2.py"):
         real_run.main([str(tmp_path / "nowhere")])
+
+
+def test_another_model_is_refused_before_it_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(real_run, "load_policy", lambda *_, **__: pytest.fail("it was loaded"))
+    with pytest.raises(SystemExit, match="expected SmolLM2-135M-Instruct .*, got a llama of"):
+        real_run.main([str(data_folder() / "text_llama")])
+    with pytest.raises(SystemExit, match="expected SmolLM2.*, got no config.json"):
+        real_run.main([str(tmp_path)])
+
+
+def test_a_seed_that_has_no_place_in_the_record_is_refused_at_once(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        real_run.main([str(tmp_path), "--seed", "7"])
+    assert "--seed: invalid choice: 7 (choose from" in capsys.readouterr().err
+
+
+def test_a_run_that_is_stopped_leaves_the_others_as_they_were(small, monkeypatch):
+    folder = str(data_folder() / "text_llama")
+    real_run.main([folder, "--seed", "0"])
+    before = small.read_text("utf-8")
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(real_run, "measure", stopped)
+    for more in ([], ["--again"]):
+        with pytest.raises(KeyboardInterrupt):
+            real_run.main([folder, *more])
+    assert small.read_text("utf-8") == before and len(list(small.parent.iterdir())) == 1

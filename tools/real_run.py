@@ -46,6 +46,9 @@ TRANSCRIPTS = 12  # the first of the held-out questions
 ASKED, SAMPLES = 32, 8  # before training: questions, and completions of each
 
 
+SHAPE = {"hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}  # of SmolLM2-135M
+
+
 class Run(NamedTuple):
     """What is varied: which problems are shown solved, the learning rate, the seed, the data."""
 
@@ -210,7 +213,8 @@ def measure(folder: Path, run: Run, before: Mapping[str, Any] | None) -> dict[st
                 n = HELD_OUT if m.step == own.steps else MIDWAY
                 result["held out"][str(m.step)] = evaluate(lab, n)
                 sampling.clear()
-    result["peak GiB"] = rounded(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on a Mac, else in KiB
+    result["peak GiB"] = rounded(peak / 2 ** (30 if sys.platform == "darwin" else 20))
     return result
 
 
@@ -268,16 +272,31 @@ def questions() -> list[dict[str, str]]:
     return rows(held_out=True)[:TRANSCRIPTS]
 
 
+def check_model(folder: Path) -> None:
+    """End with a sentence unless the folder has the model that the stored runs are of."""
+    if not folder.is_dir():
+        sys.exit(f"{folder}: no such folder (tools/smollm2.py makes it)")
+    file = folder / "config.json"
+    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    if any(found.get(key) != size for key, size in SHAPE.items()):
+        what = f"a {found['model_type']} of another size" if found else "no config.json"
+        sys.exit(
+            f"{folder}: expected SmolLM2-135M-Instruct (tools/smollm2.py makes it), got {what}"
+        )
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure what is missing, one run after the other."""
+    seeds = [run.seed for run in RUNS if run._replace(seed=0) == RUNS[0]._replace(seed=0)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="the model, see tools/smollm2.py")
-    parser.add_argument("--seed", type=int, help="only this seed of the run that learns")
+    parser.add_argument("--seed", type=int, choices=seeds, help="only this one of the first runs")
     parser.add_argument("--again", action="store_true", help="also what is stored")
     options = parser.parse_args(arguments)
-    if not options.folder.is_dir():
-        sys.exit(f"{options.folder}: no such folder (tools/smollm2.py makes it)")
-    wanted = RUNS if options.seed is None else [Run("one loss", 1e-5, options.seed)]
+    check_model(options.folder)
+    if PATH.is_file() and not stored():
+        print(f"{PATH}: made with other settings, replaced by the first run that is done now")
+    wanted = RUNS if options.seed is None else [RUNS[0]._replace(seed=options.seed)]
     for run in wanted:
         done = stored()
         if run in map(name, done) and not options.again:
@@ -286,10 +305,12 @@ def main(arguments: list[str] | None = None) -> None:
         result = measure(options.folder, run, next(iter(same), None))
         save([one for one in done if name(one) != run] + [result])
         last = list(result["held out"].values())[-1]
-        print(
-            *run, f"right {last['greedy']['right']:.2f} {last['sampled']['right']:.2f}", flush=True
-        )
+        shares = f"right {last['greedy']['right']:.2f} {last['sampled']['right']:.2f}"
+        print(*run, shares, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped; finished runs are stored, and the same command goes on with the others")

