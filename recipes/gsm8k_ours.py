@@ -154,9 +154,6 @@ def train(o: argparse.Namespace) -> None:
         lr=o.lr,
         rows_per_pass=o.rows_per_pass,
         dtype=o.dtype,
-        # In bfloat16 the sampler, which has a cache, and the scorer round so differently that one
-        # ratio in millions could stop a run. So it isn't checked, and each step prints the range.
-        check=o.dtype == "float32",
         seed=o.seed,
         save_every=o.save_every,
     )

@@ -44,7 +44,7 @@ def line(name: str, config: PretrainedConfig) -> str:
     """A row of the table."""
 
     def gib(**sizes) -> float:
-        return sum(memory(config, **{"rows": 128, "tokens": 1, **sizes}).values()) / 2**30
+        return sum(memory(config, **{"rows": 0, "tokens": 0, **sizes}).values()) / 2**30
 
     count = memory(config, rows=0, tokens=0)["weights"] // 4
     logits = memory(config, rows=4, tokens=512)["logits"] / 2**30

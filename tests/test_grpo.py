@@ -377,6 +377,13 @@ def test_a_ratio_that_is_not_one_at_the_first_update_stops_the_run():
     assert len(run(Noisy(uniform(11, 11)), config=replace(SMALL, check=False))) == 3
 
 
+def test_in_half_precision_the_ratio_is_checked_on_average():
+    half = replace(SMALL, dtype="bfloat16")
+    with pytest.raises(RuntimeError, match="step 1 is off 1 by on average 0.[2-9]"):
+        run(Noisy(uniform(11, 11)), config=half)
+    assert len(run(Noisy(uniform(11, 11), noise=1.01), config=half)) == 3
+
+
 def test_the_ratio_is_checked_closely_and_at_every_step():
     policy = Noisy(uniform(11, 11), noise=1.02)
     with pytest.raises(RuntimeError, match="at the first update of step 1 is off 1 by up to 0.0"):

@@ -192,7 +192,7 @@ def test_memory_by_hand():
     )  # embedding and head, attention, MLP, norms
     needs = memory(LLAMA, rows=4, tokens=10, reference=True)
     assert needs["weights"] + needs["gradients and averages"] == 16 * count
-    assert needs["reference"] == 4 * count and needs["logits"] == 4 * 4 * 4 * 10 * V
+    assert needs["reference"] == 4 * count and needs["logits"] == 3 * 4 * 4 * 10 * V
     assert sum(memory(LLAMA, rows=4, tokens=10).values()) == 16 * count + needs["logits"]
     tied = LlamaConfig(**LLAMA.to_dict() | {"tie_word_embeddings": True})
     assert memory(tied, rows=1, tokens=1)["weights"] == 4 * (count - V * C)

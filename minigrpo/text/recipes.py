@@ -141,7 +141,7 @@ def memory(
         "weights": weight_bytes * count + 4 * (trained or 0),
         "gradients and averages": 12 * (count if trained is None else trained),
         "reference": 4 * count * reference,
-        "logits": 4 * 4 * rows * tokens * vocabulary,  # and what the way back makes of them
+        "logits": 3 * 4 * rows * tokens * vocabulary,  # their gradient, and what both need
         "sampler": sampler,
     }
 
