@@ -1,8 +1,8 @@
 """minigrpo: the small helper module of the course, one file per concept.
 
 Each imports only the ones before it: checks, files, gpt, corpus, pretrain, logprobs, sampling,
-objective, rewards, arithmetic, llama, parallel, grpo. The rooms (study, notebook, clinic, text,
-scaling, exercises) import this core, and it imports none of them.
+objective, rewards, arithmetic, llama, parallel, parts, grpo. The rooms (study, notebook, clinic,
+text, scaling, exercises) import this core, and it imports none of them.
 """
 
 import os
