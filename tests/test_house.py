@@ -32,7 +32,7 @@ CORE = {
     "rewards": 130,
     "arithmetic": 290,
     "llama": 80,
-    "grpo": 335,
+    "grpo": 345,
     "parts": 95,
     "parallel": 85,
 }
