@@ -65,7 +65,7 @@ test-browser: $(VENV)/.installed-dev
 	$(ACTIVE) -m pytest -q -m browser tests/test_browser.py
 
 bench: $(VENV)/.installed-dev
-	$(ACTIVE) tools/bench.py
+	$(ACTIVE) tools/bench.py $(if $(wildcard $(SMOLLM2)),--model '$(SMOLLM2)')
 	@$(ACTIVE) tools/readme.py
 	$(ACTIVE) tests/benchmarks/letters.py
 

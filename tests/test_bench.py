@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import bench
 import pytest
 import readme
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 STORED = bench.load()
@@ -235,3 +239,96 @@ def test_make_bench_runs_all_of_it_and_brings_it_into_the_readme():
 
 def test_every_section_has_been_measured():
     assert {line["section"] for line in STORED["lines"]} == set(bench.SECTIONS)
+
+
+# ---------------------------------------------------------------------------------------------
+# at the size of real models
+
+
+def reached(stored: dict) -> bool:
+    """Whether a line says what its target asks for."""
+    ratio, words = stored["ratio"]["median"], stored["target"]
+    if words == "less than 4,096 MiB":
+        return stored["ours"]["median"] < 4096
+    number = 1 / 3 if words.startswith("a third") else float(words.split()[0])
+    return ratio <= number if words.endswith("or less") else ratio >= number
+
+
+@pytest.mark.parametrize("target, least", [("1 or more", True), ("1 or less", False)])
+def test_a_target_can_be_missed(target, least):
+    above = {"median": 1.01, "low": 1.0, "high": 1.1}
+    assert reached(line(target=target, ratio=above)) == least
+    assert not reached(line(target="a third or less", ratio={"median": 0.34}))
+    assert not reached(line(target="less than 4,096 MiB"))
+    assert reached(line(target="less than 4,096 MiB", ours={"median": 4000.0}))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [one for one in STORED["lines"] if one["section"] in ("vocabulary", "real_model")],
+    ids=lambda one: f"{one['what']}, {one['peer']['name']}",
+)
+def test_the_targets_at_the_size_of_real_models_are_reached(stored):
+    """All but one: with all rows at once, the logits and their gradient are two large tensors."""
+    at_once = stored["what"].endswith("64 at once") and "log-softmax" in stored["peer"]["name"]
+    assert not stored["target"] or reached(stored) != at_once
+
+
+def test_the_real_sizes_have_their_targets():
+    targets = [one["target"] for one in STORED["lines"] if one["section"] == "vocabulary"]
+    assert targets == ["a third or less", "1 or less"] * 2 + ["less than 4,096 MiB"]
+    targets = [one["target"] for one in STORED["lines"] if one["section"] == "real_model"]
+    assert targets == ["1 or more", "", "1 or less"]
+
+
+def gradient(side: str) -> torch.Tensor:
+    """Of one update of a small model, all rows at once."""
+    bench.load_section("memory")
+    import real_work
+
+    torch.manual_seed(0)
+    r, A = real_work.texts(60, 64, prompt=3, completion=4), torch.randn(64)
+    model = real_work.llama(vocab_size=60, **real_work.BODY)
+    real_work.updater(side, model, r, A, 64)()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_both_sides_of_a_comparison_make_the_same_update():
+    ours = gradient("ours")
+    assert ours.norm() > 0.01
+    sides = ["plain", "trl"] if importlib.util.find_spec("trl") else ["plain"]
+    for side in sides:
+        torch.testing.assert_close(gradient(side), ours, atol=1e-6, rtol=1e-3)
+
+
+def test_a_measurement_is_a_process_that_tells_what_it_found():
+    bench.load_section("memory")
+    import real_size
+
+    assert real_size.measured("score", "ours", 8, quick=True) >= 0
+    with pytest.raises(subprocess.CalledProcessError):
+        real_size.measured("score")
+
+
+def test_without_the_model_its_lines_are_left_out(monkeypatch, capsys):
+    monkeypatch.delenv("MINIGRPO_BENCH_MODEL", raising=False)
+    assert bench.load_section("autocast")(True) == []
+    assert "--model FOLDER names the one that tools/smollm2.py makes" in capsys.readouterr().out
+
+
+def test_the_folder_of_the_model_is_checked_before_anything_is_measured(capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["--quick", "--model", "no/such/folder"], measure=fake)
+    assert "no/such/folder: no such folder (tools/smollm2.py makes it)" in capsys.readouterr().err
+
+
+def test_the_folder_of_the_model_reaches_the_measurement(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("MINIGRPO_BENCH_MODEL", "")
+    bench.main(["--quick", "--only", "autocast", "--model", str(tmp_path)], measure=fake)
+    assert os.environ["MINIGRPO_BENCH_MODEL"] == str(tmp_path.resolve())
+    assert bench.command("autocast") == "python tools/bench.py --only autocast --model FOLDER"
+
+
+def test_make_bench_takes_the_model_if_it_is_there():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert "tools/bench.py $(if $(wildcard $(SMOLLM2)),--model '$(SMOLLM2)')" in makefile

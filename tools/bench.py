@@ -1,12 +1,13 @@
 """Measure the package beside its peers on this machine: one page of ratios.
 
-    python tools/bench.py                          all sections (10 to 12 minutes on two cores)
+    python tools/bench.py --model FOLDER           all sections (20 to 30 minutes on two cores)
     python tools/bench.py --only sampling memory   these again, the other lines as they are
     python tools/bench.py --quick                  does it run? rough figures, nothing is written
 
 Writes data/results/bench.json after each section. The table of README.md is made from the same
 file by tools/readme.py. A section is a function in tests/benchmarks/ and runs in a process of its
-own, so that none has to do with the memory or the threads of another.
+own, so that none has to do with the memory or the threads of another. FOLDER is the model that
+tools/smollm2.py makes; without it, the lines that need it stay as they are.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ SECTIONS = {  # the file of each, in the order of the table
     "group_size": "growth",
     "length": "growth",
     "width": "growth",
+    "vocabulary": "real_size",
+    "real_model": "real_size",
+    "autocast": "real_size",
 }
+WITH_MODEL = ("autocast",)  # sections that need --model
 
 Results = dict[str, Any]
 Measure = Callable[[str, bool], list[Results]]
@@ -48,7 +53,8 @@ Measure = Callable[[str, bool], list[Results]]
 
 def command(section: str) -> str:
     """What measures this section alone."""
-    return f"python tools/bench.py --only {section}"
+    model = " --model FOLDER" if section in WITH_MODEL else ""
+    return f"python tools/bench.py --only {section}{model}"
 
 
 def machine() -> Results:
@@ -211,11 +217,16 @@ def main(arguments: list[str] | None = None, measure: Measure = measure_apart) -
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="these sections alone")
     parser.add_argument("--quick", action="store_true", help="rough figures; nothing is written")
+    parser.add_argument("--model", type=Path, help="the folder that tools/smollm2.py makes")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)  # one section, in here
     options = parser.parse_args(arguments)
     # One thread unless told otherwise: a second one waits for the first in models this small, and
     # on a busy machine that would slow the many small calls of the plain way most.
     os.environ.setdefault("MINIGRPO_THREADS", "1")
+    if options.model:
+        if not options.model.is_dir():
+            parser.error(f"{options.model}: no such folder (tools/smollm2.py makes it)")
+        os.environ["MINIGRPO_BENCH_MODEL"] = str(options.model.resolve())
     sections = options.only or list(SECTIONS)
     if options.child:
         measure_here(sections[0], options.quick, options.child)
