@@ -62,7 +62,8 @@ def trl_settings(
     """The settings of TRL's GRPOConfig that mean the same; ValueError where none does."""
     cispo = config.surrogate == "cispo"
     only = {"baseline": ("mean",), "level": tuple(LEVELS), "estimator": ("k3",)}
-    only |= {"split_invariant": (False,), "how": ("token_mean",) if cispo else tuple(LOSS_TYPES)}
+    only |= {"split_invariant": (False,), "dtype": ("float32",)}
+    only |= {"how": ("token_mean",) if cispo else tuple(LOSS_TYPES)}
     for name, values in only.items():
         if (given := getattr(config, name)) not in values:
             expected = " or ".join(map(repr, values)) + (" with cispo" if name == "how" else "")
