@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,15 @@ def test_the_stored_transcripts_are_those_of_the_first_questions_and_graded_as_s
                 rest = found["questions"] - len(texts)
                 right = found[way]["right"] * found["questions"]
                 assert len(texts) == len(asked) and hits <= right + 1e-9 <= hits + rest + 2e-9
+
+
+def test_the_notebook_opens_with_the_first_transcripts_of_seed_0():
+    cells = json.loads((ROOT / "notebooks" / "11_a_real_run.ipynb").read_text("utf-8"))["cells"]
+    title = "".join(cells[0]["source"])
+    found = real_run.stored()[0]["held out"]
+    shown = {way: re.findall(rf"{way} +(<think>.*)", title) for way in ("greedy", "sampled")}
+    for way, texts in shown.items():
+        assert texts == [found[step][way]["transcripts"][0].strip() for step in ("0", "20")]
 
 
 @pytest.mark.parametrize(
