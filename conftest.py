@@ -6,7 +6,10 @@ environment of pytest but not its `sys.path`, hence environment variables.
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,24 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *(p for p in _paths if p)
 # An outer MPLBACKEND=Agg would leave the notebooks without figures. The inline backend needs no
 # screen, so unit tests that draw are served as well.
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+
+
+_progress = Path(tempfile.mkdtemp(prefix="minigrpo-progress-"))
+os.environ["MINIGRPO_PROGRESS"] = str(_progress / "progress.json")
+_numbers = itertools.count()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The reader's own file of progress stays out of it: each test has an empty one, and so has
+    each notebook, whose cells share a kernel.
+    """
+    own = item.path.stem if item.path.suffix == ".ipynb" else str(next(_numbers))
+    os.environ["MINIGRPO_PROGRESS"] = str(_progress / own / "progress.json")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_progress, ignore_errors=True)
 
 
 # What takes long, the longest first, as a part of the names of its tests.

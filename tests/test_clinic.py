@@ -30,7 +30,6 @@ def read(subject: Subject, one: Patient) -> float:
 @pytest.fixture(autouse=True)
 def a_file_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "progress.json"))
-    monkeypatch.setattr(progress, "_here", {})
     diagnosis.patient.cache_clear()
 
 

@@ -16,11 +16,11 @@ PACKAGE = ROOT / "minigrpo"
 ROOMS = {
     "core": 2160,
     "study": 500,
-    "notebook": 465,
+    "notebook": 720,
     "clinic": 2905,
     "text": 860,
     "scaling": 285,
-    "exercises": 1700,
+    "exercises": 1800,
 }
 CORE = {
     "gpt": 190,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minigrpo.notebook import progress
+from minigrpo.notebook import kept, progress
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,8 +23,8 @@ def file(tmp_path, monkeypatch) -> Path:
 
 
 def new_kernel(monkeypatch) -> None:
-    monkeypatch.setattr(progress, "_here", {})
-    monkeypatch.setattr(progress, "_told", set())
+    monkeypatch.setattr(kept, "_here", {})
+    monkeypatch.setattr(kept, "_told", set())
 
 
 def answer(right: bool, *measured: str) -> dict:

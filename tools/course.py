@@ -79,7 +79,7 @@ def check_installed(paths: list[Path]) -> None:
             )
 
 
-def kernel_environment(at_a_time: int = 1) -> dict[str, str]:
+def kernel_environment(at_a_time: int = 1, progress: Path | None = None) -> dict[str, str]:
     """The environment of a kernel: imports minigrpo from any folder, draws figures inline.
 
     One of several kernels gets a single thread, unless the user has set the number.
@@ -89,18 +89,22 @@ def kernel_environment(at_a_time: int = 1) -> dict[str, str]:
     return {
         **alone,
         **os.environ,
+        **({"MINIGRPO_PROGRESS": str(progress)} if progress else {}),
         "PYTHONPATH": os.pathsep.join(paths),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }
 
 
-async def execute(path: Path, timeout: float, at_a_time: int = 1) -> NotebookNode:
+async def execute(
+    path: Path, timeout: float, at_a_time: int = 1, progress: Path | None = None
+) -> NotebookNode:
     """Execute the notebook at `path` in a fresh kernel, in its own folder.
 
     Args:
         path: the notebook; the file is left as it is.
         timeout: seconds that one cell may take.
         at_a_time: how many notebooks are being executed.
+        progress: the file of progress, instead of the reader's.
 
     Returns:
         The executed notebook, in the form it is committed in.
@@ -128,7 +132,7 @@ async def execute(path: Path, timeout: float, at_a_time: int = 1) -> NotebookNod
     # The log of the kernel process: its advice would stand between the lines of progress.
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         try:
-            await client.async_execute(env=kernel_environment(at_a_time), stderr=log)
+            await client.async_execute(env=kernel_environment(at_a_time, progress), stderr=log)
             return committed_form(nb)
         except CellExecutionError as error:
             # nbclient puts the cell's source and output first, and a line of dashes after them.
@@ -149,6 +153,7 @@ async def each(
     timeout: float,
     done: Callable[[NotebookNode, Path, float], None],
     at_a_time: int = 1,
+    progress: Path | None = None,
 ) -> None:
     """Execute notebooks in order and hand each to `done`; at the first failure all stop."""
 
@@ -163,7 +168,7 @@ async def each(
         await places.acquire()  # a failure keeps its place, so that nothing follows it
         head, began = f"[{number}/{len(paths)}] {path.stem}", time.perf_counter()
         try:
-            nb = await execute(path, timeout, at_a_time)
+            nb = await execute(path, timeout, at_a_time, progress)
             done(nb, path, time.perf_counter() - began)
         except BaseException:
             print(f"{head}: stopped after {time.perf_counter() - began:.1f} s", flush=True)
@@ -285,8 +290,11 @@ def execute_in_place(paths: list[Path], timeout: float) -> None:
             raise CourseError(f"{path.name} is left as it was: " + "\n  ".join(findings))
         nb.cells = with_solutions(nb.cells)
         write(path, as_json(nb))
+        kept.unlink(missing_ok=True)
 
-    asyncio.run(each(paths, timeout, done))
+    with tempfile.TemporaryDirectory() as folder:  # what is committed knows no reader
+        kept = Path(folder, "progress.json")
+        asyncio.run(each(paths, timeout, done, progress=kept))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,6 +3,16 @@
 In a review, `show` the code first. The records are the texts beside this file, one per notebook.
 """
 
-from minigrpo.exercises.reader import all_exercises, check, hint, judge, show, solution
+from minigrpo.exercises.reader import (
+    all_exercises,
+    answer,
+    check,
+    hint,
+    judge,
+    show,
+    solution,
+)
+from minigrpo.notebook.progress import outcome, predict, progress
 
-__all__ = ["all_exercises", "check", "hint", "judge", "show", "solution"]
+__all__ = ["all_exercises", "answer", "check", "hint", "judge", "outcome", "predict", "progress"]
+__all__ += ["show", "solution"]

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from minigrpo.exercises.judge import Checked, Exercise, Function, judge_exercise
 from minigrpo.exercises.records import notebooks, records
 from minigrpo.exercises.review import Review, code_lines, judge_review
+from minigrpo.notebook.kept import recall
 
 Lines = int | Iterable[int] | None
 
@@ -78,6 +79,16 @@ def hint(key: str, number: int | None = None) -> None:
         raise ValueError(f"number: expected 1 to {len(hints)}, got {number}")
     _hints_given[key] = number
     print(f"Hint {number} of {len(hints)} for {key}: {hints[number - 1]}")
+
+
+def answer(key: str) -> None:
+    """Print the last answer of yours that passed, ready to be pasted in place of the stub.
+
+    Raises:
+        KeyError: there is no such exercise.
+    """
+    kept = recall("exercises").get(find(key).key, {})
+    print(kept.get("source") or f"No answer of yours to {key} has passed yet.")
 
 
 def solution(key: str) -> None:

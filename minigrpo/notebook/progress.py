@@ -1,58 +1,65 @@
-"""What is remembered between kernels: a small JSON file, which nothing depends on.
-
-`progress()` prints it. MINIGRPO_PROGRESS names the file; without it, it is where programs keep a
-user's data. A file that can't be read or written costs a sentence, and never a notebook.
-"""
+"""What a reader has passed, guessed and diagnosed: written down, compared, drawn."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import time
+import html
+import math
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from minigrpo.files import atomic_path
+from minigrpo.notebook.kept import recall, remember
 
-Kept = dict[str, dict[str, Any]]
-_here: Kept = {}  # what this kernel knows, whatever becomes of the file
-_told: set[str] = set()  # sentences that were printed
-
-
-def path() -> Path:
-    """The file."""
-    if named := os.environ.get("MINIGRPO_PROGRESS", "").strip():
-        return Path(named)
-    places = {"win32": "AppData/Local", "darwin": "Library/Application Support"}
-    variable = {"win32": "LOCALAPPDATA", "darwin": ""}.get(sys.platform, "XDG_DATA_HOME")
-    place = Path.home() / places.get(sys.platform, ".local/share")
-    return Path(os.environ.get(variable) or place) / "minigrpo" / "progress.json"
+RECORDS = Path(__file__).parent.parent / "exercises"
+PATIENTS = 25
+KEY = re.compile(r"(?:0[1-9]|1\d)\.[a-z][a-z0-9_]*")
 
 
-def remember(section: str, key: str, value: Any) -> None:
-    """Keep a value, unless there is one for this key: what came first counts."""
-    _here.setdefault(section, {}).setdefault(key, value)
-    try:
-        with _locked(path()), atomic_path(path()) as unfinished:
-            text = json.dumps({"version": 1, **_merged()}, indent=1, sort_keys=True)
-            unfinished.write_text(text + "\n", encoding="utf-8")
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: there's no home folder
-        _say(f"Your progress can't be kept: {error}")
+def predict(key: str, guess: float | None) -> None:
+    """Keep a guess of what a run will show; the first one counts.
+
+    Args:
+        key: number of the notebook and a word, such as "07.accuracy".
+        guess: a number; None as long as there is none.
+
+    Raises:
+        ValueError: the key is of another form.
+        TypeError: the guess is no number.
+    """
+    word = _word(key)
+    if guess is not None and (isinstance(guess, bool) or not isinstance(guess, Real)):
+        raise TypeError(f"guess: expected a number, such as 0.6, got {guess!r}")
+    if guess is not None:
+        remember("predictions", key, {"guess": float(guess)})
+    if (kept := _guess(key)) is None:
+        print(f"{word}: put a number in place of None, and run this cell again.")
+    elif guess in (None, kept):
+        print(f"{word}: your guess is {_number(kept)}.")
+    else:
+        print(f"{word}: your first guess counts, and it was {_number(kept)}.")
 
 
-def recall(section: str) -> dict[str, Any]:
-    """What is remembered, of this kernel and of those before it."""
-    try:
-        return _merged().get(section, {})
-    except (OSError, ValueError, RuntimeError) as error:
-        _say(f"Your progress can't be read: {error}")
-        return _here.get(section, {})
+def outcome(key: str, value: Any) -> None:
+    """Print what came out, beside the guess if there is one.
+
+    Args:
+        key: the one of `predict`.
+        value: a number, or a tensor with one entry.
+
+    Raises:
+        ValueError: the key is of another form.
+    """
+    word, value, guess = _word(key), float(value), _guess(key)
+    if guess is None:
+        print(f"{word}: it came out at {_number(value)}.")
+        return
+    remember("outcomes", key, {"value": value})
+    print(f"{word}: you guessed {_number(guess)}, and it came out at {_number(value)}.")
 
 
-def clinic_line(patients: int = 25) -> str:
+def clinic_line(patients: int = PATIENTS) -> str:
     """The score of the clinic, in a sentence."""
     seen = recall("clinic").values()
     if not seen:
@@ -63,51 +70,105 @@ def clinic_line(patients: int = 25) -> str:
     return f"{diagnosed}, {right} right at the first attempt, {used:.1f} measurements per patient."
 
 
-def progress() -> None:
-    """Print what is remembered."""
-    print(clinic_line())
+class Progress:
+    """What is remembered, as a drawing for a notebook and as text."""
+
+    def __init__(self) -> None:
+        passed, guesses, outcomes = map(recall, ("exercises", "predictions", "outcomes"))
+        self.rows = [
+            (number, title, [key in passed for key in keys]) for number, title, keys in exercises()
+        ]
+        self.guesses = [
+            (key, _number(one["guess"]), _number(outcomes[key]["value"]) if key in outcomes else "")
+            for key, one in sorted(guesses.items())
+        ]
+        self.clinic = clinic_line()
+        self.passed, self.of = (sum(map(f, self.rows)) for f in (_passed, _of))
+        self.begun = bool(self.passed or guesses or recall("clinic"))
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if not self.begun:
+            yield self._invitation()
+            return
+        yield self._headline()
+        room = max(len(marks) for *_, marks in self.rows)
+        for row in self.rows:
+            number, title, marks = row
+            drawn = "".join(".#"[mark] for mark in marks)
+            yield f"  {number:02}  {drawn:{room}}  {_passed(row)} of {_of(row)}  {title}"
+        for key, guess, value in self.guesses:
+            yield f"  {key}: you guessed {guess}" + (f", and it came out at {value}" * bool(value))
+        yield self.clinic
+
+    def _repr_html_(self) -> str:
+        if not self.begun:
+            return f"<p>{self._invitation()}</p>"
+        rows = "".join(map(_html_row, self.rows))
+        head = "<tr><th>notebook</th><th>exercises</th><th>passed</th></tr>"
+        made = "".join(
+            f"<tr><td>{html.escape(key)}</td><td>{guess}</td><td>{value or 'not yet'}</td></tr>"
+            for key, guess, value in self.guesses
+        )
+        asked = "<tr><th>prediction</th><th>your guess</th><th>came out at</th></tr>"
+        guesses = f"<table>{asked}{made}</table>" if made else ""
+        return f"<p>{self._headline()}</p><table>{head}{rows}</table>{guesses}<p>{self.clinic}</p>"
+
+    def _headline(self) -> str:
+        guessed = len(self.guesses)
+        made = f", {guessed} {'guess' if guessed == 1 else 'guesses'} made" if guessed else ""
+        return f"You've passed {self.passed} of {self.of} exercises{made}."
+
+    def _invitation(self) -> str:
+        return (
+            f"Your progress will show up here as soon as you pass one of the {self.of} exercises, "
+            f"write down a guess, or diagnose one of the {PATIENTS} patients in notebook 08."
+        )
 
 
-def _merged() -> Kept:
-    """The file, and after it what this kernel knows. ValueError: it is not a file of ours."""
-    try:
-        found = json.loads(path().read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return _here
-    except ValueError:
-        found = None
-    version = found.pop("version", 1) if isinstance(found, dict) else 1
-    if version != 1:
-        raise ValueError(f"{path()} is of version {version}, and this course knows version 1")
-    parts = found.values() if isinstance(found, dict) else [None]
-    records = [one for part in parts for one in (part.values() if isinstance(part, dict) else [0])]
-    if not all(isinstance(x, dict) and isinstance(x.get("measured", []), list) for x in records):
-        raise ValueError(f"{path()} isn't what was written here; delete it to start anew")
-    return {part: {**_here.get(part, {}), **found.get(part, {})} for part in {*_here, *found}}
+def progress() -> Progress:
+    """What you've passed, guessed and diagnosed in the whole course; a notebook draws it."""
+    return Progress()
 
 
-@contextmanager
-def _locked(file: Path, patience: float = 5.0) -> Iterator[None]:
-    """One kernel at a time; a lock that a dead one has left behind is ignored after a while."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock, until = file.with_name(f".{file.name}.lock"), time.monotonic() + patience
-    while True:
-        try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
-            break
-        except (FileExistsError, PermissionError):  # Windows: the other one is deleting it
-            if not os.access(file.parent, os.W_OK):
-                raise
-            if time.monotonic() > until:
-                break
-            time.sleep(0.01)
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
+def exercises() -> Iterator[tuple[int, str, list[str]]]:
+    """For each notebook its number, what its exercises are about, and their keys."""
+    for path in sorted(RECORDS.glob("[0-9][0-9].md")):
+        text = path.read_text(encoding="utf-8")
+        number = int(path.stem)
+        of = len(re.findall(r"^## ", text, re.MULTILINE))
+        title = text[: text.index("\n")].removeprefix("# ")
+        yield number, title, [f"{number}.{place}" for place in range(1, of + 1)]
 
 
-def _say(sentence: str) -> None:
-    if sentence not in _told:
-        _told.add(sentence)
-        print(sentence)
+def _html_row(row: tuple[int, str, list[bool]]) -> str:
+    number, title, passed = row
+    drawn = "".join("○●"[mark] for mark in passed)
+    name, score = f"{number:02} {html.escape(title)}", f"{_passed(row)} of {_of(row)}"
+    marks = f'<span aria-hidden="true">{drawn}</span>'
+    return f"<tr><td>{name}</td><td>{marks}</td><td>{score}</td></tr>"
+
+
+def _passed(row: tuple[int, str, list[bool]]) -> int:
+    return sum(row[2])
+
+
+def _of(row: tuple[int, str, list[bool]]) -> int:
+    return len(row[2])
+
+
+def _word(key: str) -> str:
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise ValueError(f'key: expected a notebook and a word, such as "07.accuracy", got {key!r}')
+    return key[3:].replace("_", " ")
+
+
+def _guess(key: str) -> float | None:
+    return recall("predictions").get(key, {}).get("guess")
+
+
+def _number(value: float) -> str:
+    """Three digits; a guess and an outcome look alike."""
+    return f"{value:,.0f}" if math.isfinite(value) and abs(value) >= 1000 else f"{value:.3g}"
