@@ -1,4 +1,4 @@
-"""The page of ratios: what is stored, how it is put together, and that README.md shows it."""
+"""The page of ratios: what is stored, how it is put together, and that docs/speed.md shows it."""
 
 from __future__ import annotations
 
@@ -49,25 +49,49 @@ def one_thread(monkeypatch):
 # what is stored
 
 
-def test_the_table_of_the_readme_is_made_of_the_stored_lines():
-    text = (ROOT / "README.md").read_text("utf-8")
-    place = f"<!-- bench: begin -->\n{bench.table(STORED)}\n<!-- bench: end -->"
-    assert place in text, "README.md: python tools/readme.py writes the table again"
-    assert readme.with_table(text) == text
+PAGE = "docs/speed.md"
+SPEED = (ROOT / PAGE).read_text("utf-8")
 
 
-def test_another_ratio_makes_another_table(monkeypatch):
-    text = (ROOT / "README.md").read_text("utf-8")
+@pytest.mark.parametrize("name, real_size", [("bench", False), ("real size", True)])
+def test_the_tables_of_the_page_are_made_of_the_stored_lines(name, real_size):
+    table = bench.table(STORED, real_size=real_size)
+    place = f"<!-- {name}: begin -->\n{table}\n<!-- {name}: end -->"
+    assert place in SPEED, f"{PAGE}: python tools/readme.py writes the tables again"
+    assert readme.with_tables(SPEED, PAGE) == SPEED
+
+
+@pytest.mark.parametrize("index", [0, -1])
+def test_another_ratio_makes_another_table(monkeypatch, index):
     changed = copy.deepcopy(STORED)
-    changed["lines"][0]["ratio"]["high"] = 4321.0
+    changed["lines"][index]["ratio"]["high"] = 4321.0
     monkeypatch.setattr(bench, "load", lambda: changed)
-    assert "to 4,321)" in readme.with_table(text) != text
+    assert "to 4,321)" in readme.with_tables(SPEED, PAGE) != SPEED
 
 
-def test_the_readme_needs_one_place_for_each_table():
-    text = (ROOT / "README.md").read_text("utf-8")
-    with pytest.raises(ValueError, match="one pair of comments `bench`, got 0"):
-        readme.with_table(text.replace("<!-- bench: end -->", ""))
+def test_the_page_needs_one_place_for_each_table():
+    with pytest.raises(ValueError, match="docs/speed.md: .* comments `bench`, got 0"):
+        readme.with_tables(SPEED.replace("<!-- bench: end -->", ""), PAGE)
+
+
+def test_every_stored_line_is_on_the_page():
+    """Without its target; lines that say the same are one row."""
+    rows = [row for row in SPEED.splitlines() if row.startswith("| ") and "| what |" not in row]
+    assert len(rows) == len(STORED["lines"]) - 1
+    for stored in STORED["lines"]:
+        start = stored["what"].rpartition(", windows")[0] or stored["what"]
+        peer = f"({stored['peer']['name']})"
+        assert any(row.startswith(f"| {start}") and peer in row for row in rows), stored["what"]
+
+
+def test_the_page_says_what_its_rows_say():
+    """The numbers in its prose."""
+    trainer = next(one for one in STORED["lines"] if one["section"] == "trainer")
+    assert f"{trainer['ratio']['median']:.1f} times as many completions per second" in SPEED
+    faster, *memory = (one for one in STORED["lines"] if one["section"] == "real_model")
+    ends = " and ".join(f"{faster['ratio'][end]:.1f}" for end in ("low", "high"))
+    assert f"by a factor between {ends}, with less than half the memory" in SPEED
+    assert all(one["ratio"]["high"] < 0.5 for one in memory)
 
 
 def test_something_is_stored_with_the_machine():
@@ -205,15 +229,23 @@ def test_the_table_by_hand():
     once = {"median": 0.4, "low": 0.4, "high": 0.4}
     lines = [line(), line("training", "t", ratio=once, target="", better="less")]
     shown = bench.table({"machine": machine | {"trl": ""}, "lines": lines}).splitlines()
-    assert shown[0] == "| what | minigrpo | peer | ratio | target |"
+    assert shown[0] == "| what | minigrpo | peer | ratio |"
     assert shown[2:] == [
-        "| w | 7,574 | 230 (row by row) | 31.9 (28.2 to 32.9) | 15 or more |",
-        "| t | 7,574 | 230 (row by row) | 0.400, less is better |  |",
+        "| w | 7,574 | 230 (row by row) | 31.9 (28.2 to 32.9) |",
+        "| t | 7,574 | 230 (row by row) | 0.400, less is better |",
         "",
-        "*2 cores, 1 thread; Python 3.11, torch 2, transformers 5.*",
+        "*2 cores, 1 thread unless a row says otherwise; Python 3.11, torch 2, transformers 5.*",
     ]
     other = bench.table({"machine": machine | {"threads": 2, "trl": "1"}, "lines": []})
-    assert other.endswith("2 cores, 2 threads; Python 3.11, torch 2, transformers 5, TRL 1.*")
+    start, _, end = other.splitlines()[-1].partition(" unless a row says otherwise; ")
+    assert (start, end) == ("*2 cores, 2 threads", "Python 3.11, torch 2, transformers 5, TRL 1.*")
+
+
+def test_lines_that_say_the_same_are_one_row():
+    twins = [line("training", "t, a"), line("training", "t, b"), line("training", "t, c")]
+    twins[2]["ratio"] = twins[2]["ratio"] | {"low": 28.1}
+    assert [one["what"] for one in bench.distinct(twins)] == ["t, a and b", "t, c"]
+    assert len(bench.distinct([line("a", "t, a"), line("b", "t, a")])) == 2
 
 
 def test_the_terminal_shows_the_same_cells(capsys):
@@ -231,7 +263,7 @@ def test_a_quick_run_from_the_command_line_leaves_the_file(capsys):
     assert "new step" in told and "nothing is written" in told
 
 
-def test_make_bench_runs_all_of_it_and_brings_it_into_the_readme():
+def test_make_bench_runs_all_of_it_and_brings_it_onto_its_page():
     recipe = (ROOT / "Makefile").read_text("utf-8").partition("\nbench:")[2].partition("\n\n")[0]
     called = re.findall(r"\$\(ACTIVE\) (\S+\.py)", recipe)
     assert called == ["tools/bench.py", "tools/readme.py", "tests/benchmarks/letters.py"]

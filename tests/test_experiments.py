@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import readme
@@ -21,6 +22,7 @@ from minigrpo.study.experiments import EXPERIMENTS, SUMMIT, Experiment, any_thou
 ROOT = Path(__file__).resolve().parent.parent
 SUMMIT_NAME = next(iter(EXPERIMENTS))
 STORED = results.load()
+PAGE = (ROOT / "docs" / "results.md").read_text("utf-8")
 TINY = {"steps": 2, "every": 1, "n": 8}
 
 
@@ -156,32 +158,51 @@ def test_what_the_course_promises_holds_for_every_stored_seed():
         assert max(one["curve"]["accuracy"]) < 0.2
 
 
-def test_the_table_of_the_readme_is_made_of_the_stored_results():
-    assert readme.with_table((ROOT / "README.md").read_text("utf-8")) == (
-        ROOT / "README.md"
-    ).read_text("utf-8"), "README.md: python tools/readme.py writes the table again"
+def test_the_tables_of_the_page_are_made_of_the_stored_results():
+    written = readme.with_tables(PAGE, "docs/results.md")
+    assert written == PAGE, "docs/results.md: python tools/readme.py writes the tables again"
 
 
-def test_the_readme_leaves_out_what_the_task_cannot_tell_apart():
+def mean(name: str, score: str = "accuracy") -> float:
+    """Over the seeds, after the run."""
+    return fmean(results.final(STORED["experiments"][name]["runs"], score))
+
+
+def test_the_page_leaves_out_what_the_task_cannot_tell_apart():
     left_out = STORED["experiments"].keys() - set(readme.SHOWN)
-    text = (ROOT / "README.md").read_text("utf-8")
-    assert f"The other {len(left_out)} experiments" in text and "0.97 or more" in text
-    for name in left_out:
-        values = results.final(STORED["experiments"][name]["runs"], "accuracy")
-        assert round(sum(values) / len(values), 2) >= 0.97, name
+    assert f"The other {len(left_out)} experiments" in PAGE and "0.97 or more" in PAGE
+    assert set(VARIANTS) <= left_out
+    assert all(round(mean(name), 2) >= 0.97 for name in left_out)
+
+
+def test_the_page_says_what_breaks_and_what_does_not():
+    assert mean("no room to think") < 0.11  # "it stays at a guess"
+    form = "reward for the form only"
+    assert mean(form) < 0.25  # "it gets the form"
+    before = STORED["experiments"][SUMMIT_NAME]["runs"][0]["curve"]
+    assert abs(mean("supervised, the same demonstrations") - before["accuracy"][0]) < 0.02
+    assert mean("KL weight 1") < 0.5  # "hardly leaves home"
+    assert mean("no baseline") >= 0.97
+
+
+def test_most_runs_take_as_long_as_the_page_and_the_readme_say():
+    runs = [one["runs"] for one in STORED["experiments"].values()]
+    within = [11 <= round(fmean(run["seconds"] for run in seeds)) <= 13 for seeds in runs]
+    assert sum(within) > len(within) / 2 and "most of them take 11 to 13 seconds" in PAGE
+    seconds = {round(run["seconds"]) for run in STORED["experiments"][SUMMIT_NAME]["runs"]}
+    assert seconds <= {11, 12} and "twelve seconds" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_another_result_makes_another_table(monkeypatch):
-    text = (ROOT / "README.md").read_text("utf-8")
     changed = copy.deepcopy(STORED)
     changed["experiments"][SUMMIT_NAME]["runs"][2]["curve"]["accuracy"][-1] = 0.42
     monkeypatch.setattr(results, "load", lambda: changed)
-    assert "0.42" in readme.with_table(text) != text
+    assert "0.42" in readme.with_tables(PAGE, "docs/results.md") != PAGE
 
 
-def test_a_readme_without_a_place_for_the_table_is_an_error():
-    with pytest.raises(ValueError, match="README.md: expected one pair of .* got 0"):
-        readme.with_table("no place")
+def test_a_page_without_a_place_for_the_table_is_an_error():
+    with pytest.raises(ValueError, match="docs/results.md: expected one pair of .* got 0"):
+        readme.with_tables("no place", "docs/results.md")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -240,10 +261,32 @@ def test_a_measurement_runs_every_seed(monkeypatch, capsys):
     assert capsys.readouterr().out.count("dapo") == 2
 
 
-def test_the_figures_show_every_experiment():
+def test_the_figures_show_every_experiment_in_its_group():
+    grouped = [name for names in results.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(EXPERIMENTS) and set(results.LABELS) < set(EXPERIMENTS)
     figure = results.experiments_figure(STORED)
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels == [*EXPERIMENTS]
+    for ax, (title, names) in zip(figure.axes, results.GROUPS.items(), strict=True):
+        labels = [label.get_text() for label in ax.get_yticklabels()]
+        in_order = sorted(names, key=mean, reverse=True)
+        expected = names if title == results.ALGORITHMS else in_order  # no ranking of algorithms
+        assert labels == [results.LABELS.get(name, name) for name in expected]
+        drawn = [line.get_xdata() for line in ax.get_lines() if line.get_marker() == "o"]
+        runs = [STORED["experiments"][name]["runs"] for name in expected]
+        assert [list(dots) for dots in drawn] == [results.final(one, "accuracy") for one in runs]
+    results.plt.close("all")
+
+
+def test_the_lines_of_the_run_are_named_at_their_ends():
     left, right = results.summit_figure(STORED).axes
-    assert len(left.get_lines()) == 3 and len(right.get_lines()) == 1
+    assert len(left.get_lines()) == 4 and len(right.get_lines()) == 2  # with a level in each
+    named = {text.get_text(): text.get_color() for text in left.texts}
+    runs = STORED["experiments"][SUMMIT_NAME]["runs"]
+    for text, score in {
+        "sampled": "accuracy",
+        "greedy": "greedy",
+        "7 and 8 digits": "harder",
+    }.items():
+        end = fmean(results.final(runs, score))
+        (color,) = {line.get_color() for line in left.get_lines() if line.get_ydata()[-1] == end}
+        assert named[text] == color
     results.plt.close("all")

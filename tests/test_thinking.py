@@ -390,10 +390,10 @@ def test_the_dial_at_a_tenth_is_how_the_shipped_base_was_made():
 
 
 # ---------------------------------------------------------------------------------------------
-# the table of README.md
+# the table of docs/results.md
 
 
-def test_what_the_readme_says_of_the_torn_pages():
+def test_what_the_page_of_results_says_of_the_torn_pages():
     runs = thinking.stored()["torn pages"]["0"]["runs"]
     late = [one for one in runs if one["curve"]["accuracy"][-1] < 0.9]
     assert (len(runs), [one["seed"] for one in late]) == (10, [thinking.HARDEST])

@@ -4,9 +4,9 @@
     python tools/bench.py --only sampling memory   these again, the other lines as they are
     python tools/bench.py --quick                  does it run? rough figures, nothing is written
 
-Writes data/results/bench.json after each section. The table of README.md is made from the same
-file by tools/readme.py. A section is a function in tests/benchmarks/ and runs in a process of its
-own, so that none has to do with the memory or the threads of another. FOLDER is the model that
+Writes data/results/bench.json after each section. The tables of docs/speed.md are made from the
+same file by tools/readme.py. A section is a function in tests/benchmarks/ and runs in a process of
+its own, so that none has to do with the memory or the threads of another. FOLDER is the model that
 tools/smollm2.py makes; without it, the lines that need it stay as they are.
 """
 
@@ -46,6 +46,7 @@ SECTIONS = {  # the file of each, in the order of the table
     "autocast": "real_size",
 }
 WITH_MODEL = ("autocast",)  # sections that need --model
+REAL_SIZE = ("vocabulary", "real_model", "autocast")  # the others are at the size of the course
 
 Results = dict[str, Any]
 Measure = Callable[[str, bool], list[Results]]
@@ -161,15 +162,34 @@ def cells(line: Results) -> list[str]:
     ]
 
 
-def table(results: Results) -> str:
-    """For README.md: one row per line, and below them what they were measured with."""
-    rows = ["| what | minigrpo | peer | ratio | target |", "|---|---|---|---|---|"]
-    rows += ["| " + " | ".join(cells(line)) + " |" for line in results["lines"]]
+def same(a: Results, b: Results) -> bool:
+    """Whether two lines of a section were measured in one race that ended alike."""
+    return all(a[key] == b[key] for key in ("section", "ours", "peer", "ratio"))
+
+
+def distinct(lines: list[Results]) -> list[Results]:
+    """The lines, those with the same numbers merged: `a, x` and `a, y` become `a, x and y`."""
+    found: list[Results] = []
+    for line in lines:
+        if found and same(found[-1], line):
+            what = f"{found[-1]['what']} and {line['what'].rpartition(', ')[2]}"
+            found[-1] = {**found[-1], "what": what}
+        else:
+            found.append(line)
+    return found
+
+
+def table(results: Results, *, real_size: bool = False) -> str:
+    """For docs/speed.md: one row per line, without targets, and what they were measured with."""
+    shown = [line for line in results["lines"] if (line["section"] in REAL_SIZE) == real_size]
+    rows = ["| what | minigrpo | peer | ratio |", "|---|---|---|---|"]
+    rows += ["| " + " | ".join(cells(line)[:-1]) + " |" for line in distinct(shown)]
     on = results["machine"]
     threads = "1 thread" if on["threads"] == 1 else f"{on['threads']} threads"
     names = {"python": "Python", "torch": "torch", "transformers": "transformers", "trl": "TRL"}
     versions = ", ".join(f"{name} {on[key]}" for key, name in names.items() if on[key])
-    return "\n".join([*rows, "", f"*{on['cores']} cores, {threads}; {versions}.*"])
+    measured = f"*{on['cores']} cores, {threads} unless a row says otherwise; {versions}.*"
+    return "\n".join([*rows, "", measured])
 
 
 def show(lines: list[Results]) -> None:
@@ -235,7 +255,7 @@ def main(arguments: list[str] | None = None, measure: Measure = measure_apart) -
     if options.quick:
         print("a quick run: rough figures, nothing is written")
     else:
-        print("written: data/results/bench.json; tools/readme.py brings it into README.md")
+        print("written: data/results/bench.json; tools/readme.py brings it into docs/speed.md")
 
 
 if __name__ == "__main__":

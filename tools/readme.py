@@ -1,11 +1,11 @@
-"""Bring README.md up to date: its figures are outputs of notebooks, its tables stored results.
+"""Bring the pages up to date: their figures are outputs of notebooks, their tables stored results.
 
     python tools/readme.py
 
-An image `figures/01_char_gpt.loss-figure.png` is what cell `loss-figure` of notebook 01_char_gpt
-has drawn. The table between the two comments `results` shows those of the experiments in
-data/results/results.json that SHOWN names, the ones between the comments `thinking` and `bench` are
-made of thinking.json and bench.json beside it.
+An image `figures/01_char_gpt.loss-figure.png` in README.md or docs/ is what cell `loss-figure` of
+notebook 01_char_gpt has drawn. A table between two comments such as `results: begin` and
+`results: end` is made of what data/results/ holds. The table `results` shows the experiments that
+SHOWN names.
 """
 
 from __future__ import annotations
@@ -31,38 +31,44 @@ SHOWN = (  # the other experiments end alike
     "KL weight 0.1",
     "KL weight 1",
 )
-IMAGE = re.compile(r"!\[[^\]]*\]\((figures/([\w-]+)\.([\w-]+)\.png)\)")
+TABLES = {"docs/results.md": ("results", "thinking"), "docs/speed.md": ("bench", "real size")}
+IMAGE = re.compile(r"!\[[^\]]*\]\((?:\.\./)?(figures/([\w-]+)\.([\w-]+)\.png)\)")
 
 
-def with_table(text: str) -> str:
-    """The text with each table of stored results in its place.
+def made(name: str) -> str:
+    """A table, of what is stored."""
+    if name == "results":
+        stored = results.load()["experiments"]
+        return results.table({"experiments": {key: stored[key] for key in SHOWN if key in stored}})
+    if name == "thinking":
+        return thinking.table()
+    return bench.table(bench.load(), real_size=name == "real size")
+
+
+def with_tables(text: str, page: str) -> str:
+    """The text of a page with each of its tables in its place.
 
     Raises:
         ValueError: no place for one, or more than one.
     """
-    stored = results.load()["experiments"]
-    shown = {name: stored[name] for name in SHOWN if name in stored}
-    tables = {
-        "results": results.table({"experiments": shown}),
-        "thinking": thinking.table(),
-        "bench": bench.table(bench.load()),
-    }
-    for name, table in tables.items():
+    for name in TABLES[page]:
         place = re.compile(rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", re.DOTALL)
         if (found := len(place.findall(text))) != 1:
-            raise ValueError(f"README.md: expected one pair of comments `{name}`, got {found}")
-        text = place.sub(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text)
+            raise ValueError(f"{page}: expected one pair of comments `{name}`, got {found}")
+        text = place.sub(lambda match, name=name: f"{match[1]}{made(name)}\n{match[2]}", text)
     return text
 
 
 def figures(root: Path = ROOT) -> dict[Path, bytes]:
-    """Each image of the README with the PNG that its notebook holds.
+    """Each image of README.md and docs/ that a notebook has drawn, with the PNG it holds.
 
     Raises:
-        ValueError: the README names a cell that has no figure.
+        ValueError: a page names a cell that has no figure.
     """
     found = {}
-    for path, notebook, cell_id in IMAGE.findall((root / "README.md").read_text("utf-8")):
+    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    named = [match for page in pages for match in IMAGE.findall(page.read_text("utf-8"))]
+    for path, notebook, cell_id in named:
         nb = nbformat.read(root / "notebooks" / f"{notebook}.ipynb", as_version=4)
         pngs = [
             output["data"]["image/png"]
@@ -79,11 +85,11 @@ def figures(root: Path = ROOT) -> dict[Path, bytes]:
 
 def main() -> None:
     """Write the tables and every figure whose content has changed."""
-    readme = ROOT / "README.md"
-    text = readme.read_text("utf-8")
-    if with_table(text) != text:
-        readme.write_text(with_table(text), "utf-8")
-        print("written: the tables of README.md")
+    for page in TABLES:
+        text = (ROOT / page).read_text("utf-8")
+        if with_tables(text, page) != text:
+            (ROOT / page).write_text(with_tables(text, page), "utf-8")
+            print(f"written: the tables of {page}")
     for path, png in figures().items():
         if not path.is_file() or path.read_bytes() != png:
             path.parent.mkdir(exist_ok=True)

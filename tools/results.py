@@ -5,7 +5,7 @@
     python tools/results.py --draw                the figures alone, of what is stored
 
 Writes data/results/results.json after each experiment, and then the two figures beside it. The
-table of README.md is made from the same file by tools/readme.py.
+table of docs/results.md is made from the same file by tools/readme.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from minigrpo.arithmetic import TRAINED_LENGTHS
 from minigrpo.llama import load_policy
 from minigrpo.notebook import plots
 from minigrpo.notebook.setup import setup
+from minigrpo.objective import VARIANTS
 from minigrpo.study.experiments import EXPERIMENTS, Experiment, run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +33,34 @@ FOLDER = ROOT / "data" / "results"
 SUMMIT_NAME = next(iter(EXPERIMENTS))
 SUMMIT_SEEDS, SEEDS = range(5), range(3)
 GOOD = 0.9
+ALGORITHMS = "The settings of six algorithms"
+GROUPS = {  # of the figure
+    "Task, data and reward": (
+        SUMMIT_NAME,
+        "a warm-up of its own for each seed",
+        "one demonstration in five complete",
+        "mixed operations",
+        "no room to think",
+        "reward for the form only",
+        "reward for any thought",
+        "supervised, the same demonstrations",
+        "supervised, right demonstrations",
+    ),
+    "One setting of the loss": (
+        "no baseline",
+        "no division by the std",
+        "one ratio per sequence",
+        "1 update per batch",
+        "4 updates per batch",
+    ),
+    "KL weight (the run of notebook 07 has 0.01)": ("KL weight 0", "KL weight 0.1", "KL weight 1"),
+    ALGORITHMS: tuple(VARIANTS),
+}
+LABELS = {  # where the field has a better word than the name under which it's stored
+    "a warm-up of its own for each seed": "a base model of its own for each seed",
+    "supervised, right demonstrations": "supervised, correct demonstrations",
+    "no division by the std": "no division by the standard deviation",
+}
 SCORES = ("accuracy", "greedy", "harder", "thinking")
 
 Results = dict[str, Any]
@@ -91,7 +121,7 @@ def save(results: Results, folder: Path = FOLDER) -> None:
 
 
 # --------------------------------------------------------------------------------------------
-# what README.md and the figures show
+# what docs/results.md and the figures show
 
 
 def final(runs: list[Results], score: str) -> list[float]:
@@ -123,39 +153,52 @@ def table(results: Results) -> str:
             cells.append(mean if low == high else f"{mean} ({low} to {high})")
         steps = median(map(steps_to_good, runs))
         cells.append("never" if steps == float("inf") else f"{steps:.0f}")
-        lines.append(f"| {name} | {len(runs)} | " + " | ".join(cells) + " |")
+        lines.append(f"| {LABELS.get(name, name)} | {len(runs)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def summit_figure(results: Results) -> plt.Figure:
     """Accuracy and thinking length, side by side."""
     runs = results["experiments"][SUMMIT_NAME]["runs"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.2))
-    labels = {"accuracy": "sampled", "greedy": "greedy", "harder": "7 and 8 digits"}
-    colors = {"accuracy": plots.BLUE, "greedy": plots.BLACK, "harder": plots.ORANGE}
-    for (score, label), dash, y in zip(labels.items(), ("-", ":", "--"), (0.38, 0.26, 0.14)):
-        plots.seed_band(left, runs, score, colors[score], dash)
-        left.text(36, y, label, color=colors[score])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.2))
+    lines = {
+        "greedy": ("greedy", plots.BLACK, ":", 1.055),
+        "accuracy": ("sampled", plots.BLUE, "-", 0.98),
+        "harder": ("7 and 8 digits", plots.ORANGE, "--", 0.905),
+    }
+    for score, (label, color, dash, y) in lines.items():
+        plots.seed_band(left, runs, score, color, dash)
+        left.text(103, y, label, color=color, va="center", fontsize=9)
+    plots.level(left, 0.1, "a guess")
     plots.seed_band(right, runs, "thinking", plots.GREEN)
-    left.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1.05))
-    right.set(xlabel="step", ylabel="tokens of thought", ylim=(0, 5))
-    left.set_title("Answers become right ...")
-    right.set_title("... as thoughts become long")
+    plots.level(right, fmean(TRAINED_LENGTHS), "one running total per digit")
+    left.set(xlabel="step", ylabel="fraction of correct answers", ylim=(0, 1.08), xlim=(0, 100))
+    right.set(xlabel="step", ylabel="tokens of thought", ylim=(0, 5.2), xlim=(0, 100))
+    left.set_title("Its answers become correct ...")
+    right.set_title("... as its thoughts grow")
     return figure
 
 
 def experiments_figure(results: Results) -> plt.Figure:
-    """A dot for each seed of each experiment."""
-    names = list(results["experiments"])
-    figure, ax = plt.subplots(figsize=(7, 0.27 * len(names) + 1))
-    for row, name in enumerate(names):
-        values = final(results["experiments"][name]["runs"], "accuracy")
-        ax.plot([min(values), max(values)], [row, row], color=plots.BLUE, linewidth=1)
-        ax.plot(values, [row] * len(values), "o", color=plots.BLUE, markersize=4)
-    ax.set_yticks(range(len(names)), names)
-    ax.invert_yaxis()
-    ax.set(xlim=(0, 1.03), xlabel="share of right answers, sampled, after the run")
-    figure.suptitle("It takes room to think, and a reward for the answer", x=0.01, ha="left")
+    """A dot for each seed of each experiment, in groups, the best of each group first."""
+    ends = {name: final(one["runs"], "accuracy") for name, one in results["experiments"].items()}
+    heights = [len(names) + 1 for names in GROUPS.values()]
+    figure, axes = plt.subplots(
+        len(GROUPS), 1, sharex=True, figsize=(7, 7.6), gridspec_kw={"height_ratios": heights}
+    )
+    for ax, (title, names) in zip(axes, GROUPS.items(), strict=True):
+        in_order = list(names)
+        if title != ALGORITHMS:  # their order would look like a ranking, which this task can't give
+            in_order.sort(key=lambda name: -fmean(ends[name]))
+        ax.axvline(fmean(ends[SUMMIT_NAME]), color=plots.GREY, linewidth=1)
+        ax.axvline(0.1, color=plots.BLACK, linewidth=1, linestyle=":")
+        plots.dot_rows(ax, {LABELS.get(name, name): ends[name] for name in in_order})
+        ax.set_title(title, fontsize=9.5, fontweight="bold")
+        ax.spines["bottom"].set_visible(ax is axes[-1])
+        ax.tick_params(axis="x", length=3 if ax is axes[-1] else 0)
+    axes[-1].set(xlim=(0, 1.02), xlabel="fraction of correct answers, sampled, after the run")
+    axes[0].text(0.11, 0.2, "a guess", fontsize=9)
+    figure.suptitle("What breaks the run, and what makes no difference here", x=0.01, ha="left")
     return figure
 
 
@@ -178,7 +221,7 @@ def main(arguments: list[str] | None = None) -> None:
         return  # the figures wait until there is something of everything
     for name, draw in (("summit", summit_figure), ("experiments", experiments_figure)):
         figure = draw(results)
-        figure.savefig(FOLDER / f"{name}.png", dpi=120, metadata={"Software": None})
+        figure.savefig(FOLDER / f"{name}.png", dpi=160, metadata={"Software": None})
         plt.close(figure)
 
 

@@ -388,23 +388,23 @@ def save(results: Results) -> None:
 
 
 # --------------------------------------------------------------------------------------------
-# what README.md shows
+# what docs/results.md shows
 
 TABLE = {
     "torn pages: 10% of the adding documents, as shipped": ("torn pages", "0.1"),
     "torn pages: 3%": ("torn pages", "0.03"),
     "torn pages: none": ("torn pages", "0"),
     "torn pages: none, the tenth base, 200 steps": ("the hardest base, twice as long", "0"),
-    "shown right answers instead, learning rate 1e-4": (
+    "shown correct answers instead, learning rate 1e-4": (
         "equal terms",
         "shown right answers, lr 0.0001",
     ),
-    "shown right answers instead, learning rate 1e-3": (
+    "shown correct answers instead, learning rate 1e-3": (
         "equal terms",
         "shown right answers, lr 0.001",
     ),
     "rewarded, learning rate 1e-3": ("equal terms", "rewarded, lr 0.001"),
-    "shown its own right answers (online rejection sampling)": (
+    "shown its own correct answers (online rejection sampling)": (
         "equal terms",
         "rejection sampling",
     ),

@@ -1,0 +1,229 @@
+"""README.md and the pages around it: what they promise, where they lead, and what they count."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import nbformat
+import pytest
+import readme
+from make_trl_answers import LOSS_CASES, REWARD_CASES
+from test_objective_mistakes import MISTAKES
+from test_project import markdown, project, targets, text
+
+from minigrpo import clinic
+from minigrpo.arithmetic import is_held_out, running_totals
+from minigrpo.clinic.trl_answers import VARIANTS
+from minigrpo.exercises import judge
+from minigrpo.exercises.reader import find
+from minigrpo.exercises.records import notebooks, records
+from minigrpo.llama import tiny_llama
+from minigrpo.study.oracle import list_world
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "GLOSSARY.md",
+    "data/README.md",
+    "recipes/README.md",
+    *DOCS,
+]
+LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
+ADDRESS = (
+    project()["project"].get("urls", {}).get("Repository", "https://github.com/minigrpo/minigrpo")
+)
+
+
+def page(name: str) -> str:
+    """The prose of a page on one line."""
+    return " ".join(text(name).split())
+
+
+# ---------------------------------------------------------------------------------------------
+# the first screen
+
+
+def test_the_readme_is_short():
+    assert len(text("README.md").splitlines()) <= 110
+
+
+def test_the_first_screen_says_what_it_is_shows_it_and_starts():
+    top = text("README.md").splitlines()[:30]
+    places = [
+        next(i for i, line in enumerate(top) if line.startswith(start))
+        for start in ("# minigrpo", "**Build GRPO", "![", "git clone ", "cd minigrpo", "make lab")
+    ]
+    assert places == sorted(places)
+    assert "no GPU" in top[places[1]] and "(data/results/summit.png)" in top[places[2]]
+    assert places[-1] - places[-3] == 2  # three lines, nothing between them
+
+
+def test_the_transcripts_are_those_of_the_notebook():
+    path = ROOT / "notebooks" / "07_grpo.ipynb"
+    (cell,) = [c for c in nbformat.read(path, as_version=4).cells if c.get("id") == "follow"]
+    shown = cell.outputs[0].text.splitlines()[2:]
+    before, after = (
+        re.split(r"  +", line)[1]
+        for line in text("README.md").splitlines()
+        if line.startswith(("before  ", "after 100 steps  "))
+    )
+    assert before in shown[0] and "wrong" in shown[0] and "step   0" in shown[0]
+    assert after in shown[-1] and "correct" in shown[-1] and "step 100" in shown[-1]
+    question = (6, 9, 1, 2, 3)
+    assert str(question) in cell.source and is_held_out(question)
+    totals = running_totals(question)
+    assert " ".join(map(str, totals)) in after and after.endswith(f"<answer> {totals[-1]}")
+    digits = " ".join(map(str, question))
+    assert f"For {digits} that's {totals[-1]}." in text("README.md")
+
+
+def test_the_message_in_the_readme_is_what_a_reader_sees():
+    multiplies = find("1.5").wrong[0]
+    assert "hot is cold" in multiplies.sentence
+    assert judge("1.5", multiplies.function)[1] in text("README.md")
+
+
+# ---------------------------------------------------------------------------------------------
+# the notebooks
+
+
+def title(number: int) -> tuple[str, list[str]]:
+    """The name of a notebook, and its minutes to read and of exercises, seconds, exercises."""
+    prose = markdown(f"{number:02d}")
+    said = re.search(r"minutes of exercises .*\n.*\n(.*)", prose)[1].strip("| ").split("|")[-4:]
+    name = re.match(r"# \d\d (.+)", prose)[1]
+    return name, [re.sub(r" on .*", "", entry.strip()) for entry in said]
+
+
+@pytest.mark.parametrize("number", notebooks())
+def test_the_readme_has_each_notebook_with_its_minutes_and_its_colab_link(number):
+    name, (read, write, *_) = title(number)
+    (path,) = (ROOT / "notebooks").glob(f"{number:02d}_*.ipynb")
+    row = next(row for row in text("README.md").splitlines() if row.startswith(f"| {number:02d} "))
+    first, built, minutes = (entry.strip() for entry in row.strip("|").split("|"))
+    assert minutes == f"{read} + {write}" and len(built.split()) <= 10
+    place = f"{ADDRESS.removeprefix('https://github.com/')}/blob/main/notebooks/{path.name}"
+    colab = f"https://colab.research.google.com/github/{place}"
+    short, _, links = first.removeprefix(f"{number:02d} [").partition("]")
+    assert short in (name, name.partition(":")[0])
+    assert links == f"(notebooks/{path.name}) ([Colab]({colab}))"
+
+
+@pytest.mark.parametrize("number", notebooks())
+def test_the_page_of_notebooks_has_the_numbers_of_their_titles(number):
+    start = f"| {number:02d} |"
+    row = next(row for row in text("docs/notebooks.md").splitlines() if row.startswith(start))
+    name, said = title(number)
+    assert re.search(rf"\[{re.escape(name.partition(':')[0])}.*\]\(../notebooks/{number:02d}_", row)
+    assert [entry.strip() for entry in row.strip("| ").split("|")][-4:] == said
+    assert said[-1] == str(len(records(number)))
+
+
+def test_the_readme_adds_up_the_exercises_and_the_hours():
+    assert f"There are {sum(len(records(n)) for n in notebooks())}." in text("README.md")
+    minutes = [title(number)[1][:2] for number in notebooks()]
+    read, write = (round(Fraction(sum(map(int, column)), 60)) for column in zip(*minutes))
+    words = {4: "four", 8: "eight"}
+    assert f"about {words[read]} hours and {words[write]} hours in all" in text("README.md")
+
+
+def test_the_clinic_has_as_many_patients_as_the_readme_says():
+    assert "you diagnose 25 runs, two of them healthy" in text("README.md")
+    assert len(clinic.PATIENTS) == 25
+
+
+def test_the_model_is_as_small_as_the_readme_says():
+    assert f"{sum(p.numel() for p in tiny_llama(0).parameters()):,} parameters" in text("README.md")
+
+
+# ---------------------------------------------------------------------------------------------
+# what is counted elsewhere
+
+
+def test_the_documents_count_what_the_objective_is_compared_with():
+    assert f"{len(MISTAKES)} classic mistakes" in page("CONTRIBUTING.md")
+    assert f"A world of {len(list_world().completions)} texts" in page("CONTRIBUTING.md")
+    assert f"a world of {len(list_world().completions)} texts" in page("README.md")
+    assert f"{LOSS_CASES} ragged batches under {len(VARIANTS)} settings" in page("CONTRIBUTING.md")
+    assert f"{REWARD_CASES} sets of rewards" in page("CONTRIBUTING.md")
+
+
+def test_figures_of_the_pages_are_those_of_the_notebooks():
+    found = readme.figures()
+    assert found, "no page shows a figure of a notebook"
+    for path, png in found.items():
+        assert path.read_bytes() == png, f"{path.name} is stale: run make execute"
+
+
+@pytest.mark.parametrize("cell", ["setup", "nowhere"])
+@pytest.mark.parametrize("name", ["README.md", "docs/page.md"])
+def test_a_figure_that_its_notebook_does_not_have_is_an_error(tmp_path, cell, name):
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").touch()
+    up = "../" * name.count("/")
+    (tmp_path / name).write_text(f"![x]({up}figures/01_char_gpt.{cell}.png)")
+    with pytest.raises(ValueError, match=f"cell '{cell}' of 01_char_gpt has 0 figures"):
+        readme.figures(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------
+# links and commands
+
+
+def anchors(name: str) -> set[str]:
+    """Those that GitHub gives the headings of a page."""
+    prose = re.sub(r"```.*?```", "", text(name), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_of_a_page_leads_somewhere(name):
+    lost = []
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "code", text(name), flags=re.DOTALL)
+    for link in LINK.findall(prose):
+        if re.match(r"https?:|mailto:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        place = (ROOT / name).parent / path if path else ROOT / name
+        if not place.exists():
+            lost.append(link)
+        elif anchor and anchor not in anchors(place.resolve().relative_to(ROOT).as_posix()):
+            lost.append(link)
+    assert lost == [], name
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_target_that_a_page_names_exists(name):
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text(name), re.MULTILINE))
+    assert named <= targets(), f"{name} names {sorted(named - targets())}, which do not exist"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_file_that_a_page_calls_exists(name):
+    for script in re.findall(
+        r"python[^`\n]*? ((?:tools|tests|recipes)[/\\][\w/\\]+\.py)", text(name)
+    ):
+        assert (ROOT / script.replace("\\", "/")).is_file(), f"{name} calls {script}"
+    for module in re.findall(r"python -m (minigrpo[\w.]*)", text(name)):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+def test_the_pages_name_the_commands_that_a_reader_needs():
+    for command in ("lab", "course", "progress", "exam", "update", "test"):
+        assert f"make {command}" in text("README.md"), command
+        assert re.search(rf"^make {command}\b", text("docs/help.md"), re.MULTILINE), command
+
+
+def test_the_citation_agrees_with_the_project():
+    cited = dict(re.findall(r"^([\w-]+): \"?([^\">]+?)\"?$", text("CITATION.cff"), re.MULTILINE))
+    about = project()["project"]
+    assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
+    assert (cited["license"], cited["version"]) == (about["license"], about["version"])
+    assert cited["repository-code"] == ADDRESS and cited["title"].startswith(about["name"])
