@@ -6,9 +6,9 @@ ACTIVE := $(VENV)/bin/python
 PIP := $(ACTIVE) -m pip --disable-pip-version-check
 REQUIREMENTS := requirements.txt pyproject.toml
 
-# make course ONLY=02 and make execute ONLY=02 take that notebook alone.
+# make course ONLY=02 and make execute ONLY=02 take that notebook alone, make lab ONLY=02 opens it.
 ONLY ?=
-# make course SCALE=1 and make execute SCALE=1 install the extra `scale` and take notebook 10 as well.
+# SCALE=1 installs the extra `scale` for notebook 10; course and execute take it as well.
 SCALE ?=
 # make results AGAIN=1 also measures what is stored with the present settings.
 AGAIN ?=
@@ -19,9 +19,11 @@ SMOLLM2 ?= data/cache/smollm2
 # A package index for torch alone, such as the one of its CPU builds; everything else comes from
 # the usual one.
 TORCH_INDEX ?=
+# make address REPOSITORY=https://github.com/you/minigrpo
+REPOSITORY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab update test test-browser execute bench results real checkpoint clean
+.PHONY: help course lab update test test-browser execute bench results real checkpoint address clean
 
 help:
 	@echo 'make course        execute every notebook and write readable pages to build/course/'
@@ -34,10 +36,11 @@ help:
 	@echo 'make results       measure what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09 and 10'
 	@echo 'make real          the runs of notebook 11 on a real model that are not stored yet; SEED=0 repeats one'
 	@echo 'make checkpoint    train the models in data/ again'
+	@echo 'make address       write the REPOSITORY that you publish the course at into all files'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
-	@echo 'ONLY=02            course, execute: this notebook alone'
-	@echo 'SCALE=1            course, execute: notebook 10 as well; installs the extra it needs'
+	@echo 'ONLY=02            course, execute: this notebook alone; lab: opens it'
+	@echo 'SCALE=1            course, execute, lab: notebook 10 as well; installs the extra it needs'
 	@echo 'AGAIN=1            results: also what is stored with the present settings; without it, what is missing'
 	@echo 'PYTHON=python3.12  the Python (3.10 to 3.13) that the environment .venv is made with'
 	@echo 'TORCH_INDEX=URL    install torch from this package index, such as one of CPU builds'
@@ -51,8 +54,9 @@ execute: $(VENV)/.installed$(if $(SCALE),-scale)
 	@$(ACTIVE) tools/course.py execute $(COURSE_OPTIONS)
 	@$(ACTIVE) tools/readme.py
 
-lab: $(VENV)/.installed
-	$(ACTIVE) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_char_gpt.ipynb
+lab: $(VENV)/.installed$(if $(SCALE),-scale)
+	$(ACTIVE) -m jupyterlab --ServerApp.root_dir=. \
+	    --LabApp.default_url=/lab/tree/$(wildcard notebooks/$(or $(ONLY),01)_*.ipynb)
 
 update:
 	$(PYTHON) tools/update.py
@@ -92,6 +96,9 @@ checkpoint: $(VENV)/.installed
 	$(ACTIVE) tools/train_models.py char_gpt --out data/char_gpt.safetensors
 	$(ACTIVE) tools/train_models.py tiny_llama --out data/tiny_llama
 	$(ACTIVE) tools/train_models.py text_models --out data
+
+address:
+	$(PYTHON) tools/doors.py $(REPOSITORY)
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .pytest_cache .ruff_cache

@@ -10,7 +10,8 @@ import drawings
 import pytest
 
 FIGURES = drawings.FIGURES
-DRAWINGS = sorted(FIGURES.glob("*.svg"))
+BADGES = sorted(FIGURES.glob("badge-*.svg"))  # of README.md: small, with a style of their own
+DRAWINGS = sorted({*FIGURES.glob("*.svg")} - {*BADGES})
 SVG = "{http://www.w3.org/2000/svg}"
 STYLE = re.compile(r" *<style>.*?</style>", re.DOTALL)
 HOUSE_STYLE = STYLE.search((FIGURES / "map.svg").read_text(encoding="utf-8"))[0]

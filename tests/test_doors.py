@@ -1,0 +1,225 @@
+"""The ways in: one address in every file, and a notebook that installs what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from xml.etree import ElementTree
+
+import doors
+import pytest
+from test_drawings import BADGES, self_contained, well_formed
+from test_project import project
+
+ROOT = doors.ROOT
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NAME = r"([\w.-]+/[\w.-]+?)(?:\.git)?(?![\w.-])"
+# Where a file names this repository and no other.
+OURS = re.compile(
+    "|".join(
+        before + NAME
+        for before in (
+            r"colab\.research\.google\.com/github/",
+            r"welcome\?src=https://github\.com/",
+            r"codespaces\.new/",
+            r"git\+https://github\.com/",
+            r"git clone (?:--\S+ )*https://github\.com/",
+            r"repository-code: \"?https://github\.com/",
+            r"Repository = \"https://github\.com/",
+        )
+    )
+)
+TITLE = (
+    "[Open in Colab](https://colab.research.google.com/github/{name}/blob/main/notebooks/{file}) · "
+    "[Open in Kaggle](https://kaggle.com/kernels/welcome"
+    "?src=https://github.com/{name}/blob/main/notebooks/{file})"
+)
+SETUP = """\
+import subprocess
+import sys
+from importlib.util import find_spec
+
+if not find_spec("minigrpo"):  # on Colab, on Kaggle, or in a folder of its own
+    course = "{course} @ git+https://github.com/{name}"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", course], check=True)
+
+from minigrpo.notebook.setup import setup
+
+device = setup(seed=0)"""
+
+
+def named(text: str) -> set[str]:
+    """The repositories that a text takes for this one."""
+    return {name for found in OURS.findall(text) for name in found if name}
+
+
+def sources(path: Path) -> dict[str, str]:
+    """The cells of a notebook."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return {cell["id"]: "".join(cell["source"]) for cell in cells}
+
+
+# ---------------------------------------------------------------------------------------------
+# one address
+
+
+def test_every_file_names_the_repository_of_pyproject():
+    name = doors.repository()
+    assert project()["project"]["urls"] == {"Repository": f"https://github.com/{name}"}
+    tests = ROOT / "tests"
+    found = {path: named(path.read_text(encoding="utf-8")) for path in doors.files()}
+    found = {path: names for path, names in found.items() if names and tests not in path.parents}
+    assert {*NOTEBOOKS, ROOT / "pyproject.toml"} <= {*found}
+    assert {path.name for path, names in found.items() if names != {name}} == set()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_opens_elsewhere_and_installs_the_course_there(path):
+    cells, name = sources(path), doors.repository()
+    assert cells["title"].split("\n\n")[1] == TITLE.format(name=name, file=path.name)
+    course = "minigrpo[scale]" if path.stem.startswith("10_") else "minigrpo"
+    assert cells["setup"].startswith(SETUP.format(course=course, name=name))
+
+
+def test_a_new_address_reaches_every_file_and_no_other_repository(tmp_path):
+    def links(name: str) -> str:
+        owner, short = name.split("/")
+        return (
+            f'git clone https://github.com/{name}.git\n"minigrpo @ git+https://github.com/{name}"\n'
+            f"https://colab.research.google.com/github/{name}/blob/main/x.ipynb\n"
+            f"https://kaggle.com/kernels/welcome?src=https://github.com/{name}/blob/main/x.ipynb\n"
+            f"https://codespaces.new/{name} https://{owner}.github.io/{short}/ github.com/{name}.\n"
+        )
+
+    old, others = doors.repository(), "github.com/huggingface/trl minigrpo/minigrpo "
+    others += f"https://github.com/{old}-else https://mygithub.com/{old}\n"
+    for file in ("README.md", "notebooks/x.ipynb", ".github/workflows/course.yml"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(links(old) + others)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "x.md").write_text(links(old))
+    (tmp_path / "pyproject.toml").write_text(f'Repository = "https://github.com/{old}"\n')
+    for new in ("somebody/learn-grpo", "a.b/c.d", old):
+        assert len(doors.move(new, tmp_path)) == 4
+        assert doors.repository(tmp_path) == new
+        assert (tmp_path / "notebooks" / "x.ipynb").read_text() == links(new) + others
+    assert (tmp_path / ".venv" / "x.md").read_text() == links(old)
+
+
+@pytest.mark.parametrize("given", [[], ["https://example.org/you/minigrpo"], ["you/minigrpo"]])
+def test_an_address_elsewhere_is_refused(given):
+    command = [sys.executable, "tools/doors.py", *given]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 1 and "make address REPOSITORY=https://github.com/" in ran.stderr
+
+
+# ---------------------------------------------------------------------------------------------
+# badges
+
+
+@pytest.mark.parametrize("path", BADGES, ids=lambda path: path.stem)
+def test_a_badge_says_what_is_true_and_loads_nothing(path):
+    text = path.read_text(encoding="utf-8")
+    assert well_formed(text) == self_contained(text) == []
+    root = ElementTree.fromstring(text)
+    title, *shown = (
+        " ".join(element.itertext()) for element in root if not element.attrib.get("d")
+    )
+    low, high = re.findall(r"3\.(\d+)", project()["project"]["requires-python"])
+    true = {
+        "badge-python": f"Python 3.{low} to 3.{int(high) - 1}",
+        "badge-license": f"license {project()['project']['license']}",
+    }
+    said = " ".join(shown[-2:])
+    assert said == true.get(path.stem, f"open in {path.stem.removeprefix('badge-').capitalize()}")
+    assert root.get("role") == "img" and {*said.lower().split()} <= {
+        *re.findall(r"[\w.]+", title.lower())
+    }
+
+
+# ---------------------------------------------------------------------------------------------
+# a notebook alone
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The course as pip gets it."""
+    pytest.importorskip("hatchling", reason="hatchling, which builds the wheel, isn't installed")
+    out = tmp_path_factory.mktemp("wheel")
+    code = "import sys, hatchling.build as build; build.build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(out)], cwd=ROOT, check=True)
+    return next(out.glob("minigrpo-*.whl"))
+
+
+@pytest.fixture
+def elsewhere(tmp_path) -> tuple[Path, dict[str, str]]:
+    """A Python with all packages but the course, and an environment where it reaches no network."""
+    pytest.importorskip("pip", reason="there is no pip in this environment")
+    if os.name != "posix":
+        pytest.skip("links to packages, which Windows allows to few")
+    (tmp_path / "packages").mkdir()
+    for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for package in Path(place).iterdir():
+            if not re.match(r"_*(?:editable__*)?minigrpo|.*\.pth$", package.name):
+                (tmp_path / "packages" / package.name).symlink_to(package)
+    venv.create(tmp_path / "python", symlinks=True)
+    (site,) = (tmp_path / "python" / "lib").glob("python*/site-packages")
+    (site / "packages.pth").write_text(str(tmp_path / "packages"))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PIP_", "PYTHON", "PYTEST_", "JUPYTER", "MINIGRPO_"))
+    }
+    environment |= {
+        "HOME": str(tmp_path),  # no kernels and no settings of the person who tests
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PYTHONPATH": str(ROOT / "tests" / "offline"),
+        "MINIGRPO_TEST_CONNECTIONS": str(tmp_path / "connections"),
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    }
+    return tmp_path / "python" / "bin" / "python", environment
+
+
+@pytest.mark.kernel
+def test_a_notebook_alone_in_a_folder_installs_the_wheel_and_runs(elsewhere, wheel, tmp_path):
+    python, environment = elsewhere
+    folder = tmp_path / "alone"
+    folder.mkdir()
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        command = [str(python), *arguments]
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+        )
+
+    where = "import importlib.util as u; print(u.find_spec('minigrpo').origin)"
+    assert "NoneType" in run("-c", where).stderr  # it isn't there
+    (original,) = (path for path in NOTEBOOKS if path.stem.startswith("02_"))
+    text = original.read_text(encoding="utf-8")
+    address = f"git+https://github.com/{doors.repository()}"
+    assert text.count(address) == 1
+    (folder / original.name).write_text(text.replace(address, wheel.as_uri()), encoding="utf-8")
+    ran = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval", "--nbval-current-env", ".")
+    assert ran.returncode == 0, ran.stdout  # the outputs are those of the checkout
+    assert Path(run("-c", where).stdout).is_relative_to(tmp_path / "python")
+    assert [path.name for path in folder.iterdir()] == [original.name]
+    assert not (tmp_path / "connections").exists()
+
+
+def test_an_installation_that_fails_says_what_was_tried(elsewhere, tmp_path):
+    python, environment = elsewhere
+    cell = sources(NOTEBOOKS[0])["setup"]
+    cell = re.sub(
+        r"git\+https://[\w./-]+", (tmp_path / "minigrpo-9-py3-none-any.whl").as_uri(), cell
+    )
+    command = [str(python), "-c", cell]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert re.search(r"^ERROR: .*No such file", ran.stderr, re.MULTILINE)  # pip's words
+    assert re.search(r"^subprocess.CalledProcessError: .*minigrpo @ file:", ran.stderr, re.M)
