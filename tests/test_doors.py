@@ -174,7 +174,7 @@ def elsewhere(tmp_path) -> tuple[Path, dict[str, str]]:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PIP_", "PYTHON", "PYTEST_", "JUPYTER", "MINIGRPO_"))
+        if not name.startswith(("PIP_", "PYTHON", "PYTEST_", "JUPYTER", "MINIGRPO_", "XDG_"))
     }
     environment |= {
         "HOME": str(tmp_path),  # no kernels and no settings of the person who tests

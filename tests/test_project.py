@@ -36,6 +36,11 @@ def project() -> dict:
     return tomllib.loads(text("pyproject.toml"))
 
 
+def extra(name: str) -> list[Requirement]:
+    """What an extra of pyproject.toml asks for."""
+    return [*map(Requirement, project()["project"]["optional-dependencies"][name])]
+
+
 def pins() -> list[Requirement]:
     """The pins of requirements.txt: a line that is not a name, such as a path, is an error."""
     lines = re.sub(r"(^|\s)#.*", "", text("requirements.txt"), flags=re.MULTILINE).splitlines()
@@ -51,7 +56,8 @@ def targets() -> set[str]:
 
 @pytest.mark.parametrize("pin", pins(), ids=str)
 def test_pin_is_exact_and_within_its_range(pin):
-    ranges = {r.name: r.specifier for r in map(Requirement, project()["project"]["dependencies"])}
+    needed = [*map(Requirement, project()["project"]["dependencies"]), *extra("lab")]
+    ranges = {requirement.name: requirement.specifier for requirement in needed}
     (exact,) = pin.specifier
     assert exact.operator == "=="
     assert pin.name in ranges
@@ -64,6 +70,7 @@ def test_every_python_gets_one_pin_of_each_package(minor):
     names = [pin.name for pin in pins() if not pin.marker or pin.marker.evaluate(python)]
     wanted = ["jupyter", "latex2mathml", "matplotlib", "nbval", "requests", "torch", "transformers"]
     assert sorted(names) == wanted
+    assert {requirement.name for requirement in extra("lab")} < {*names}
     assert project()["project"]["requires-python"] == ">=3.10,<3.14"
 
 
@@ -93,27 +100,27 @@ def test_notebooks_without_their_package_say_so(tmp_path):
 
 
 def test_ranges_end_before_the_next_major_version():
-    extras = project()["project"]["optional-dependencies"]
-    named = [*project()["project"]["dependencies"], *extras["dev"], *extras["scale"]]
+    extras = project()["project"]["optional-dependencies"].values()
+    named = [*project()["project"]["dependencies"], *sum(extras, [])]
     for requirement in map(Requirement, named):
         assert {"<", ">="} == {s.operator for s in requirement.specifier}, requirement
 
 
 def test_the_stored_answers_are_of_a_trl_within_its_range():
-    (trl,) = map(Requirement, project()["project"]["optional-dependencies"]["scale"])
+    (trl,) = extra("scale")
     assert trl.specifier.contains(Answers().versions["trl"])
 
 
 @pytest.mark.parametrize("minor", [10, 11, 12, 13])
 def test_trl_is_wanted_where_there_is_one(minor):
-    (trl,) = map(Requirement, project()["project"]["optional-dependencies"]["scale"])
+    (trl,) = extra("scale")
     assert trl.marker and trl.marker.evaluate({"python_version": f"3.{minor}"}) == (minor > 10)
 
 
 @pytest.mark.parametrize("document", ["Makefile", "docs/help.md"])
 def test_whoever_tests_installs_every_extra(document):
-    extras = ",".join(project()["project"]["optional-dependencies"])
-    assert f".[{extras}]" in text(document)
+    extras = {*project()["project"]["optional-dependencies"]} - {"lab"}  # requirements.txt pins it
+    assert f".[{','.join(sorted(extras))}]" in text(document)
 
 
 def test_options_leave_the_comparison_of_notebooks_alone():
