@@ -52,7 +52,7 @@ def test_the_readme_is_short():
 
 
 def test_the_first_screen_says_what_it_is_shows_it_and_starts():
-    top = text("README.md").splitlines()[:30]
+    top = text("README.md").splitlines()[:32]
     places = [
         next(i for i, line in enumerate(top) if line.startswith(start))
         for start in ("# minigrpo", "**Build GRPO", "![", "git clone ", "cd minigrpo", "make lab")
@@ -84,7 +84,8 @@ def test_the_transcripts_are_those_of_the_notebook():
 def test_the_message_in_the_readme_is_what_a_reader_sees():
     multiplies = find("1.5").wrong[0]
     assert "hot is cold" in multiplies.sentence
-    assert judge("1.5", multiplies.function)[1] in text("README.md")
+    told = judge("1.5", multiplies.function)[1].replace("not right yet. You", "not right yet.\nYou")
+    assert f"```text\n{told}\n```" in text("README.md")
 
 
 # ---------------------------------------------------------------------------------------------
