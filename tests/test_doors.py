@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 
 import doors
 import pytest
+import yaml
 from test_drawings import BADGES, self_contained, well_formed
-from test_project import project
+from test_project import project, targets, text
 
 ROOT = doors.ROOT
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -141,6 +142,94 @@ def test_a_badge_says_what_is_true_and_loads_nothing(path):
     assert root.get("role") == "img" and {*said.lower().split()} <= {
         *re.findall(r"[\w.]+", title.lower())
     }
+
+
+# ---------------------------------------------------------------------------------------------
+# workflows and the container
+
+WORKFLOWS = {path.stem: path for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+
+
+def workflow(name: str) -> dict:
+    """A workflow; its key `on` is read as True."""
+    return yaml.safe_load(WORKFLOWS[name].read_text(encoding="utf-8"))
+
+
+def steps(job: dict, key: str) -> list[str]:
+    """What the steps of a job run, or the actions they use."""
+    return [step[key] for step in job["steps"] if key in step]
+
+
+def pythons() -> list[str]:
+    """The versions that pyproject.toml allows."""
+    low, end = re.findall(r"3\.(\d+)", project()["project"]["requires-python"])
+    return [f"3.{minor}" for minor in range(int(low), int(end))]
+
+
+def test_the_course_is_tested_on_every_system_and_python():
+    course = workflow("course")
+    assert {"push", "pull_request", "schedule"} <= {*course[True]}
+    test, windows = course["jobs"]["test"], course["jobs"]["windows"]
+    systems = test["strategy"]["matrix"]
+    assert systems["python"] == pythons() and systems["os"] == ["ubuntu-latest", "macos-latest"]
+    assert steps(test, "run")[-1] == "make test"
+    assert {*windows["strategy"]["matrix"]["python"]} == {pythons()[0], pythons()[-1]}
+    told = re.sub(r"\bpy -3\.\d+ -m venv", "python -m venv", text("docs/help.md"))
+    lines = [re.sub(r"\s+#.*", "", line) for line in told.splitlines()]
+    for command in steps(windows, "run"):
+        assert command in lines, f"{command!r} is not among the steps for Windows"
+
+
+def test_the_pages_are_published_where_make_course_writes_them():
+    jobs = workflow("pages")["jobs"]
+    assert "make course SCALE=1" in steps(jobs["build"], "run")
+    (upload,) = (
+        step for step in jobs["build"]["steps"] if "pages-artifact" in step.get("uses", "")
+    )
+    assert upload["with"]["path"] == "build/course" and '"build" / "course"' in text(
+        "tools/course.py"
+    )
+    assert jobs["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
+    assert any(
+        action.startswith("actions/deploy-pages@") for action in steps(jobs["publish"], "uses")
+    )
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_may_do_little_and_ends(name):
+    flow = workflow(name)
+    assert flow["permissions"] == {"contents": "read"} and "group" in flow["concurrency"]
+    for job in flow["jobs"].values():
+        assert 0 < job["timeout-minutes"] <= 90
+        assert all(re.fullmatch(r"actions/[\w-]+@v\d+", action) for action in steps(job, "uses"))
+        for command in steps(job, "run"):
+            assert "${{" not in command  # a shell would run what stands in the variable
+            make, *words = command.split()
+            if make == "make":
+                assert words[0] in targets()
+                set_here = {word.partition("=")[0] for word in words[1:]}
+                assert all(re.search(rf"^{v} \?=", text("Makefile"), re.M) for v in set_here)
+    assert "://" not in WORKFLOWS[name].read_text(encoding="utf-8")
+
+
+def test_the_container_makes_the_environment_and_opens_the_first_notebook():
+    told = re.sub(r"^\s*//.*$", "", text(".devcontainer/devcontainer.json"), flags=re.MULTILINE)
+    container = json.loads(told)
+    assert container["image"].removeprefix("python:") in pythons()
+    make, stamp = container["postCreateCommand"].split()
+    assert make == "make" and f"\n{stamp.replace('.venv', '$(VENV)')}:" in text("Makefile")
+    custom = container["customizations"]
+    assert custom["codespaces"]["openFiles"] == [f"notebooks/{NOTEBOOKS[0].name}"]
+    python = custom["vscode"]["settings"]["python.defaultInterpreterPath"]
+    assert python == "${containerWorkspaceFolder}/.venv/bin/python"
+
+
+def test_readers_are_asked_where_and_what():
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    assert [path.stem for path in forms] == ["mistake", "question"]
+    for path in forms:
+        asked = yaml.safe_load(path.read_text(encoding="utf-8"))["body"]
+        assert [field["id"] for field in asked] == ["where", path.stem]
 
 
 # ---------------------------------------------------------------------------------------------
