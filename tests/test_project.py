@@ -159,7 +159,7 @@ def test_make_results_makes_every_stored_result():
     for name in stored:
         makers = [tool for tool in tools[:-1] if f'"{name}.json"' in text(f"tools/{tool}.py")]
         assert len(makers) == 1, f"{name}.json is made by {makers}"
-        assert f"`{name}.json`: " in text("data/README.md")
+        assert f"| `{name}.json` | " in text("data/README.md")
     forgotten = re.search(r"\$\(if \$\(AGAIN\),rm -f .*%\.json,([\w ]+)\)\)", recipe)[1].split()
     assert {*forgotten} == stored - {"results"}  # whose tool repeats them in any case
 
@@ -167,7 +167,7 @@ def test_make_results_makes_every_stored_result():
 def test_make_real_makes_the_real_run():
     recipe = re.search(r"^real:.*\n((?:\t.*\n)+)", text("Makefile"), re.MULTILINE)[1]
     assert "tools/real_run.py" in recipe and '"real_run.json"' in text("tools/real_run.py")
-    assert "`results/real_run.json`" in text("data/README.md")
+    assert "| `real_run.json` | " in text("data/README.md")
 
 
 def test_license_is_the_one_declared():
