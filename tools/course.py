@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import html
 import os
 import re
 import sys
@@ -23,13 +22,13 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import nbformat
+import website
 from committed import CourseError, as_json, committed_form, read, uncommittable, write
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
-from pages import GLOSSARY, page, title_of
 from solutions import with_solutions
+from website import remove_page, remove_stale, write_page
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {"10_scaling_out": "trl"}
@@ -195,66 +194,9 @@ async def each(
 # the folder of the pages
 
 
-def remove_page(path: Path, out: Path) -> None:
-    """Remove the page of a notebook and its executed copy."""
-    for suffix in (".html", ".ipynb"):
-        (out / f"{path.stem}{suffix}").unlink(missing_ok=True)
-
-
-def remove_stale(folder: Path, out: Path) -> None:
-    """Remove the pages of notebooks that have changed since, or are gone."""
-
-    def sources(path: Path) -> list[str]:
-        return [cell.source for cell in read(path).cells]
-
-    for built in sorted({file.stem for file in out.glob("*.*")} - {"index", "glossary"}):
-        source, executed = folder / f"{built}.ipynb", out / f"{built}.ipynb"
-        complete = source.exists() and executed.exists() and (out / f"{built}.html").exists()
-        if not complete or sources(source) != sources(executed):
-            remove_page(source, out)
-
-
-def write_page(nb: NotebookNode, path: Path, out: Path, seconds: float) -> None:
-    """Write the executed notebook and its page to the folder `out`."""
-    nb.metadata["minigrpo"] = {"seconds": round(seconds, 1)}
-    write(out / f"{path.stem}.html", page(nb, path, out))
-    write(out / path.name, as_json(nb))
-
-
 def write_index(folder: Path, out: Path) -> None:
-    """Write index.html: the notebooks in order, with a link to each page there is.
-
-    The glossary, if there is one, gets its page here too.
-    """
-    items = []
-    for path in choose(folder, scale=True):
-        executed = out / path.name
-        nb = read(executed if executed.exists() else path)
-        name = html.escape(title_of(nb, path.stem))
-        if executed.exists():
-            items.append(
-                f'<a href="{path.stem}.html">{name}</a> ({nb.metadata.minigrpo.seconds:.0f} s)'
-            )
-        else:
-            why = "; needs make course SCALE=1" if path.stem in NEEDS else ""
-            items.append(f"{name} (not executed yet{why})")
-    glossary = folder.parent / GLOSSARY
-    if glossary.is_file():
-        text = nbformat.v4.new_markdown_cell(glossary.read_text(encoding="utf-8"))
-        write(out / "glossary.html", page(nbformat.v4.new_notebook(cells=[text]), glossary, out))
-        items.append('<a href="glossary.html">Symbols and glossary</a>')
-    rows = "\n".join(f"<li>{item}</li>" for item in items)
-    style = ":root { color-scheme: light dark; } "
-    style += (
-        "body { font: 1.1em/1.6 sans-serif; margin: 3em auto; max-width: 40em; padding: 0 1em; }"
-    )
-    write(
-        out / "index.html",
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>minigrpo</title>\n<style>{style}</style>\n</head>\n"
-        f"<body>\n<h1>minigrpo</h1>\n<ul>\n{rows}\n</ul>\n</body>\n</html>\n",
-    )
+    """Write index.html and the pages beside those of the notebooks."""
+    website.write_index(choose(folder, scale=True), out, NEEDS)
 
 
 # ---------------------------------------------------------------------------------------------

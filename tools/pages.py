@@ -7,25 +7,27 @@ import copy
 import html
 import os
 import re
+from collections.abc import Callable
+from itertools import count
 from mimetypes import guess_type
 from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from committed import CourseError, alts, describe, figures
+from committed import CourseError, alts, describe, figures, read
 from jinja2 import DictLoader
 from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
+from shell import Heading, plain, shell, slug, to_page
 
 GLOSSARY = "GLOSSARY.md"
 """In the folder above the notebooks; it gets a page too."""
-LINK = re.compile(r"""(?P<head>\b(?:href|src)=")(?P<path>[^"#?:]+)(?P<anchor>#[^"]*)?(?=")""")
+LINK = re.compile(r"""(?P<head>\b(?:href|src)=")(?P<path>[^"#?:]*)(?P<anchor>#[^"]*)?(?=")""")
 
-# The page is laid out for telephones too, where wide tables, formulas, code and outputs scroll in
-# themselves. On a dark screen it is dark, and the figures keep the white ground they are drawn on.
-TEMPLATE = """{% extends "lab/index.html.j2" %}
+# Cells as nbconvert's template has them; everything around them is that of `shell`.
+TEMPLATE = """{% extends "lab/base.html.j2" %}
 {% block output_group scoped %}
 {% if "predict" in cell.metadata.get("tags", []) %}
 <details class="predict"><summary>Show the output</summary>
@@ -35,57 +37,6 @@ TEMPLATE = """{% extends "lab/index.html.j2" %}
 {% endblock %}
 {% block data_png %}{{ output | picture("image/png") }}{% endblock %}
 {% block data_svg %}{{ output | picture("image/svg+xml") }}{% endblock %}
-{% block html_head_js %}{% endblock %}
-{% block html_head_js_mathjax %}{% endblock %}
-{% block html_head_js_mermaidjs %}{% endblock %}
-{% block html_head_css %}
-{{ resources.include_css("static/theme-dark.css")
-   | replace("<style", '<style media="(prefers-color-scheme: dark)"') }}
-<style>
-:root { color-scheme: light dark; }
-body.jp-Notebook { margin: 0 auto; max-width: 66em; padding: 0 1em; overflow: visible; }
-.jp-RenderedHTMLCommon { overflow-wrap: break-word; }
-.jp-OutputArea .jp-RenderedHTMLCommon.jp-RenderedHTML :is(td, th) { text-align: left; }
-.jp-RenderedHTMLCommon table { display: block; max-width: 100%; overflow-x: auto; }
-.jp-RenderedHTMLCommon img, .jp-RenderedImage img {
-    box-sizing: border-box; max-width: 100%; height: auto;
-}
-.jp-RenderedMarkdown img { display: block; margin: 1em auto; }
-.jp-RenderedMarkdown .caption { font-size: 0.93em; }
-.jp-RenderedMarkdown pre {
-    font-size: var(--jp-code-font-size); overflow-x: auto; white-space: pre;
-}
-.jp-RenderedMarkdown .highlight {
-    background: var(--jp-cell-editor-background); padding: 0.5em; margin: 0.8em 0;
-}
-.jp-RenderedMarkdown .highlight pre { background: none; }
-details > summary { cursor: pointer; color: var(--jp-content-link-color); }
-details.predict > summary {
-    font: var(--jp-content-font-size1) var(--jp-content-font-family);
-    margin: 0.5em 0.5em 0.5em calc(var(--jp-cell-prompt-width) + 0.8em);
-}
-.jp-RenderedText pre, .jp-InputArea-editor pre { overflow-x: auto; }
-math {
-    font: 1.1em "STIX Two Math", "Latin Modern Math", "Cambria Math", "DejaVu Math TeX Gyre", math;
-}
-mtext[mathvariant="monospace"] { font-family: monospace; }
-math[display="block"] { margin: 0.8em 0; overflow: auto hidden; }
-@media (prefers-color-scheme: dark) {
-    :root {
-        --jp-mirror-editor-comment-color: #5fb0b0;
-        --jp-mirror-editor-operator-color: #c98bff;
-        --jp-mirror-editor-meta-color: #c98bff;
-    }
-    img[src^="data:image/png"] { background: #fff; border-radius: 0.5em; padding: 0.5em; }
-}
-@media (max-width: 40em) {
-    .jp-InputPrompt, .jp-OutputPrompt { display: none; }
-    details.predict > summary { margin-left: 0; }
-    .jp-RenderedText pre { white-space: pre; }
-    .jp-RenderedHTMLCommon :is(p, ul, ol) { overflow: auto hidden; } /* formulas do not wrap */
-}
-</style>
-{% endblock %}
 """
 
 FUNCTION = r"\\(?:log|ln|exp)(?![a-zA-Z])"
@@ -121,7 +72,20 @@ def mathml(formula: str, display: str) -> str:
 
 
 class Renderer(IPythonRenderer):
-    """Writes formulas as MathML, where nbconvert leaves them to MathJax."""
+    """Writes formulas as MathML, where nbconvert leaves them to MathJax, and collects headings."""
+
+    def __init__(self) -> None:
+        super().__init__(escape=False)
+        self.headings: list[Heading] = []
+
+    def heading(self, text: str, level: int, **ignored: object) -> str:
+        """A heading with an id that only its words decide, and a link to it."""
+        key, taken = slug(plain(text)), {heading.id for heading in self.headings}
+        names = (f"{key}-{number}" if number else key for number in count())
+        key = next(name for name in names if name not in taken)
+        self.headings.append(Heading(level, key, plain(text)))
+        link = f'<a class="anchor" href="#{key}" aria-label="Link to this section">#</a>'
+        return f'<h{level} id="{key}">{text}{link}</h{level}>\n'
 
     def inline_math(self, body: str) -> str:
         """`$...$`."""
@@ -176,44 +140,106 @@ def for_readers(nb: NotebookNode) -> NotebookNode:
     return nb
 
 
-def page(nb: NotebookNode, path: Path, out: Path) -> str:
+def neighbors(path: Path) -> list[tuple[str, str] | None]:
+    """Name and title of the notebook before this one and of the one after it."""
+    names = sorted(path.parent.glob("*.ipynb"))
+    if path not in names:
+        return [None, None]
+    at = names.index(path)
+    beside = [names[at - 1] if at else None, names[at + 1] if at + 1 < len(names) else None]
+    return [other and (other.stem, title_of(read(other), other.stem)) for other in beside]
+
+
+def words(text: str) -> str:
+    """The tables of the glossary, each row with an id: `word-` and its first cell."""
+
+    def named(row: re.Match[str]) -> str:
+        return f'<tr id="word-{slug(plain(row[1]))}">\n  <td>{row[1]}</td>'
+
+    return re.sub(r"<tr>\s*<td>(.*?)</td>", named, text)
+
+
+def documents(root: Path) -> dict[Path, str]:
+    """The texts beside the notebooks that get a page too, and its name."""
+    found = [root / GLOSSARY, *sorted((root / "docs").glob("*.md"))]
+    found += [root / "recipes" / "README.md", root / "data" / "README.md"]
+    return {
+        path: (path.parent.name if path.stem == "README" else path.stem).lower()
+        for path in found
+        if path.is_file()
+    }
+
+
+def repository(root: Path) -> str:
+    """The address of the course, from pyproject.toml, or ""."""
+    project = root / "pyproject.toml"
+    text = project.read_text(encoding="utf-8") if project.is_file() else ""
+    found = re.search(r'^Repository = "([^"]+)"', text, re.MULTILINE)
+    return found[1].rstrip("/") if found else ""
+
+
+def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
+    """How a link of the file `path` is written in its page.
+
+    Pictures are in the page. A notebook or a text that has a page is linked there, and any other
+    file of the course to where it is published, so that the folder of the pages is complete.
+    """
+    pages = documents(root)
+    address = repository(root)
+
+    def link(found: re.Match[str]) -> str:
+        anchor = found["anchor"] or ""  # JupyterLab and GitHub write the same one in two ways
+        here = anchor and "#" + slug(unquote(html.unescape(anchor)))
+        if not found["path"]:
+            return found["head"] + here
+        target = path.parent / unquote(html.unescape(found["path"]))
+        if not target.exists():
+            return found[0]
+        if found["head"].startswith("src"):
+            kind, data = guess_type(target.name)[0], base64.b64encode(target.read_bytes())
+            return f"{found['head']}data:{kind};base64,{data.decode()}"
+        target = target.resolve()
+        name = pages.get(target)
+        if target.suffix == ".ipynb" and target.parent == root / "notebooks":
+            name = target.stem
+        if name:
+            return to_page(name, here).removesuffix('"')
+        inside = target.relative_to(root).as_posix() if target.is_relative_to(root) else ""
+        if address and inside:
+            kind = "tree" if target.is_dir() else "blob"
+            return f"{found['head']}{address}/{kind}/main/{inside}{anchor}"
+        return f"{found['head']}{Path(os.path.relpath(target, out)).as_posix()}{anchor}"
+
+    return link
+
+
+def page(nb: NotebookNode, path: Path, out: Path, root: Path | None = None) -> str:
     """The HTML page of an executed notebook, to be written to the folder `out`.
 
-    Links to the other notebooks lead to their pages, links to other files still to those files.
-    Drawings are in the page, so that it loads nothing.
+    Args:
+        nb: the notebook, or a text as a notebook of one cell.
+        path: the file it comes from, which its links start from.
+        out: the folder of the pages.
+        root: that of the course, by default the folder above that of `path`.
 
     Raises:
         CourseError: a formula cannot be converted.
     """
-    name = title_of(nb, path.stem)
+    root = (root or path.parent.parent).resolve()
     exporter = HTMLExporter(
         template_name="lab",
         template_file="course.html.j2",
         extra_loaders=[DictLoader({"course.html.j2": TEMPLATE})],
     )
-    markdown = MarkdownWithMath(renderer=Renderer(escape=False))
-    exporter.register_filter("markdown2html", markdown.render)
+    renderer, link = Renderer(), moved(path, root, out)
+    markdown = MarkdownWithMath(renderer=renderer)
+    exporter.register_filter("markdown2html", lambda text: LINK.sub(link, markdown.render(text)))
     exporter.register_filter("picture", picture)
     try:
-        text, _ = exporter.from_notebook_node(
-            for_readers(nb), resources={"metadata": {"name": name}}
-        )
+        text, _ = exporter.from_notebook_node(for_readers(nb))
     except CourseError as error:
         raise CourseError(f"{path.name}: {error}") from error
-
-    def moved(link: re.Match[str]) -> str:
-        target = path.parent / unquote(html.unescape(link["path"]))
-        if not target.exists():
-            return link[0]
-        if link["head"].startswith("src"):
-            kind, data = guess_type(target.name)[0], base64.b64encode(target.read_bytes())
-            return f"{link['head']}data:{kind};base64,{data.decode()}"
-        if target.name == GLOSSARY:
-            new = "glossary.html"
-        elif target.parent.resolve() == path.parent.resolve() and target.suffix == ".ipynb":
-            new = f"{target.stem}.html"
-        else:
-            new = Path(os.path.relpath(target, out)).as_posix()
-        return f"{link['head']}{new}{link['anchor'] or ''}"
-
-    return LINK.sub(moved, text)
+    if path.name == GLOSSARY:
+        text = words(text)
+    name = documents(root).get(path.resolve(), path.stem)
+    return shell(name, title_of(nb, path.stem), text, renderer.headings, *neighbors(path))

@@ -1,0 +1,131 @@
+// Two helps for readers with scripts: a search over headings and words, and the place in the
+// contents. Nothing is loaded, and without this file every page is complete. INDEX, in front of
+// this line in the built file, is a list of [what, where, on which page, what it says].
+"use strict";
+(() => {
+    const plain = text => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
+    const words = text => plain(text).split(/[^\p{L}\p{N}]+/u).filter(Boolean);
+    const entries = INDEX.map(([what, where, page, says]) => ({
+        what, where, page, says, own: words(what), other: words(`${page} ${says}`),
+    }));
+
+    // How well an entry fits: every word asked for has to begin one of its words.
+    function fit(entry, asked) {
+        let sum = 0;
+        for (const word of asked) {
+            if (entry.own.includes(word)) sum += 8;
+            else if (entry.own.some(own => own.startsWith(word))) sum += 5;
+            else if (entry.other.includes(word)) sum += 2;
+            else if (entry.other.some(other => other.startsWith(word))) sum += 1;
+            else return 0;
+        }
+        return sum + 1 / (1 + entry.own.length); // of two, the shorter one
+    }
+
+    function find(text) {
+        const asked = words(text);
+        if (!asked.length) return [];
+        return entries.map(entry => [fit(entry, asked), entry]).filter(([sum]) => sum > 0)
+            .sort((a, b) => b[0] - a[0]).slice(0, 12).map(([, entry]) => entry);
+    }
+
+    function make(name, attributes, text = "") {
+        const element = document.createElement(name);
+        for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+        element.textContent = text;
+        return element;
+    }
+
+    const place = document.querySelector(".search");
+    const field = make("input", {
+        type: "search", role: "combobox", placeholder: "Search", "aria-label": "Search the course",
+        "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": "found",
+        autocomplete: "off", spellcheck: "false",
+    });
+    const list = make("ul", {id: "found", role: "listbox", "aria-label": "Results"});
+    const said = make("p", {class: "said", role: "status"});
+    let found = [], at = -1;
+
+    function choose(next) {
+        at = next;
+        [...list.children].forEach((item, i) => item.setAttribute("aria-selected", i === at));
+        const item = list.children[at];
+        if (item) item.scrollIntoView({block: "nearest"});
+        if (item) field.setAttribute("aria-activedescendant", item.id);
+        else field.removeAttribute("aria-activedescendant");
+    }
+
+    function close() {
+        list.hidden = true;
+        field.setAttribute("aria-expanded", "false");
+    }
+
+    function go(entry) {
+        close();
+        location.href = entry.where;
+    }
+
+    function show() {
+        found = find(field.value);
+        list.replaceChildren(...found.map((entry, i) => {
+            const item = make("li", {role: "option", id: `found-${i}`}, entry.what);
+            item.append(make("small", {}, entry.says || entry.page));
+            item.addEventListener("click", () => go(entry));
+            return item;
+        }));
+        const asked = field.value.trim() !== "";
+        list.hidden = !found.length;
+        field.setAttribute("aria-expanded", String(!list.hidden));
+        said.textContent = !asked ? "" : found.length === 1 ? "1 result" : `${found.length} results`;
+        choose(found.length ? 0 : -1);
+    }
+
+    field.addEventListener("input", show);
+    field.addEventListener("focus", () => field.value && show());
+    field.addEventListener("blur", () => setTimeout(close, 200)); // a click comes first
+    field.addEventListener("keydown", event => {
+        const move = {ArrowDown: 1, ArrowUp: -1}[event.key];
+        if (move && found.length) choose((at + move + found.length) % found.length);
+        else if (event.key === "Enter" && found[at]) go(found[at]);
+        else if (event.key === "Escape") close();
+        else return;
+        event.preventDefault();
+    });
+    document.addEventListener("keydown", event => {
+        const typing = event.target.closest("input, textarea, select, [contenteditable]");
+        if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+        event.preventDefault();
+        field.focus();
+    });
+    close();
+    place.append(field, list, said);
+    place.hidden = false;
+
+    // The section being read, in the column of contents.
+    const column = document.querySelector(".contents.column");
+    const links = column ? [...column.querySelectorAll("li a")] : [];
+    const heads = links.map(link => document.getElementById(link.hash.slice(1)));
+    let current = null, waiting = false;
+
+    function mark() {
+        waiting = false;
+        const passed = heads.filter(head => head.getBoundingClientRect().top < 120);
+        const link = links[passed.length - 1] || null;
+        if (link === current) return;
+        if (current) current.removeAttribute("aria-current");
+        current = link;
+        if (!link) return;
+        link.setAttribute("aria-current", "true");
+        const [inside, around] = [link, column].map(element => element.getBoundingClientRect());
+        if (inside.top < around.top + 40) column.scrollTop += inside.top - around.top - 40;
+        if (inside.bottom > around.bottom - 40) column.scrollTop += inside.bottom - around.bottom + 40;
+    }
+
+    if (links.length) {
+        mark();
+        addEventListener("scroll", () => {
+            if (!waiting) requestAnimationFrame(mark);
+            waiting = true;
+        }, {passive: true});
+    }
+})();
