@@ -94,15 +94,15 @@ def test_the_notebooks_that_need_more_are_there():
 
 
 def test_the_glossary_gets_a_page(folder, tmp_path):
-    (folder.parent / course.GLOSSARY).write_text("# Words\n\n| $q$ | prompt |\n|---|---|\n")
+    (folder.parent / "GLOSSARY.md").write_text("# Words\n\n| $q$ | prompt |\n|---|---|\n")
     out = tmp_path / "out"
     out.mkdir()
     course.write_index(folder, out)
     assert "glossary.html" in (out / "index.html").read_text()
     page = (out / "glossary.html").read_text()
-    assert "<mi>q</mi>" in page and "<title>Words</title>" in page
+    assert "<mi>q</mi>" in page and "<title>Words · minigrpo</title>" in page
     course.remove_stale(folder, out)
-    assert files(out) == ["glossary.html", "index.html"]
+    assert files(out) == ["course.js", "glossary.html", "index.html"]
 
 
 @pytest.mark.parametrize("command", ["run", "execute"])
@@ -238,8 +238,8 @@ def test_run_writes_pages_and_an_index(folder, capsys, monkeypatch):
     assert re.search(r"^\[1/2\] 01_one: 2 cells in \d+\.\d s$", said, re.MULTILINE)
     assert re.search(r"^\[2/2\] 02_two: 1 cells in \d+\.\d s$", said, re.MULTILINE)
     assert re.search(r"^\d+ s in all; read on: .*index\.html$", said, re.MULTILINE)
-    names = ["01_one.html", "01_one.ipynb", "02_two.html", "02_two.ipynb", "index.html"]
-    assert files(out) == names
+    names = ["01_one.html", "01_one.ipynb", "02_two.html", "02_two.ipynb"]
+    assert files(out) == [*names, "course.js", "index.html"]
     html = (out / "01_one.html").read_text(encoding="utf-8")
     assert 'href="02_two.html#here"' in html
     assert 'href="../README.md"' in html
@@ -247,25 +247,26 @@ def test_run_writes_pages_and_an_index(folder, capsys, monkeypatch):
     executed = nbformat.read(out / "01_one.ipynb", as_version=nbformat.NO_CONVERT)
     assert executed.cells[2].outputs[0].data["image/png"] in html
     index = (out / "index.html").read_text(encoding="utf-8")
-    assert re.search(r'<a href="01_one.html">A &amp; B</a> \(\d+ s\)', index)
-    assert re.search(r'<a href="02_two.html">Second</a> \(\d+ s\)', index)
+    for link in ('<a href="01_one.html">A &amp; B</a>', '<a href="02_two.html">Second</a>'):
+        assert re.search(rf"{link}</h3>\n.*executed in \d+ s", index)
     assert (folder / "01_one.ipynb").read_bytes() == before
 
     # A notebook that has changed since loses its page when another one is run.
     nbformat.write(notebook("3", title="Changed"), folder / "02_two.ipynb")
     assert call("run", folder, "--only", "01") == 0
-    assert files(out) == ["01_one.html", "01_one.ipynb", "index.html"]
-    assert "<li>Changed (not executed yet)</li>" in (out / "index.html").read_text()
+    assert files(out) == ["01_one.html", "01_one.ipynb", "course.js", "index.html"]
+    assert re.search("<h3>Changed</h3>\n.*>not executed yet<", (out / "index.html").read_text())
+    assert 'href="index.html#02_two"' in (out / "01_one.html").read_text()  # there is no page
     monkeypatch.setattr(course, "NEEDS", {"02_two": "pytest"})
     course.write_index(folder, out)
-    needs = "<li>Changed (not executed yet; needs make course SCALE=1)</li>"
+    needs = ">not executed yet; needs make course SCALE=1<"
     assert needs in (out / "index.html").read_text()
 
     # So does one that fails, although it has not changed; what comes after it is not run.
     (folder.parent / "README.md").unlink()
     assert call("run", folder) == 1
-    assert files(out) == ["index.html"]
-    assert "href" not in (out / "index.html").read_text()
+    assert files(out) == ["course.js", "index.html"]
+    assert '"01_one.html"' not in (out / "index.html").read_text()
 
 
 @pytest.mark.kernel
@@ -402,7 +403,7 @@ assert os.environ["MINIGRPO_THREADS"] == "1\""""
     printed = capsys.readouterr()
     assert "FAILED: 01_one.ipynb, code cell 1 (id cell-1): ZeroDivisionError" in printed.err
     assert "[2/3] 02_two: stopped after" in printed.out and "03_three" not in printed.out
-    assert files(folder.parent / "build") == ["index.html"]
+    assert files(folder.parent / "build") == ["course.js", "index.html"]
 
 
 @pytest.mark.kernel
@@ -422,7 +423,8 @@ def test_ctrl_c_stops_the_kernels_and_leaves_nothing_half_written(folder):
     printed, complained = ran.communicate(timeout=30)
     assert ran.returncode == 130 and complained == "interrupted\n"
     assert printed.count("stopped after") == len(kernels)
-    assert files(out) == ["index.html"] and "href" not in (out / "index.html").read_text()
+    assert files(out) == ["course.js", "index.html"]
+    assert '"01_one.html"' not in (out / "index.html").read_text()
     for kernel in kernels:
         with pytest.raises(ProcessLookupError):
             os.kill(int(kernel.read_text()), 0)
@@ -436,7 +438,7 @@ def test_a_formula_that_cannot_be_converted_is_named(folder, capsys):
     assert call("run", folder, "--only", "01") == 1
     said = r"FAILED: 01_one.ipynb: formula '\\nonsense{x}' cannot be converted: ValueError"
     assert said in capsys.readouterr().err
-    assert files(folder.parent / "build") == ["index.html"]
+    assert files(folder.parent / "build") == ["course.js", "index.html"]
 
 
 def test_one_of_several_kernels_gets_one_thread(monkeypatch):

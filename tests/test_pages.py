@@ -17,15 +17,8 @@ NOTEBOOKS = sorted((course.ROOT / "notebooks").glob("*.ipynb"))
 
 def page_of(tmp_path: Path, text: str) -> str:
     """The page of a notebook that has this markdown and nothing else."""
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text, id="text")])
     return pages.page(nb, tmp_path / "notebooks" / "01_one.ipynb", tmp_path / "out")
-
-
-LIGHT_DARK_OWN = (
-    "--jp-layout-color0: white;",
-    '<style media="(prefers-color-scheme: dark)" type="text/css">',
-    "color-scheme: light dark;",
-)
 
 
 def images(page: str) -> list[dict[str, str]]:
@@ -64,10 +57,58 @@ def test_a_drawing_is_in_the_page_and_its_caption_is_told_from_the_text(tmp_path
     assert '<p class="caption"><strong>Figure 1.2</strong> Round.</p>' in page
 
 
-def test_a_page_follows_the_screen(tmp_path):
+def test_a_page_follows_the_screen_and_paper_is_white(tmp_path):
     page = page_of(tmp_path, "Dark or light.")
-    light, dark, own = (page.index(text) for text in LIGHT_DARK_OWN)
-    assert light < dark < own  # the later one counts
+    light, dark, paper = (
+        page.index(text)
+        for text in (
+            "--ground: #ffffff;",
+            "@media screen and (prefers-color-scheme: dark)",
+            "@page",
+        )
+    )
+    assert light < dark < paper  # the later one counts, and the dark one is for screens alone
+
+
+def test_headings_keep_their_ids_and_are_listed_twice(tmp_path):
+    text = "# 01 One `two`\n\n## 3 What's $k_3$?\n\n### Again\n\n## Again\n\n#### Deep"
+    page = page_of(tmp_path, text)
+    ids = re.findall(r'<h(\d) id="([^"]+)">', page)
+    told = ["01-one-two", "3-whats-k3", "again", "again-1", "deep"]
+    assert ids == [*zip("12324", told)]
+    for kind in ("column", "fold"):  # one of the two is shown
+        (listed,) = re.findall(rf'<nav class="contents {kind}".*?</nav>', page, re.DOTALL)
+        assert re.findall('href="#([^"]+)"', listed) == told[1:4]
+    assert page_of(tmp_path, text) == page
+    assert "contents column" not in page_of(tmp_path, "# One\n\nNothing below.")
+
+
+def test_a_page_has_landmarks_and_a_way_past_the_bar(tmp_path):
+    page = page_of(tmp_path, "# One\n\n## Two")
+    assert page.index('<a class="skip" href="#main">') < page.index("<header")
+    assert page.count('<main id="main"') == page.count("</main>") == 1
+    labels = re.findall(r'<nav [^>]*aria-label="([^"]+)"', page)
+    assert labels == ["Course", "Contents", "Contents"]
+    assert page.count("<h1 ") == 1 and '<html lang="en">' in page
+
+
+def test_the_way_on_leads_to_the_notebooks_beside_it(tmp_path):
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    v4 = nbformat.v4
+    for name, title in (("01_one", "One"), ("02_two", "Two & a half"), ("03_three", "Three")):
+        nb = v4.new_notebook(cells=[v4.new_markdown_cell(f"# {title}", id="title")])
+        nbformat.write(nb, folder / f"{name}.ipynb")
+    found = {}
+    for path in sorted(folder.glob("*.ipynb")):
+        page = pages.page(nbformat.read(path, as_version=4), path, tmp_path)
+        steps = re.findall(r'<nav class="steps (\w+)".*?</nav>', page, re.DOTALL)
+        assert steps == ["top", "bottom"]
+        found[path.stem] = re.findall(r'<a class="(previous|next)"[^>]* href="([^"]+)"', page)
+    assert found["01_one"] == [("next", "02_two.html")] * 2
+    assert found["02_two"] == [("previous", "01_one.html"), ("next", "03_three.html")] * 2
+    assert found["03_three"] == [("previous", "02_two.html")] * 2
+    assert "Two &amp; a half →" in pages.page(nb, folder / "01_one.ipynb", tmp_path)
 
 
 def test_a_figure_has_its_own_description_or_that_of_the_text_beside_it(tmp_path):
@@ -120,30 +161,62 @@ def test_text_and_code_are_left_alone(tmp_path):
     assert "<code>$x$</code>" in page and "$y$" in page and "<mfrac>" in page
 
 
-def test_links_lead_to_pages_where_there_are_any(tmp_path):
-    (tmp_path / "notebooks").mkdir()
-    for name in (pages.GLOSSARY, "README.md", "notebooks/02_two.ipynb"):
+def links(page: str) -> list[str]:
+    """Where the links of the text lead."""
+    (text,) = re.findall("<article>.*</article>", page, re.DOTALL)
+    return re.findall('<a (?!aria)[^>]*href="([^"]*)"', text)
+
+
+LINKED = (
+    "[a](02_two.ipynb#Here's-one) [b](../README.md) [c](../GLOSSARY.md#words) "
+    "[d](https://example.org/x.ipynb) [e](03_three.ipynb) [f](#What-you-can-do-now) "
+    "[g](../docs/knobs.md#a-b) [h](../recipes/run.py#L3) [i](../recipes) [j](../recipes/README.md)"
+)
+
+
+@pytest.mark.parametrize("address", ["", "https://example.org/me/course"])
+def test_links_lead_to_pages_where_there_are_any(tmp_path, address):
+    for folder in ("notebooks", "docs", "recipes"):
+        (tmp_path / folder).mkdir()
+    texts = ["GLOSSARY.md", "README.md", "docs/knobs.md", "recipes/README.md", "recipes/run.py"]
+    for name in [*texts, "notebooks/02_two.ipynb"]:
         (tmp_path / name).touch()
-    page = page_of(
-        tmp_path,
-        "[a](02_two.ipynb#here) [b](../README.md) [c](../GLOSSARY.md#words) "
-        "[d](https://example.org/x.ipynb) [e](03_three.ipynb)",
-    )
-    places = ["02_two.html#here", "../README.md", "glossary.html#words"]
-    for place in [*places, "https://example.org/x.ipynb", "03_three.ipynb"]:
-        assert f'href="{place}"' in page
+    if address:
+        (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}/"\n')
+    files = ["../README.md", "../recipes/run.py#L3", "../recipes"]
+    if address:  # what has no page is read where the course is published
+        files = [f"{address}/{at}" for at in ("blob/main/README.md", "blob/main/recipes/run.py#L3")]
+        files += [f"{address}/tree/main/recipes"]
+    assert links(page_of(tmp_path, LINKED)) == [
+        *("02_two.html#heres-one", files[0], "glossary.html#words"),
+        *("https://example.org/x.ipynb", "03_three.ipynb", "#what-you-can-do-now"),
+        *("knobs.html#a-b", files[1], files[2], "recipes.html"),
+    ]
+
+
+def test_an_output_is_shown_as_it_is(tmp_path):
+    """Its links are not touched, and a page inside it works."""
+    frame = "<iframe title='x' srcdoc='&lt;script&gt;1 &lt; 2&lt;/script&gt;'></iframe>"
+    output = nbformat.v4.new_output("display_data", data={"text/html": frame})
+    cell = nbformat.v4.new_code_cell("show()", outputs=[output])
+    nb = nbformat.from_dict(nbformat.v4.new_notebook(cells=[cell]))
+    page = pages.page(nb, tmp_path / "notebooks" / "01_one.ipynb", tmp_path / "out")
+    parser, found = HTMLParser(), []
+    parser.handle_starttag = lambda tag, given: tag == "iframe" and found.append(dict(given))
+    parser.feed(page)
+    assert found == [{"title": "x", "srcdoc": "<script>1 < 2</script>"}]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_page_shows_every_formula_and_loads_nothing(path):
     nb = nbformat.read(path, as_version=4)
     page = pages.page(nb, path, Path("build"))
-    assert "<script" not in page
+    assert re.findall("<script[^>]*>", page) == ['<script src="course.js" defer>']
     told = [image.get("alt", "") for image in images(page)]
     assert told and all(len(alt) >= 40 for alt in told)
     assert not any("No description" in alt for alt in told)  # the words of nbconvert
-    assert not re.findall(r'(?:src|srcset|data)="(?!data:)', page)
-    assert not re.findall(r'<link[^>]+href="|@import|url\("?https?:', page)
+    assert not re.findall(r'(?:src|srcset|data)="(?!data:|course\.js)', page)
+    assert not re.findall(r'<link[^>]+href="(?!data:)|@import|url\("?https?:', page)
     text = re.sub(r"<pre.*?</pre>|<code.*?</code>|<style.*?</style>", "", page, flags=re.DOTALL)
     text = re.sub(r"<[^>]*>", "", text)
     assert not re.findall(r"\$\$|\\(?:frac|sum|log|pi)\b", text)

@@ -17,7 +17,7 @@ import nbformat
 from committed import alts, as_json, figures, read, write
 from nbformat import NotebookNode
 from pages import documents, page, title_of
-from shell import SCRIPT, WEB, Heading, listed, plain, shell, to_page
+from shell import SCRIPT, WEB, Heading, listed, plain, shell
 
 EXPLORER = "explorer"
 """A page that notebook 07 comes with."""
@@ -195,11 +195,11 @@ def card(path: Path, out: Path, needs: dict[str, str]) -> str:
         if path.stem in needs:
             facts[-1] += "; needs make course SCALE=1"
     line = html.escape(CARDS.get(path.stem, ("", ""))[0])
-    return (
-        f'<section class="card" id="{path.stem}">\n{picture(nb, path, out)}<div>\n'
-        f"<h3>{title}</h3>\n<p>{line}</p>\n"
-        f'<p class="facts">{" · ".join(filter(None, facts))}</p>\n{sections}</div></section>'
-    )
+    parts = [f"<h3>{title}</h3>", line and f"<p>{line}</p>"]
+    parts.append(f'<p class="facts">{" · ".join(map(html.escape, filter(None, facts)))}</p>')
+    text = "\n".join(filter(None, [*parts, sections]))
+    shown = picture(nb, path, out)
+    return f'<section class="card" id="{path.stem}">\n{shown}<div>\n{text}</div>\n</section>'
 
 
 def index(paths: list[Path], out: Path, needs: dict[str, str]) -> str:
@@ -236,9 +236,11 @@ TEXTS = {
     "glossary": ("Symbols and glossary", "every letter and word, and the notebook it's from"),
     "cheatsheet": ("Cheat sheet", "the loop, the losses and the debugging tree on two pages"),
     "results": ("Results", "what was measured, with its seeds"),
+    "notebooks": ("What's in each notebook", "with its minutes and seconds"),
     "knobs": ("The same knob under four names", "settings here, in TRL, verl and OpenRLHF"),
     "speed": ("Speed", "beside TRL and transformers"),
     "recipes": ("Recipes", "complete scripts for a real run"),
+    "data": ("Models and data", "what ships with the course"),
     "help": ("Help", "when something doesn't work"),
 }
 
