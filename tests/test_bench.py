@@ -53,9 +53,9 @@ PAGE = "docs/speed.md"
 SPEED = (ROOT / PAGE).read_text("utf-8")
 
 
-@pytest.mark.parametrize("name, real_size", [("bench", False), ("real size", True)])
-def test_the_tables_of_the_page_are_made_of_the_stored_lines(name, real_size):
-    table = bench.table(STORED, real_size=real_size)
+@pytest.mark.parametrize("name", bench.TABLES)
+def test_the_tables_of_the_page_are_made_of_the_stored_lines(name):
+    table = bench.table(STORED, name)
     place = f"<!-- {name}: begin -->\n{table}\n<!-- {name}: end -->"
     assert place in SPEED, f"{PAGE}: python tools/readme.py writes the tables again"
     assert readme.with_tables(SPEED, PAGE) == SPEED
@@ -70,12 +70,13 @@ def test_another_ratio_makes_another_table(monkeypatch, index):
 
 
 def test_the_page_needs_one_place_for_each_table():
-    with pytest.raises(ValueError, match="docs/speed.md: .* comments `bench`, got 0"):
-        readme.with_tables(SPEED.replace("<!-- bench: end -->", ""), PAGE)
+    with pytest.raises(ValueError, match="docs/speed.md: .* comments `speed`, got 0"):
+        readme.with_tables(SPEED.replace("<!-- speed: end -->", ""), PAGE)
 
 
 def test_every_stored_line_is_on_the_page():
     """Without its target; lines that say the same are one row."""
+    assert sum(bench.TABLES.values(), []) == [*bench.SECTIONS]
     rows = [row for row in SPEED.splitlines() if row.startswith("| ") and "| what |" not in row]
     assert len(rows) == len(STORED["lines"]) - 1
     for stored in STORED["lines"]:
@@ -92,6 +93,13 @@ def test_the_page_says_what_its_rows_say():
     ends = " and ".join(f"{faster['ratio'][end]:.1f}" for end in ("low", "high"))
     assert f"by a factor between {ends}, with less than half the memory" in SPEED
     assert all(one["ratio"]["high"] < 0.5 for one in memory)
+    grown = [(one["section"], one["ratio"]["median"]) for one in STORED["lines"]]
+    for sections in (("group_size", "length"), ("width",)):
+        ratios = [ratio for section, ratio in grown if section in sections]
+        assert f"takes {min(ratios):.1f} to {max(ratios):.1f} times as long" in SPEED
+    peak = {one["section"]: one["ratio"]["median"] for one in STORED["lines"]}
+    assert f"reaches {100 * peak['pretraining_peak']:.0f} percent of" in SPEED
+    assert f"a step of GRPO {100 * peak['grpo_peak']:.0f} percent" in SPEED
 
 
 def test_something_is_stored_with_the_machine():
@@ -228,7 +236,7 @@ def test_the_table_by_hand():
     machine = {"cores": 2, "threads": 1, "python": "3.11", "torch": "2", "transformers": "5"}
     once = {"median": 0.4, "low": 0.4, "high": 0.4}
     lines = [line(), line("training", "t", ratio=once, target="", better="less")]
-    shown = bench.table({"machine": machine | {"trl": ""}, "lines": lines}).splitlines()
+    shown = bench.table({"machine": machine | {"trl": ""}, "lines": lines}, "speed").splitlines()
     assert shown[0] == "| what | minigrpo | peer | ratio |"
     assert shown[2:] == [
         "| w | 7,574 | 230 (row by row) | 31.9 (28.2 to 32.9) |",
@@ -236,7 +244,7 @@ def test_the_table_by_hand():
         "",
         "*2 cores, 1 thread unless a row says otherwise; Python 3.11, torch 2, transformers 5.*",
     ]
-    other = bench.table({"machine": machine | {"threads": 2, "trl": "1"}, "lines": []})
+    other = bench.table({"machine": machine | {"threads": 2, "trl": "1"}, "lines": []}, "growth")
     start, _, end = other.splitlines()[-1].partition(" unless a row says otherwise; ")
     assert (start, end) == ("*2 cores, 2 threads", "Python 3.11, torch 2, transformers 5, TRL 1.*")
 

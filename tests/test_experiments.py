@@ -176,12 +176,12 @@ def test_the_page_leaves_out_what_the_task_cannot_tell_apart():
 
 
 def test_the_page_says_what_breaks_and_what_does_not():
-    assert mean("no room to think") < 0.11  # "it stays at a guess"
-    form = "reward for the form only"
-    assert mean(form) < 0.25  # "it gets the form"
-    before = STORED["experiments"][SUMMIT_NAME]["runs"][0]["curve"]
-    assert abs(mean("supervised, the same demonstrations") - before["accuracy"][0]) < 0.02
-    assert mean("KL weight 1") < 0.5  # "hardly leaves home"
+    assert mean("no room to think") < 0.11  # a guess
+    before = STORED["experiments"][SUMMIT_NAME]["runs"][0]["curve"]["accuracy"][0]
+    for name in ("reward for the form only", "supervised, the same demonstrations"):
+        assert abs(mean(name) - before) < 0.02  # "as bad as they were"
+    assert f"gets it to {mean('reward for any thought'):.2f}" in PAGE
+    assert f"it ends at {mean('KL weight 1'):.2f}" in PAGE
     assert mean("no baseline") >= 0.97
 
 

@@ -46,7 +46,11 @@ SECTIONS = {  # the file of each, in the order of the table
     "autocast": "real_size",
 }
 WITH_MODEL = ("autocast",)  # sections that need --model
-REAL_SIZE = ("vocabulary", "real_model", "autocast")  # the others are at the size of the course
+TABLES = {  # those of docs/speed.md, and the sections that each shows
+    "speed": [*SECTIONS][:9],
+    "growth": ["group_size", "length", "width"],
+    "real size": ["vocabulary", "real_model", "autocast"],
+}
 
 Results = dict[str, Any]
 Measure = Callable[[str, bool], list[Results]]
@@ -179,9 +183,9 @@ def distinct(lines: list[Results]) -> list[Results]:
     return found
 
 
-def table(results: Results, *, real_size: bool = False) -> str:
+def table(results: Results, name: str) -> str:
     """For docs/speed.md: one row per line, without targets, and what they were measured with."""
-    shown = [line for line in results["lines"] if (line["section"] in REAL_SIZE) == real_size]
+    shown = [line for line in results["lines"] if line["section"] in TABLES[name]]
     rows = ["| what | minigrpo | peer | ratio |", "|---|---|---|---|"]
     rows += ["| " + " | ".join(cells(line)[:-1]) + " |" for line in distinct(shown)]
     on = results["machine"]

@@ -31,7 +31,7 @@ SHOWN = (  # the other experiments end alike
     "KL weight 0.1",
     "KL weight 1",
 )
-TABLES = {"docs/results.md": ("results", "thinking"), "docs/speed.md": ("bench", "real size")}
+TABLES = {"docs/results.md": ("results", "thinking"), "docs/speed.md": tuple(bench.TABLES)}
 IMAGE = re.compile(r"!\[[^\]]*\]\((?:\.\./)?(figures/([\w-]+)\.([\w-]+)\.png)\)")
 
 
@@ -42,7 +42,7 @@ def made(name: str) -> str:
         return results.table({"experiments": {key: stored[key] for key in SHOWN if key in stored}})
     if name == "thinking":
         return thinking.table()
-    return bench.table(bench.load(), real_size=name == "real size")
+    return bench.table(bench.load(), name)
 
 
 def with_tables(text: str, page: str) -> str:
