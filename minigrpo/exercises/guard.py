@@ -6,6 +6,7 @@ It may print, draw random numbers, patch torch, run forever or raise whatever th
 from __future__ import annotations
 
 import builtins
+import ctypes
 import io
 import math
 import operator
@@ -54,8 +55,7 @@ class Output(io.TextIOBase):
 def contained(function: Callable, seconds: float, **names: Any) -> Iterator[Output]:
     """A block in which the function may be called, and after which all is as it was before.
 
-    What the block prints is caught. After so many seconds TimeIsUp is raised in it, if this
-    platform has alarms and this is the main thread.
+    What the block prints is caught. After so many seconds TimeIsUp is raised in it.
 
     Args:
         function: whose own module is put back too.
@@ -68,7 +68,10 @@ def contained(function: Callable, seconds: float, **names: Any) -> Iterator[Outp
             # Not torch.manual_seed, which writes down a traceback for each kind of GPU, every time.
             torch.default_generator.manual_seed(0)
             warnings.simplefilter("ignore")  # they name a file and a line of this machine
-            getattr(function, "__globals__", {}).update(names)
+            if own := getattr(function, "__globals__", None):
+                own.update(names)
+                # Those of a notebook end its kernel.
+                own.update({name: sys.exit for name in ("exit", "quit") if name in own})
             with time_limit(seconds):
                 yield out
 
@@ -132,7 +135,8 @@ def _restore(place: Any, space: Any, old: dict[str, Any]) -> None:
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise TimeIsUp in the block after so many seconds, again and again until it ends."""
     if not hasattr(signal, "setitimer") or threading.current_thread() != threading.main_thread():
-        yield
+        with time_limit_without_alarms(seconds):
+            yield
         return
     running, ticks, traced = True, 0, sys.gettrace()
 
@@ -164,6 +168,30 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
         if ticks > 1:
             sys.settrace(traced)
+
+
+@contextmanager
+def time_limit_without_alarms(seconds: float) -> Iterator[None]:
+    """The same from another thread: it neither ends a call that waits inside C, such as a long
+    sleep, nor a loop that catches everything.
+    """
+    over, here = threading.Event(), ctypes.c_ulong(threading.get_ident())
+    throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+    def watch() -> None:
+        pause = max(seconds, 0.001)
+        while not over.wait(pause):
+            throw(here, ctypes.py_object(TimeIsUp))
+            pause = 0.05
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        throw(here, None)  # one that was thrown too late
 
 
 def describe_error(error: BaseException) -> str:

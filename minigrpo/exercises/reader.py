@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import os
 import textwrap
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
-from minigrpo.exercises.judge import Checked, Exercise, Function, judge_exercise
+from minigrpo.exercises.judge import Checked, Exercise, Function, judge_exercise, unwrapped
 from minigrpo.exercises.records import notebooks, records
 from minigrpo.exercises.review import Review, code_lines, judge_review
-from minigrpo.notebook.kept import recall
+from minigrpo.notebook.kept import recall, remember
 
 Lines = int | Iterable[int] | None
 
@@ -19,6 +22,7 @@ def check(key: str, function: Function, line: Lines = None) -> Checked:
     """Try the reader's function on the cases of an exercise, and print what was found.
 
     In a review the function is a test, tried on the right version of the code and the buggy ones.
+    A pass is remembered, with the source of the function.
 
     Nothing that the function does is raised. With the environment variable MINIGRPO_STRICT=1
     everything but a pass raises AssertionError instead.
@@ -39,6 +43,8 @@ def check(key: str, function: Function, line: Lines = None) -> Checked:
     if os.environ.get("MINIGRPO_STRICT") == "1" and status != "passed":
         raise AssertionError(message)
     print(message)
+    if status == "passed":
+        _keep(key, function)
     use = function if right else exercise.reference
     return Checked(key, use, status, attempt=function)
 
@@ -52,6 +58,24 @@ def judge(key: str, function: Function, line: Lines = None) -> tuple[str, str]:
         KeyError: there is no such exercise.
     """
     return _judged(find(key), function, line)[:2]
+
+
+def _keep(key: str, function: Function) -> None:
+    """Remember a pass. The course's own functions are none; no source replaces none."""
+    plain = unwrapped(function)
+    if not str(getattr(plain, "__module__", "")).startswith("minigrpo."):
+        before = recall("exercises").get(key, {}).get("source", "")
+        remember("exercises", key, {"source": _written(plain) or before})
+
+
+def _written(function: Function) -> str:
+    """The cell that a function is written in, or of a file its own lines; "" if there are none."""
+    with suppress(Exception):
+        code = function.__code__
+        if Path(code.co_filename).exists():
+            return textwrap.dedent(inspect.getsource(function))
+        return "".join(linecache.getlines(code.co_filename, function.__globals__))
+    return ""
 
 
 def _judged(exercise: Exercise | Review, function: Function, line: Lines) -> tuple[str, str, bool]:
@@ -87,8 +111,11 @@ def answer(key: str) -> None:
     Raises:
         KeyError: there is no such exercise.
     """
-    kept = recall("exercises").get(find(key).key, {})
-    print(kept.get("source") or f"No answer of yours to {key} has passed yet.")
+    kept = recall("exercises").get(find(key).key)
+    nothing = f"No answer of yours to {key} has passed yet."
+    if kept is not None:
+        nothing = f"Your answer to {key} has passed, but its source couldn't be found."
+    print((kept or {}).get("source") or nothing)
 
 
 def solution(key: str) -> None:

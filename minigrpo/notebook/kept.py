@@ -133,12 +133,17 @@ def _sound(record: Any) -> bool:
 
 def _write(file: Path, kept: Kept) -> None:
     """In one step. There's one writer at a time, so a name that is always the same will do."""
+    if file.exists() and not os.access(file, os.W_OK):
+        raise PermissionError(f"{file} is read-only")
     unfinished = file.with_name(f".{file.name}.part")
     text = json.dumps({"version": VERSION, **kept}, indent=1, sort_keys=True)
-    unfinished.write_text(text + "\n", encoding="utf-8")
     # On Windows a file that somebody is reading can't be replaced.
     busy = PermissionError if sys.platform == "win32" else ()
-    _patiently(lambda: os.replace(unfinished, file), busy)
+    try:
+        unfinished.write_text(text + "\n", encoding="utf-8")
+        _patiently(lambda: os.replace(unfinished, file), busy)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _set_aside(file: Path) -> None:

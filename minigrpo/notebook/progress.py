@@ -29,9 +29,10 @@ def predict(key: str, guess: float | None) -> None:
         TypeError: the guess is no number.
     """
     word = _word(key)
-    if guess is not None and (isinstance(guess, bool) or not isinstance(guess, Real)):
-        raise TypeError(f"guess: expected a number, such as 0.6, got {guess!r}")
     if guess is not None:
+        number = isinstance(guess, Real) and not isinstance(guess, bool)
+        if not number or not math.isfinite(guess):
+            raise TypeError(f"guess: expected a number, such as 0.6, got {guess!r}")
         remember("predictions", key, {"guess": float(guess)})
     if (kept := _guess(key)) is None:
         print(f"{word}: put a number in place of None, and run this cell again.")
