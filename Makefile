@@ -23,11 +23,14 @@ TORCH_INDEX ?=
 REPOSITORY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab update test test-browser execute bench results real checkpoint address clean
+.PHONY: help course lab progress exam update test test-browser execute bench results real checkpoint \
+    address clean
 
 help:
 	@echo 'make course        execute every notebook and write readable pages to build/course/'
 	@echo 'make lab           open the notebooks in JupyterLab'
+	@echo 'make progress      print what you have passed, guessed and diagnosed so far'
+	@echo 'make exam          run the whole course with your answers, and write build/exam/index.html'
 	@echo 'make update        fetch the newest edition, and keep your answers'
 	@echo 'make test          lint, unit tests, and every notebook compared with its stored output'
 	@echo 'make test-browser  JupyterLab and the pages in a headless Chromium'
@@ -39,8 +42,8 @@ help:
 	@echo 'make address       write the REPOSITORY that you publish the course at into all files'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
-	@echo 'ONLY=02            course, execute: this notebook alone; lab: opens it'
-	@echo 'SCALE=1            course, execute, lab: notebook 10 as well; installs the extra it needs'
+	@echo 'ONLY=02            course, exam, execute: this notebook alone; lab: opens it'
+	@echo 'SCALE=1            course, exam, execute, lab: notebook 10 as well; installs the extra it needs'
 	@echo 'AGAIN=1            results: also what is stored with the present settings; without it, what is missing'
 	@echo 'PYTHON=python3.12  the Python (3.10 to 3.13) that the environment .venv is made with'
 	@echo 'TORCH_INDEX=URL    install torch from this package index, such as one of CPU builds'
@@ -57,6 +60,12 @@ execute: $(VENV)/.installed$(if $(SCALE),-scale)
 lab: $(VENV)/.installed$(if $(SCALE),-scale)
 	$(ACTIVE) -m jupyterlab --ServerApp.root_dir=. \
 	    --LabApp.default_url=/lab/tree/$(wildcard notebooks/$(or $(ONLY),01)_*.ipynb)
+
+progress: $(VENV)/.installed
+	@$(ACTIVE) -m minigrpo.notebook.progress
+
+exam: $(VENV)/.installed$(if $(SCALE),-scale)
+	@$(ACTIVE) tools/exam.py $(if $(ONLY),--only '$(ONLY)')
 
 update:
 	$(PYTHON) tools/update.py

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -107,15 +107,12 @@ class Progress:
     def _repr_html_(self) -> str:
         if not self.begun:
             return f"<p>{self._invitation()}</p>"
-        rows = "".join(map(_html_row, self.rows))
-        head = "<tr><th>notebook</th><th>exercises</th><th>passed</th></tr>"
-        made = "".join(
-            f"<tr><td>{html.escape(key)}</td><td>{guess}</td><td>{value or 'not yet'}</td></tr>"
-            for key, guess, value in self.guesses
-        )
-        asked = "<tr><th>prediction</th><th>your guess</th><th>came out at</th></tr>"
-        guesses = f"<table>{asked}{made}</table>" if made else ""
-        return f"<p>{self._headline()}</p><table>{head}{rows}</table>{guesses}<p>{self.clinic}</p>"
+        parts = [f"<p>{self._headline()}</p>"]
+        parts.append(_table(("notebook", "exercises", "passed"), map(_cells, self.rows)))
+        if self.guesses:
+            rows = ((html.escape(key), guess, value or "?") for key, guess, value in self.guesses)
+            parts.append(_table(("prediction", "your guess", "came out at"), rows))
+        return "".join([*parts, f"<p>{self.clinic}</p>"])
 
     def _headline(self) -> str:
         guessed = len(self.guesses)
@@ -144,12 +141,21 @@ def exercises() -> Iterator[tuple[int, str, list[str]]]:
         yield number, title, [f"{number}.{place}" for place in range(1, of + 1)]
 
 
-def _html_row(row: tuple[int, str, list[bool]]) -> str:
+def _cells(row: tuple[int, str, list[bool]]) -> tuple[str, ...]:
+    """In HTML: the marks are for the eye, and the count says the same."""
     number, title, passed = row
-    drawn = "".join("○●"[mark] for mark in passed)
+    marks = "".join("○●"[mark] for mark in passed)
     name, score = f"{number:02} {html.escape(title)}", f"{_passed(row)} of {_of(row)}"
-    marks = f'<span aria-hidden="true">{drawn}</span>'
-    return f"<tr><td>{name}</td><td>{marks}</td><td>{score}</td></tr>"
+    return name, f'<span aria-hidden="true">{marks}</span>', score
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Without colors and sizes of its own: it takes those of the page it is shown in."""
+    lines = ["".join(f'<th scope="col">{name}</th>' for name in head)]
+    for first, *others in rows:
+        cells = "".join(f"<td>{cell}</td>" for cell in others)
+        lines.append(f'<th scope="row">{first}</th>{cells}')
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def _passed(row: tuple[int, str, list[bool]]) -> int:
@@ -173,3 +179,7 @@ def _guess(key: str) -> float | None:
 def _number(value: float) -> str:
     """Three digits; a guess and an outcome look alike."""
     return f"{value:,.0f}" if math.isfinite(value) and abs(value) >= 1000 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    print(progress())
