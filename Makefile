@@ -23,8 +23,7 @@ TORCH_INDEX ?=
 REPOSITORY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab progress exam update test test-browser execute bench results real checkpoint \
-    address clean
+.PHONY: help course lab progress exam update test test-browser execute bench results real checkpoint address clean
 
 help:
 	@echo 'make course        execute every notebook and write readable pages to build/course/'
