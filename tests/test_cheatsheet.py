@@ -1,0 +1,162 @@
+"""docs/cheatsheet.md: its settings, formulas, names and numbers are those of the course."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from torch import Tensor
+
+from minigrpo.objective import ADVANTAGE_SETTINGS, VARIANTS, group_advantages, grpo_loss
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "docs" / "cheatsheet.md").read_text("utf-8")
+NAMES = {"GRPO": "grpo", "Dr. GRPO": "dr_grpo", "DAPO": "dapo", "GSPO": "gspo"}
+NAMES |= {"CISPO": "cispo", "RLOO": "rloo"}
+G, MOST = 3, 9  # completions of a prompt, tokens that one may have
+
+
+def rows(section: str) -> list[list[str]]:
+    """The cells of each row of the table in a section, without its head."""
+    (text,) = re.findall(rf"^## {section}$(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    lines = [line.strip("| ") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines[1:]]
+
+
+VARIANT_ROWS = {NAMES[row[0]]: row[1:] for row in rows("The loss")}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_settings_are_those_of_the_package(name):
+    call = ast.parse(f"dict({VARIANT_ROWS[name][3].strip('`')})", mode="eval").body
+    told = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    assert told == VARIANTS[name]
+
+
+# Each formula of the table once more, in code. A formula that changes has to change here too.
+ADVANTAGES = {
+    r"$(r_i - \bar r) / \sigma$": lambda r: (r - r.mean()) / (r.std() + 1e-4),
+    r"$r_i - \bar r$": lambda r: r - r.mean(),
+    r"$r_i - \frac{1}{G - 1} \sum_{j \ne i} r_j$": lambda r: r - (r.sum() - r) / (len(r) - 1),
+}
+
+
+def clipped(ratio: Tensor, advantage: Tensor, clip: tuple[float, float]) -> Tensor:
+    within = ratio.clamp(1 - clip[0], 1 + clip[1])
+    return torch.minimum(ratio * advantage, within * advantage)
+
+
+TERMS = {  # of one completion: log-probs (T,), ratios (T,), its advantage, the clip
+    r"$\min(\rho_{i,t} \hat A_i, C(\rho_{i,t}) \hat A_i)$": lambda _, p, A, c: clipped(p, A, c),
+    r"$\min(g_i \hat A_i, C(g_i) \hat A_i)$, "
+    r"$g_i = (\prod_t \rho_{i,t})^{1 / \lvert o_i \rvert}$": (
+        lambda _, p, A, c: clipped(p.prod() ** (1 / len(p)), A, c).expand(len(p))
+    ),
+    r"$\mathrm{sg}[\min(\rho_{i,t}, 1 + \varepsilon_{high})]\, \hat A_i \log\pi_\theta(o_{i,t})$": (
+        lambda new, p, A, c: p.detach().clamp(max=1 + c[1]) * A * new
+    ),
+    r"$\min(p_i \hat A_i, C(p_i) \hat A_i)$, $p_i = \prod_t \rho_{i,t}$": (
+        lambda _, p, A, c: clipped(p.prod(), A, c).expand(len(p))
+    ),
+}
+AVERAGES = {  # of the terms of all completions
+    r"$\frac1N \sum_i \frac{1}{\lvert o_i \rvert} \sum_t$": lambda terms: (
+        sum(s.sum() / len(s) for s in terms) / len(terms)
+    ),
+    r"$\frac{1}{\sum_j \lvert o_j \rvert} \sum_i \sum_t$": lambda terms: (
+        sum(s.sum() for s in terms) / sum(len(s) for s in terms)
+    ),
+    r"$\frac{1}{N L} \sum_i \sum_t$": lambda terms: (
+        sum(s.sum() for s in terms) / (len(terms) * MOST)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_formulas_are_those_of_the_package(name):
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([6, 1, 4, 7, 2, 7])
+    mask = torch.arange(7) < lengths[:, None]
+    new, old = -4 * torch.rand(2, 6, 7, generator=generator).double()
+    if name == "gspo":  # ratios near its narrow clip
+        old = new + 1e-3 * (old - old.mean())
+    new.requires_grad_()
+    rewards = torch.rand(6, generator=generator).double()
+    settings = dict(VARIANTS[name])
+    given = {key: settings.pop(key) for key in ADVANTAGE_SETTINGS if key in settings}
+    A = group_advantages(rewards, G, **given)
+    loss, metrics = grpo_loss(new, old, A, mask, max_length=MOST, **settings)
+
+    advantage, term, average, _ = VARIANT_ROWS[name]
+    ours = torch.cat([ADVANTAGES[advantage](rewards[at : at + G]) for at in (0, G)])
+    terms = []
+    for row, length in enumerate(lengths):
+        ratio = (new - old)[row, :length].exp()
+        terms.append(TERMS[term](new[row, :length], ratio, ours[row], settings["clip"]))
+    told = -AVERAGES[average](terms)
+    assert metrics["clip_ratio/region_mean"] > 0  # the clip has its say
+    assert loss.item() == pytest.approx(told.item(), abs=1e-12)
+    gradients = [torch.autograd.grad(value, new)[0] for value in (loss, told)]
+    assert torch.allclose(*gradients, atol=1e-12) and gradients[0].abs().max() > 1e-4
+
+
+def test_every_formula_is_needed():
+    for at, formulas in enumerate((ADVANTAGES, TERMS, AVERAGES)):
+        assert {row[at] for row in VARIANT_ROWS.values()} == {*formulas}
+
+
+def test_the_names_of_trl_are_those_of_the_installed_one():
+    pytest.importorskip("trl", reason="the extra `scale` is not installed")
+    from test_knobs import differing
+
+    section = TEXT[TEXT.index("## The same setting") : TEXT.index("## What to watch")]
+    assert differing(section.replace("| here | TRL |", "| here | |")) == {}
+    assert len(re.findall(r"^\| [^|]*\| `\w+", section, re.MULTILINE)) >= 9
+
+
+def source(stem: str) -> str:
+    """Texts, code, descriptions and stored outputs of a notebook."""
+    nb = nbformat.read(ROOT / "notebooks" / f"{stem}.ipynb", as_version=4)
+    told = [[cell.source, str(cell.metadata.get("alt", ""))] for cell in nb.cells]
+    told += [[output.get("text", "")] for cell in nb.cells for output in cell.get("outputs", [])]
+    return "\n".join(part for parts in told for part in parts)
+
+
+def test_the_names_of_verl_are_those_of_the_long_table():
+    known = (ROOT / "docs" / "knobs.md").read_text("utf-8")
+    family = source("05_kl_and_family")
+    for _, _, cell in rows("The same setting elsewhere"):
+        for name, default in re.findall(r"`([a-z_]+\.[\w.]+)`(?: \(([^)]*)\))?", cell):
+            assert f"`{name}`" in known, name
+            assert f"`{name}` ({default}" in known or not default, name
+        for value in re.findall(r'`"([^"]+)"`', cell):
+            assert f'"{value}"' in family, value
+    assert "`actor.clip_ratio_high=4`" in TEXT and "`clip_ratio_high=4`" in family
+
+
+def test_the_numbers_are_those_that_were_measured():
+    watched = {row[0].split(",")[0].strip("`"): row[2] for row in rows("What to watch")}
+    runs = json.loads((ROOT / "data" / "results" / "real_run.json").read_text("utf-8"))["runs"]
+    steps = next(r["steps"] for r in runs if (r["shots"], r["lr"]) == ("one loss", 1e-5))
+    for name in ("reward", "frac_reward_zero_std", "truncated", "entropy", "grad_norm"):
+        assert watched[name] == ", ".join(f"{steps[at][name]:.2f}" for at in (0, 4, 19)), name
+    family = source("05_kl_and_family")
+    healthy, fast, loose = re.findall(r"\d\.\d\d", watched["kl"])
+    for run, kl in (("healthy  ", healthy), ("too fast ", fast), ("no anchor", loose)):
+        assert re.search(rf"^{run} reward \d\.\d\d, KL {kl},", family, re.MULTILINE), run
+    assert "0.01 at the end" in watched["clipped fraction"]
+    assert "clipped fraction falls from 0.13 to 0.01" in family
+    assert "a quarter at first" in watched["clipped fraction"]
+    assert "at first its entropy goes *up* and a quarter of its tokens are clipped" in family
+
+
+def test_the_tree_is_told_in_words_too():
+    drawing = (ROOT / "figures" / "debug_tree.svg").read_text("utf-8")
+    (alt,) = re.findall(r"!\[([^\]]+)\]\(\.\./figures/debug_tree\.svg\)", TEXT)
+    questions = re.findall(r">((?:Do|Does|Is) [^<?]+\?)<", drawing)
+    assert len(questions) == 7 and all(question in alt for question in questions)
