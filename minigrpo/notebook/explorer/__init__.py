@@ -1,0 +1,180 @@
+"""What one gradient step does to each token, as one HTML page to hold and to turn around.
+
+    recorded = []
+    for m in train_grpo(policy, task, config):
+        recorded.append(explorer.record(m, policy, reference, config, names))
+    explorer.show(recorded)
+
+The page (`page.html`, plain JavaScript) computes advantages, ratios, KL and gradients itself, from
+the log-probs that are stored in it. The tests compare them with the gradient of `grpo_loss`.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from minigrpo.grpo import ADVANTAGE, LOSS, GRPOConfig, StepMetrics
+from minigrpo.logprobs import completion_log_probs_and_entropy
+from minigrpo.notebook import plots
+from minigrpo.objective import VARIANTS
+
+ALGORITHMS = {  # how the page calls them
+    "grpo": "GRPO",
+    "dr_grpo": "Dr. GRPO",
+    "dapo": "DAPO",
+    "gspo": "GSPO",
+    "cispo": "CISPO",
+    "rloo": "RLOO",
+}
+# In a notebook the page takes the place of the picture above it, where scripts run.
+FRAME = """<style>
+@media (scripting: enabled) {
+  .jp-OutputArea-child:has(+ .jp-OutputArea-child iframe.explorer) { display: none; }
+}
+@media (scripting: none) { iframe.explorer { display: none; } }
+</style>
+<iframe class="explorer" title="Explorer of gradient steps" loading="lazy"
+ style="width: 100%; height: 900px; border: 0;" srcdoc='"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Some groups of a batch, with all that the loss needs."""
+
+    step: int
+    prompts: list[str]  # one per group
+    tokens: list[list[str]]  # N rows, each up to the last token that is trained on
+    mask: Tensor  # (N, T) bool
+    rewards: Tensor  # (N,) float64
+    old: Tensor  # (N, T) log-probs of the sampler
+    new: Tensor  # (N, T) after the updates of this step
+    ref: Tensor  # (N, T) under the reference policy
+    config: GRPOConfig
+
+
+def record(
+    m: StepMetrics,  # of this step
+    policy: nn.Module,  # as it is after the step
+    reference: nn.Module,  # the policy before the run
+    config: GRPOConfig,
+    token: Callable[[int], str],  # the text of a token
+    prompt: Callable[[Tensor], str] | None = None,  # of a prompt's ids; None = its tokens
+    groups: int = 4,
+) -> Step:
+    """Keep some groups of a step's batch: those that differ most in reward, and the one that least.
+
+    The completions are scored again, by the policy that has learned from them and by the reference.
+    """
+    order = m.rewards.view(-1, config.group_size).std(dim=1).argsort(descending=True, stable=True)
+    chosen = torch.cat([order[: groups - 1], order[groups - 1 :][-1:]])
+    rows = torch.arange(len(m.rewards)).view(-1, config.group_size)[chosen].flatten()
+    r = m.rollouts[rows]
+    text = (r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
+    with torch.no_grad():
+        new, ref = (
+            completion_log_probs_and_entropy(
+                model,
+                *(part.to(next(model.parameters()).device) for part in text),
+                temperature=config.temperature,
+            )[0].float()
+            for model in (policy, reference)
+        )
+    asked = zip(r.prompt_ids[:: config.group_size], r.prompt_mask[:: config.group_size])
+    as_text = prompt or (lambda ids: " ".join(token(i) for i in ids.tolist()))
+    ends = [int(real.nonzero()[-1:].sum()) + 1 if real.any() else 0 for real in r.completion_mask]
+    return Step(
+        step=m.step,
+        prompts=[as_text(ids[real]) for ids, real in asked],
+        tokens=[[token(i) for i in ids[:end].tolist()] for ids, end in zip(r.completions, ends)],
+        mask=r.completion_mask,
+        rewards=m.rewards[rows],
+        old=r.log_probs.float(),
+        new=new.cpu(),
+        ref=ref.cpu(),
+        config=config,
+    )
+
+
+def page(steps: Sequence[Step]) -> str:
+    """The page as HTML, which loads nothing."""
+    config = steps[0].config
+    words = sorted({word for s in steps for row in s.tokens for word in row})
+    number = {word: i for i, word in enumerate(words)}
+
+    def stored(s: Step) -> dict:
+        def floats(values: Tensor) -> str:  # float32, row by row, as base64
+            kept = torch.cat([v[: len(row)] for v, row in zip(values, s.tokens)])
+            return base64.b64encode(kept.numpy().astype("<f4").tobytes()).decode()
+
+        masks = ("".join("01"[x] for x in m[: len(r)].int()) for m, r in zip(s.mask, s.tokens))
+        return {
+            "step": s.step,
+            "prompts": s.prompts,
+            "ids": [[number[word] for word in row] for row in s.tokens],
+            "mask": list(masks),
+            "rewards": s.rewards.tolist(),
+            **{name: floats(getattr(s, name)) for name in ("old", "new", "ref")},
+        }
+
+    run = {**config.only(f"{ADVANTAGE} {LOSS}"), "max_length": config.max_new_tokens}
+    data = {
+        "group_size": config.group_size,
+        "run": run,
+        "variants": {ALGORITHMS[name]: settings for name, settings in VARIANTS.items()},
+        "words": words,
+        "steps": [stored(s) for s in steps],
+    }
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return template.replace("@DATA@", text.replace("<", "\\u003c"))
+
+
+def write(steps: Sequence[Step], path: str | Path) -> Path:
+    """Write the page to a file."""
+    path = Path(path)
+    path.write_text(page(steps), encoding="utf-8", newline="\n")
+    return path
+
+
+def show(steps: Sequence[Step]) -> None:
+    """Show the page in a notebook, with a picture of a group for where no script runs."""
+    from IPython.display import display
+
+    figure, png = picture(steps[0]), io.BytesIO()
+    figure.savefig(png, format="png", dpi=200)
+    plt.close(figure)
+    inches = {
+        "width": round(100 * figure.get_figwidth()),
+        "height": round(100 * figure.get_figheight()),
+    }
+    bundle = {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": "a picture"}
+    display(bundle, raw=True, metadata={"image/png": inches})
+    escaped = page(steps).replace("&", "&amp;").replace("'", "&#39;")
+    what = f"An explorer of {len(steps)} steps, for a browser that runs scripts."
+    display({"text/html": f"{FRAME}{escaped}'></iframe>", "text/plain": what}, raw=True)
+
+
+def picture(s: Step, group: int = 0, columns: int = 7) -> Figure:
+    """One group: the probability of each token as it was sampled, and its ratio after the step."""
+    G = s.config.group_size
+    rows = slice(group * G, (group + 1) * G)
+    words = [row[:columns] for row in s.tokens[rows]]
+    figure, axes = plt.subplots(1, 2, figsize=(7, 3.4), sharey=True)
+    labels = [f"reward {reward:g}" for reward in s.rewards[rows]]
+    ratio = (s.new - s.old).exp()[rows]
+    plots.token_strips(axes[0], words, s.old.exp()[rows], labels, size=5.6, reach=2, middle=0)
+    plots.token_strips(axes[1], words, ratio, labels, size=5.6, reach=0.4, middle=1)
+    axes[0].set_title("before: probability", fontsize=9)
+    axes[1].set_title("after: times as probable", fontsize=9)
+    figure.suptitle(f"Step {s.step}, {s.prompts[group]}", x=0.01, ha="left", fontsize=10)
+    return figure

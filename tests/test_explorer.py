@@ -1,0 +1,394 @@
+"""The explorer: what it stores is what the loss needs, and what its page computes is autograd's."""
+
+# ruff: noqa: F811 (a fixture that is imported, and then an argument)
+from __future__ import annotations
+
+import base64
+import copy
+import html
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from test_browser import browser, screenshot  # noqa: F401
+
+from minigrpo import arithmetic
+from minigrpo.grpo import ADVANTAGE, LOSS, GRPOConfig, train_grpo
+from minigrpo.llama import load_policy
+from minigrpo.logprobs import token_log_probs
+from minigrpo.notebook import explorer
+from minigrpo.objective import VARIANTS, group_advantages, grpo_loss
+from minigrpo.study.experiments import SUMMIT
+
+PAGE = Path(explorer.__file__).with_name("page.html")
+CONFIG = replace(SUMMIT, steps=2, prompts_per_step=6, group_size=4, lr=1e-3)
+KEPT = 3  # groups
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[list, list, list[explorer.Step], torch.nn.Module]:
+    """The metrics of two steps, the policies after them, what was recorded, and the base."""
+    base = load_policy()
+    policy, metrics, policies, steps = copy.deepcopy(base), [], [], []
+    for m in train_grpo(policy, arithmetic.Arithmetic(), CONFIG):
+        metrics.append(m)
+        policies.append(copy.deepcopy(policy))
+        token = arithmetic.VOCABULARY.__getitem__
+        steps.append(explorer.record(m, policy, base, CONFIG, token, question, groups=KEPT))
+    return metrics, policies, steps, base
+
+
+def question(ids: torch.Tensor) -> str:
+    return " + ".join(map(str, arithmetic.read_question(ids)))
+
+
+def stored(text: str) -> dict:
+    """The data in a page."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+# ---------------------------------------------------------------------------------------------
+# what is recorded
+
+
+def test_what_is_recorded_is_what_scoring_again_finds(recorded):
+    for m, policy, s in zip(*recorded[:3]):
+        prompts = [
+            question(p[real]) for p, real in zip(m.rollouts.prompt_ids, m.rollouts.prompt_mask)
+        ]
+        rows = [i for prompt in s.prompts for i in range(24) if prompts[i] == prompt]
+        assert len(rows) == 12
+        r, mask = m.rollouts[torch.tensor(rows)], m.rollouts.completion_mask[rows]
+        assert torch.equal(s.rewards, m.rewards[rows]) and torch.equal(s.mask, mask)
+        for kept, model in ((s.old, None), (s.new, policy), (s.ref, recorded[3])):
+            expected = r.log_probs
+            if model:
+                with torch.no_grad():
+                    scored = token_log_probs(model, r.input_ids, r.attention_mask)
+                expected = scored[:, -mask.shape[1] :]
+            torch.testing.assert_close(kept[mask], expected[mask], atol=2e-5, rtol=0)
+        for row, ids, real in zip(s.tokens, r.completions, mask):
+            assert " ".join(row) == arithmetic.to_text(ids[real])
+        assert (s.new - s.old)[mask].abs().max() > 0.05  # the step has moved something
+
+
+def test_the_groups_that_differ_most_are_kept_and_the_one_that_least(recorded):
+    for m, s in zip(recorded[0], recorded[2]):
+        every = sorted(m.rewards.view(-1, 4).std(dim=1).tolist(), reverse=True)
+        kept = s.rewards.view(-1, 4).std(dim=1).tolist()
+        assert kept == pytest.approx([*every[:2], every[-1]])
+
+
+def test_the_page_holds_the_numbers_to_the_bit(recorded):
+    data = stored(explorer.page(recorded[2]))
+    assert data["variants"].keys() == {*explorer.ALGORITHMS.values()} and len(VARIANTS) == 6
+    assert data["run"]["max_length"] == CONFIG.max_new_tokens and data["group_size"] == 4
+    for s, found in zip(recorded[2], data["steps"], strict=True):
+        assert found["rewards"] == s.rewards.tolist() and found["prompts"] == s.prompts
+        words = [[data["words"][i] for i in row] for row in found["ids"]]
+        assert words == s.tokens
+        assert found["mask"] == ["1" * len(row) for row in s.tokens]
+        for name in ("old", "new", "ref"):
+            numbers = struct.iter_unpack("<f", base64.b64decode(found[name]))
+            assert [x for (x,) in numbers] == getattr(s, name)[s.mask].tolist()
+
+
+def test_a_token_cannot_end_the_script(recorded):
+    s = recorded[2][0]
+    nasty = ["</script><script>alert(1)</script>", "<!--", "'&\"", "\n", "\u2028", "@DATA@"]
+    text = explorer.page([replace(s, tokens=[nasty[: len(row)] for row in s.tokens])])
+    assert text.count("</script>") == PAGE.read_text("utf-8").count("</script>") == 2
+    assert "<!--" not in text
+    assert {*nasty[:5]} <= {*stored(text)["words"]}
+
+
+def test_the_page_is_small_and_loads_nothing(recorded, tmp_path):
+    text = PAGE.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 700
+    assert not re.search(r"https?:|\b(?:src|href|srcset)\s*=|url\(|@import|fetch\(|XMLHttp", text)
+    path = explorer.write(recorded[2] * 10, tmp_path / "explorer.html")  # as long as a notebook's
+    assert path.stat().st_size < 400_000
+
+
+def test_show_gives_a_picture_and_the_page(recorded, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **more: shown.append((data, more)))
+    explorer.show(recorded[2])
+    (picture, about), (frame, _) = shown
+    png = base64.b64decode(picture["image/png"])
+    width, height = struct.unpack(">II", png[16:24])
+    assert png.startswith(b"\x89PNG") and width <= 1400 and height <= 800  # 7 x 4 in, at 200 dpi
+    assert about["metadata"]["image/png"] == {"width": width // 2, "height": height // 2}
+    srcdoc = re.search(r"srcdoc='([^']*)'></iframe>$", frame["text/html"])[1]
+    assert html.unescape(srcdoc) == explorer.page(recorded[2])
+
+
+# ---------------------------------------------------------------------------------------------
+# what the page computes, in a browser
+
+G = 6
+SETTINGS = GRPOConfig(group_size=G, max_new_tokens=9, kl_weight=0.1)
+
+
+@pytest.fixture(scope="module")
+def batch() -> explorer.Step:
+    """Three groups of six: ragged, with holes, an empty row, equal rewards, ratios far from 1."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([5, 7, 1, 0, 3, 4, 7, 2, 6, 6, 7, 1, 3, 5, 7, 7, 2, 4])
+    mask = torch.arange(7) < lengths[:, None]
+    mask[1, 2:4] = mask[10, 0] = False
+    old = -3 * torch.rand(18, 7, generator=generator)
+    new = old + 0.25 * torch.randn(18, 7, generator=generator)
+    ref = old + 0.8 * torch.randn(18, 7, generator=generator)
+    old[1, 2], new[10, 0], ref[1, 3] = float("nan"), float("inf"), -float("inf")  # masked
+    rewards = [1, 0, 0.5, -2, 1, 1, *[0.1] * 6, 0, 1, 1, 1, 0, 3]  # six times 0.1 isn't 0.6
+    rewards = torch.tensor(rewards, dtype=torch.float64)
+    tokens = [[f"t{t}" for t in range(n)] for n in lengths.tolist()]
+    prompts = ["one", "equal", "three"]
+    return explorer.Step(1, prompts, tokens, mask, rewards, old, new, ref, SETTINGS)
+
+
+def autograd(s: explorer.Step, settings: Mapping, state: str) -> torch.Tensor:
+    """d loss / d log-prob (N, T), in float64."""
+    advantages = group_advantages(
+        s.rewards,
+        s.config.group_size,
+        **{k: settings[k] for k in ADVANTAGE.split() if k in settings},
+    )
+    log_probs = (s.old if state == "first" else s.new).double().requires_grad_()
+    loss, _ = grpo_loss(
+        log_probs,
+        s.old.double(),
+        advantages,
+        s.mask,
+        ref_log_probs=s.ref.double(),
+        max_length=s.config.max_new_tokens,
+        **{k: v for k, v in settings.items() if k in LOSS.split()},
+    )
+    loss.backward()
+    return log_probs.grad
+
+
+def complete(settings: Mapping) -> dict:
+    """With every setting, as the page has them: by default those of GRPOConfig."""
+    return {**GRPOConfig().only(f"{ADVANTAGE} {LOSS}"), **settings}
+
+
+def every_setting() -> Iterator[tuple[dict, str]]:
+    """The six algorithms with several clips, KL weights and estimators; and what they leave out."""
+    clips = (None, (0.0, 0.0), (0.1, 0.5), (1.5, 0.02))
+    kls = [(0.0, "k3", False), *product((0.04, 1.0), ("k1", "k2", "k3"), (False, True))]
+    for name, clip, (weight, estimator, correction) in product(VARIANTS, clips, kls):
+        settings = complete(VARIANTS[name])
+        settings |= {"clip": clip or settings["clip"], "kl_weight": weight}
+        settings |= {"estimator": estimator, "kl_correction": correction}
+        yield from ((settings, state) for state in ("first", "after"))
+    for scale, baseline, level, surrogate, how in product(
+        ("group", "batch", "none"),
+        ("mean", "leave_one_out", "none"),
+        ("token", "sequence", "geometric"),
+        ("clip", "cispo"),
+        ("sequence_mean", "token_mean", "constant"),
+    ):
+        if baseline != "none" or scale == "none":
+            other = dict(scale=scale, baseline=baseline, level=level, surrogate=surrogate, how=how)
+            yield complete({**other, "kl_weight": 0.3, "kl_correction": how == "constant"}), "after"
+
+
+def opened(browser, text: str, folder: Path, **context) -> object:
+    """The page in a browser without a network, where an error is a failure of the test."""
+    (folder / "explorer.html").write_text(text, encoding="utf-8")
+    page = browser.new_context(offline=True, **context).new_page()
+    page.errors = []
+    page.on("console", lambda message: page.errors.append(message.text))
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on("request", lambda asked: asked.url.startswith("file:") or page.errors.append(asked.url))
+    page.goto((folder / "explorer.html").as_uri())
+    return page
+
+
+@pytest.fixture(scope="module")
+def exact(batch) -> list[tuple[dict, torch.Tensor]]:
+    """The gradient of autograd for every setting."""
+    return [({**s, "state": state}, autograd(batch, s, state)) for s, state in every_setting()]
+
+
+def furthest(page, s: explorer.Step, exact) -> float:
+    """The largest difference between the page's gradients and autograd's; what is 0 has to be 0."""
+    weights = "all => JSON.stringify(JSON.parse(all).map(s => explorer.weights(s, 0)))"
+    found = json.loads(page.evaluate(weights, json.dumps([s for s, _ in exact])))
+    assert all([len(row) for row in rows] == [len(row) for row in s.tokens] for rows in found)
+    most = 0.0
+    for rows, (_, gradient) in zip(found, exact, strict=True):
+        padded = [row + [0.0] * (gradient.shape[1] - len(row)) for row in rows]
+        if any(x is None for row in padded for x in row):  # what JSON makes of NaN
+            return float("inf")
+        mine = torch.tensor(padded, dtype=torch.float64)
+        same_zeros = torch.equal(mine == 0, gradient == 0)
+        most = max(most, (mine - gradient).abs().max().item() if same_zeros else float("inf"))
+    return most
+
+
+@pytest.mark.browser
+def test_the_gradients_of_the_page_are_those_of_autograd(browser, batch, exact, tmp_path):
+    page = opened(browser, explorer.page([batch]), tmp_path)
+    assert len(exact) == 6 * 4 * 13 * 2 + 7 * 3 * 2 * 3
+    plain = [s for s, _ in exact if not s["kl_weight"]]
+    clipped = [g for s, g in exact if s in plain and s["state"] == "after"]
+    assert sum((g == 0).sum().item() for g in clipped) > 1000  # there is something to get wrong
+    assert furthest(page, batch, exact) < 1e-12
+    assert page.errors == []
+
+
+MISTAKES = {  # in the page: this instead of that
+    "(values.length - 1)": "values.length",
+    "rewards) + 1e-4": "rewards) + 1e-3",
+    "if (Math.max(...group) === Math.min(...group)) return 0;": "",
+    "above * G / (G - 1)": "above",
+    '(s.scale === "group" ? group : rewards) + 1e-4': "(group) + 1e-4",
+    "token_mean: () => 1 / total": "token_mean: n => 1 / (N * n)",
+    "1 / (N * s.max_length)": "1 / (N * 7)",
+    "1 / (N * Math.max(1, n))": "1 / total",
+    "row.mask[t] ? value - row.old[t] : 0": "value - row.old[t]",
+    '(s.level === "geometric" ? n || 1 : 1)': "1",
+    "k2: {d, kl: d * d / 2, slope: d}": "k2: {d, kl: d * d / 2, slope: 1}",
+    "slope: -Math.expm1(-d)": "slope: Math.expm1(d)",
+    's.level === "sequence" ? n : 1': "1",
+    "above && A[i] > 0 || below && A[i] < 0": "above || below",
+    "above && A[i] > 0": "above && A[i] < 0",
+    "ratio > 1 + s.clip[1]": "ratio > 1 + s.clip[0]",
+    "ratio < 1 - s.clip[0]": "ratio < 1 - s.clip[1]",
+    "Math.min(ratio, 1 + s.clip[1])": "ratio",
+    "ratio * inRow": "inRow",
+    "ratio * (k.slope + carried)": "ratio * k.slope",
+    "(k.slope + carried)": "(k.slope + k.kl)",
+    "s.kl_weight * klSlope - factor": "s.kl_weight * klSlope + factor",
+    's.state === "first" ? row.old : row.after': "row.after",
+    "at += ids.length;": "at += 1;",
+    "getFloat32(4 * i, true)": "getFloat32(4 * i, false)",
+    'real === "1"': "true",
+}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("right", MISTAKES)
+def test_a_mistake_in_the_page_is_found(browser, batch, exact, tmp_path, right):
+    text = explorer.page([batch])
+    assert text.count(right) == 1, "the page has changed"
+    page = opened(browser, text.replace(right, MISTAKES[right]), tmp_path)
+    assert not furthest(page, batch, exact) < 1e-6
+
+
+# ---------------------------------------------------------------------------------------------
+# the page in use
+
+
+@pytest.mark.browser
+def test_the_controls_lead_to_the_published_algorithms(browser, batch, recorded, tmp_path):
+    page = opened(browser, explorer.page([batch, replace(batch, step=5)]), tmp_path)
+
+    def off(settings: Mapping, state: str) -> float:
+        rows = page.evaluate("explorer.weights()")
+        pairs = zip(rows, autograd(batch, settings, state))
+        return max((torch.tensor(r) - g[: len(r)]).abs().max().item() for r, g in pairs if r)
+
+    run = complete({"kl_weight": 0.1})
+    assert off(run, "first") < 1e-7
+    page.check("#state input[value=after]", force=True)
+    for name, label in explorer.ALGORITHMS.items():
+        page.get_by_label(label, exact=True).check(force=True)
+        assert off({**run, **VARIANTS[name]}, "after") < 1e-7, label
+        assert page.input_value("#low") == str(VARIANTS[name]["clip"][0])
+    page.get_by_label("GRPO", exact=True).check(force=True)
+    page.fill("#low", "0.05")
+    page.fill("#high", "0.01")
+    page.fill("#kl", "1")
+    page.select_option("#estimator", "k2")
+    page.check("#correction")
+    mine = {"clip": (0.05, 0.01), "kl_weight": 1.0, "estimator": "k2", "kl_correction": True}
+    assert off({**run, **mine}, "after") < 1e-7
+    page.fill("#kl", "")  # while somebody types, the last number stays
+    assert off({**run, **mine}, "after") < 1e-7
+    assert page.errors == []
+
+
+@pytest.mark.browser
+def test_keys_are_enough(browser, recorded, tmp_path):
+    page = opened(browser, explorer.page(recorded[2]), tmp_path)
+    page.focus("#step")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#step-name") == "step 2"
+    assert page.get_attribute("#step", "aria-valuetext") == "step 2"
+    tabbable = page.locator(".token[tabindex='0']")
+    assert tabbable.count() == 1
+    tabbable.focus()
+    for key in ("ArrowDown", "ArrowRight", "End", "Home", "ArrowRight"):
+        page.keyboard.press(key)
+    focused = page.locator(":focus")
+    assert focused.get_attribute("data-place") == "1,1" and tabbable.count() == 1
+    page.keyboard.press("Enter")
+    token = recorded[2][1].tokens[1][1]
+    assert page.inner_text("#formula").startswith(f"{token}, token 2 of completion 2")
+    assert focused.get_attribute("aria-selected") == "true"
+    # The number of the formula is that of the strip and of the hook.
+    push = -page.evaluate("explorer.weights()[1][1]") * int(recorded[2][1].mask.sum())
+    written = page.locator("#formula strong").last.inner_text().replace("−", "-")
+    assert float(written) == pytest.approx(push, rel=1e-3)
+    assert focused.inner_text().split()[-1].replace("−", "-") == f"{push:+.2f}"
+    said = focused.get_attribute("aria-label")
+    assert said == f"{token}, gradient weight {push:+.2f}".replace("-", "−")
+    assert page.errors == []
+
+
+LOOK = """() => {
+    const parsed = text => text.match(/[\\d.]+/g).map(Number);
+    const bright = rgb => {
+        const [r, g, b] = rgb.map(x => x / 255).map(
+            x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const ground = element => {
+        for (let e = element; e; e = e.parentElement) {
+            const color = parsed(getComputedStyle(e).backgroundColor);
+            if (color.length === 3 || color[3] > 0) return color.slice(0, 3);
+        }
+    };
+    const low = [];
+    for (const e of document.body.querySelectorAll("*")) {
+        const own = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+        if (!own || !e.getClientRects().length || e.closest("script, noscript")) continue;
+        const [a, b] = [bright(parsed(getComputedStyle(e).color).slice(0, 3)), bright(ground(e))];
+        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (contrast < 4.5) low.push(`${e.tagName} ${e.textContent.slice(0, 30)} ${contrast}`);
+    }
+    const cut = [...document.querySelectorAll(".token b")].filter(
+        e => e.scrollWidth > e.clientWidth).map(e => e.textContent);
+    return {low, cut, wide: document.documentElement.scrollWidth};
+}"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 800, 1280])
+def test_everything_can_be_read_at_every_width(browser, recorded, tmp_path, width, scheme):
+    size = {"width": width, "height": 800}
+    options = {"viewport": size, "color_scheme": scheme, "reduced_motion": "reduce"}
+    page = opened(browser, explorer.page(recorded[2]), tmp_path, **options)
+    page.evaluate("document.querySelector('details').open = true")
+    page.locator(".token").nth(1).click()
+    for algorithm, state in (("this run", "first"), ("GSPO", "after"), ("CISPO", "after")):
+        page.get_by_label(algorithm, exact=True).check(force=True)
+        page.check(f"#state input[value={state}]", force=True)
+        for view in ("prob", "ratio", "advantage", "push", "clip", "kl"):
+            page.check(f"#view input[value={view}]", force=True)
+            seen = page.evaluate(LOOK)
+            assert seen["low"] == [] and seen["cut"] == [], (algorithm, view)
+            assert seen["wide"] <= width, (algorithm, view)
+            screenshot(page, f"explorer-{width}-{scheme}-{algorithm}-{view}")
+    assert page.errors == []
