@@ -14,9 +14,12 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import course
+import nbformat
 import pytest
 import torch
-from test_browser import browser, screenshot  # noqa: F401
+from explorer_page import write_explorer
+from test_browser import NOTEBOOKS, browser, screenshot  # noqa: F401
 
 from minigrpo import arithmetic
 from minigrpo.grpo import ADVANTAGE, LOSS, GRPOConfig, train_grpo
@@ -127,6 +130,23 @@ def test_show_gives_a_picture_and_the_page(recorded, monkeypatch):
     assert about["metadata"]["image/png"] == {"width": width // 2, "height": height // 2}
     srcdoc = re.search(r"srcdoc='([^']*)'></iframe>$", frame["text/html"])[1]
     assert html.unescape(srcdoc) == explorer.page(recorded[2])
+
+
+def test_a_folder_of_pages_gets_the_explorer_of_its_notebook(recorded, monkeypatch, tmp_path):
+    outputs = []
+
+    def shown(data, metadata=None, **raw):
+        outputs.append(nbformat.v4.new_output("display_data", data, metadata=metadata or {}))
+
+    monkeypatch.setattr("IPython.display.display", shown)
+    explorer.show(recorded[2])
+    cells = [nbformat.v4.new_markdown_cell("Text."), nbformat.v4.new_code_cell(outputs=outputs)]
+    assert not write_explorer(tmp_path)
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "07_grpo.ipynb")
+    assert write_explorer(tmp_path)
+    assert (tmp_path / "explorer.html").read_text("utf-8") == explorer.page(recorded[2])
+    (tmp_path / "07_grpo.ipynb").unlink()
+    assert not write_explorer(tmp_path) and not (tmp_path / "explorer.html").exists()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -392,3 +412,33 @@ def test_everything_can_be_read_at_every_width(browser, recorded, tmp_path, widt
             assert seen["wide"] <= width, (algorithm, view)
             screenshot(page, f"explorer-{width}-{scheme}-{algorithm}-{view}")
     assert page.errors == []
+
+
+SEEN = """() => {
+    const frame = document.querySelector("iframe.explorer");
+    const picture = document.querySelector("img[alt^='Eight completions of the question']");
+    return [frame, picture].map(element => element.getBoundingClientRect().height);
+}"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_notebook_shows_the_explorer_or_its_picture(browser, tmp_path, scripts):
+    path = NOTEBOOKS / "07_grpo.ipynb"
+    course.write_page(nbformat.read(path, as_version=4), path, tmp_path, 0)
+    options = {"java_script_enabled": scripts, "viewport": {"width": 1280, "height": 800}}
+    page = browser.new_context(offline=True, **options).new_page()
+    errors = []
+    page.on("console", lambda message: errors.append(message.text))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((tmp_path / "07_grpo.html").as_uri())
+    page.locator("iframe.explorer").evaluate("frame => frame.scrollIntoView()")
+    if scripts:
+        inside = page.frame_locator("iframe.explorer")
+        inside.locator(".token").first.click()
+        assert "Advantage" in inside.locator("#formula").inner_text()
+        high = inside.locator("html").evaluate("e => [e.scrollHeight, innerHeight]")
+        assert high[0] <= high[1]  # nothing scrolls inside
+    frame, picture = page.evaluate(SEEN)
+    assert (frame > 500, picture > 100) == (scripts, not scripts)
+    assert errors == []

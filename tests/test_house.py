@@ -16,7 +16,7 @@ PACKAGE = ROOT / "minigrpo"
 ROOMS = {
     "core": 2160,
     "study": 500,
-    "notebook": 740,
+    "notebook": 920,
     "clinic": 2905,
     "text": 860,
     "scaling": 285,

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import website
 from committed import CourseError, as_json, committed_form, read, uncommittable, write
+from explorer_page import write_explorer
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
@@ -196,6 +197,7 @@ async def each(
 
 def write_index(folder: Path, out: Path) -> None:
     """Write index.html and the pages beside those of the notebooks."""
+    write_explorer(out)
     website.write_index(choose(folder, scale=True), out, NEEDS)
 
 

@@ -171,10 +171,10 @@ def picture(s: Step, group: int = 0, columns: int = 7) -> Figure:
     words = [row[:columns] for row in s.tokens[rows]]
     figure, axes = plt.subplots(1, 2, figsize=(7, 3.4), sharey=True)
     labels = [f"reward {reward:g}" for reward in s.rewards[rows]]
-    ratio = (s.new - s.old).exp()[rows]
-    plots.token_strips(axes[0], words, s.old.exp()[rows], labels, size=5.6, reach=2, middle=0)
-    plots.token_strips(axes[1], words, ratio, labels, size=5.6, reach=0.4, middle=1)
-    axes[0].set_title("before: probability", fontsize=9)
-    axes[1].set_title("after: times as probable", fontsize=9)
-    figure.suptitle(f"Step {s.step}, {s.prompts[group]}", x=0.01, ha="left", fontsize=10)
+    before, ratio = s.old.exp()[rows], (s.new - s.old).exp()[rows]
+    plots.token_strips(axes[0], words, before, labels, middle=0.5, reach=0.8, size=5.4)
+    plots.token_strips(axes[1], words, ratio, labels, middle=1, reach=0.3, size=5.4)
+    axes[0].set_title("probability before", fontsize=9)
+    axes[1].set_title("times as probable after", fontsize=9)
+    figure.suptitle(f"Step {s.step} on {s.prompts[group]}", x=0.01, ha="left", fontsize=10)
     return figure
