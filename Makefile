@@ -32,7 +32,7 @@ help:
 	@echo 'make exam          run the whole course with your answers, and write build/exam/index.html'
 	@echo 'make update        fetch the newest edition, and keep your answers'
 	@echo 'make test          lint, unit tests, and every notebook compared with its stored output'
-	@echo 'make test-browser  JupyterLab and the pages in a headless Chromium'
+	@echo 'make test-browser  JupyterLab, the pages and the explorer in a headless Chromium'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside peers; the run of notebook 03 with five seeds'
 	@echo 'make results       measure what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09 and 10'
@@ -74,7 +74,7 @@ test: $(VENV)/.installed-dev
 
 test-browser: $(VENV)/.installed-dev
 	$(PIP) install 'playwright>=1.50,<2'
-	$(ACTIVE) -m pytest -q -m browser tests/test_browser.py
+	$(ACTIVE) -m pytest -q -m browser tests/test_browser.py tests/test_explorer.py
 
 bench: $(VENV)/.installed-dev
 	$(ACTIVE) tools/bench.py $(if $(wildcard $(SMOLLM2)),--model '$(SMOLLM2)')
