@@ -16,12 +16,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import course
 import nbformat
 import pytest
+from pages import documents
 
 from minigrpo.exercises.reader import find, solution_source
 
@@ -162,7 +163,7 @@ LOOK = """() => {
     const style = element => getComputedStyle(element);
     return {
         // Wide tables and code scroll in themselves; the text beside them must not.
-        clipped: [...document.querySelectorAll(".jp-RenderedHTMLCommon")].filter(
+        clipped: [...document.querySelectorAll("main, .jp-RenderedHTMLCommon")].filter(
             e => e.scrollWidth > e.clientWidth + 1).length,
         scrolls: document.documentElement.scrollWidth > innerWidth,
         formulas: [...document.querySelectorAll("math")].filter(e => !drawn(e)).length,
@@ -173,9 +174,45 @@ LOOK = """() => {
 }"""
 
 
+# Every text that is shown, its color and what is behind it, as [contrast, text, color, ground].
+CONTRAST = """() => {
+    document.querySelectorAll("details").forEach(fold => { fold.open = true; });
+    const numbers = color => (color.match(/[\\d.]+/g) || []).map(Number);
+    const over = ([r, g, b, a = 1], ground) => [r, g, b].map((c, i) => c * a + ground[i] * (1 - a));
+    const bright = color => {
+        const [r, g, b] = color.map(c => c / 255).map(
+            c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const grounds = new Map();
+    const ground = element => {
+        if (!element) return matchMedia("(prefers-color-scheme: dark)").matches ? [0, 0, 0]
+            : [255, 255, 255];
+        if (!grounds.has(element)) {
+            const own = numbers(getComputedStyle(element).backgroundColor);
+            grounds.set(element, over(own, ground(element.parentElement)));
+        }
+        return grounds.get(element);
+    };
+    const seen = new Map();
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const [text, element] = [walker.currentNode.data.trim(), walker.currentNode.parentElement];
+        const shown = {opacityProperty: true, visibilityProperty: true};
+        if (!text || !element.checkVisibility(shown)) continue;
+        const behind = ground(element);
+        const color = over(numbers(getComputedStyle(element).color), behind);
+        const [low, high] = [bright(color), bright(behind)].sort((a, b) => a - b);
+        const key = `${color} ${behind}`;
+        if (!seen.has(key)) seen.set(key, [(high + 0.05) / (low + 0.05), text.slice(0, 40), key]);
+    }
+    return [...seen.values()];
+}"""
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> list[Path]:
-    """The pages of all notebooks as they are committed, the index and the glossary."""
+    """The pages of all notebooks as they are committed, of the texts, and the index."""
     out = tmp_path_factory.mktemp("pages")
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         course.write_page(nbformat.read(path, as_version=4), path, out, 0)
@@ -183,25 +220,49 @@ def pages(tmp_path_factory) -> list[Path]:
     return sorted(out.glob("*.html"))
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_pages_can_be_read_without_a_network(browser, pages, width):
-    size = dict(zip(("width", "height"), WIDTHS[width]))
-    context = browser.new_context(viewport=size, offline=True)
-    asked: list[str] = []
-    context.on("request", lambda request: asked.append(request.url))
-    assert len(pages) == len(list(NOTEBOOKS.glob("*.ipynb"))) + 2
-    for path in pages:
+@pytest.fixture
+def opened(browser) -> Iterator[Callable[..., object]]:
+    """Opens a page without a network, and fails if it complained or asked for anything."""
+    asked, said, contexts = [], [], []
+
+    def page_of(path: Path, anchor: str = "", **settings: object) -> object:
+        context = browser.new_context(offline=True, **settings)
+        contexts.append(context)
+        context.on("request", lambda request: asked.append(request.url))
         page = context.new_page()
-        page.goto(path.as_uri())
+        page.on("console", lambda message: said.append(f"{path.name}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"{path.name}: {error}"))
+        page.goto(path.as_uri() + anchor)
+        return page
+
+    yield page_of
+    for context in contexts:
+        context.close()
+    elsewhere = [url[:80] for url in asked if not url.startswith(("file:", "data:"))]
+    assert not elsewhere, f"pages load {elsewhere}"
+    assert not said, f"pages complain: {said}"
+
+
+def one(pages: list[Path], stem: str) -> Path:
+    return next(path for path in pages if path.stem == stem)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_can_be_read_without_a_network(opened, pages, width):
+    size = dict(zip(("width", "height"), WIDTHS[width]))
+    assert len(pages) == len(list(NOTEBOOKS.glob("*.ipynb"))) + 1 + len(documents(course.ROOT))
+    for path in pages:
+        page = opened(path, viewport=size)
         seen = page.evaluate(LOOK)
         assert not seen["scrolls"], f"{path.name}: the text scrolls sideways at {size['width']}"
         assert not seen["clipped"], f"{path.name}: {seen['clipped']} texts are wider than the page"
         assert not seen["formulas"], f"{path.name}: {seen['formulas']} formulas are not drawn"
         assert not seen["pictures"], f"{path.name}: {seen['pictures']} figures are too wide"
+        shown = [page.locator(f".contents.{kind}").is_visible() for kind in ("column", "fold")]
+        if page.locator(".contents").count():
+            assert shown == [width == "laptop", width == "phone"], path.name
         screenshot(page, f"{path.stem}-{width}")
         page.close()
-    elsewhere = [url[:80] for url in asked if not url.startswith(("file:", "data:"))]
-    assert not elsewhere, f"pages load {elsewhere}"
 
 
 def brightness(colour: str) -> float:
@@ -209,14 +270,132 @@ def brightness(colour: str) -> float:
     return sum(map(int, re.findall(r"\d+", colour)[:3])) / (3 * 255)
 
 
-def test_pages_are_dark_on_a_dark_screen(browser, pages):
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out_from_its_ground(opened, pages, scheme):
     for path in pages:
-        for scheme in ("light", "dark"):
-            page = browser.new_context(color_scheme=scheme, offline=True).new_page()
-            page.goto(path.as_uri())
-            (ground, text), _ = page.evaluate(LOOK)["colours"]
-            if path.stem != "index":  # which has the colours of the browser
-                assert (brightness(ground) < 0.2) == (scheme == "dark"), path.name
-            assert (brightness(text) > 0.7) == (scheme == "dark"), path.name
-            screenshot(page, f"{path.stem}-{scheme}")
-            page.close()
+        page = opened(path, color_scheme=scheme)
+        (ground, text), _ = page.evaluate(LOOK)["colours"]
+        assert (brightness(ground) < 0.2) == (scheme == "dark"), path.name
+        assert (brightness(text) > 0.7) == (scheme == "dark"), path.name
+        screenshot(page, f"{path.stem}-{scheme}")
+        found = page.evaluate(CONTRAST)
+        faint = [entry for entry in found if entry[0] < 4.5]
+        assert len(found) >= 3 and not faint, f"{path.name}, {scheme}: {faint}"
+        page.close()
+
+
+def test_contrast_is_measured(opened, tmp_path):
+    path = tmp_path / "faint.html"
+    path.write_text(
+        "<body style='background: #fff; color: #000'>black <p style='color: #767676'>just enough"
+        "</p><p style='color: #777'>too little</p><div style='background: rgb(0 0 0 / 0.5)'>grey"
+        "<details><summary>-</summary><b style='color: #8888'>folded</b></details></div></body>"
+    )
+    found = {text: round(ratio, 2) for ratio, text, _ in opened(path).evaluate(CONTRAST)}
+    assert found["black"] == 21 and found["just enough"] == 4.54 and found["too little"] == 4.48
+    assert 5 < found["grey"] < 6 and found["folded"] < 1.1
+
+
+def test_a_reader_finds_a_section_and_a_word(opened, pages):
+    page = opened(one(pages, "index"), viewport={"width": 1280, "height": 900})
+    field, results = page.locator(".search input"), page.locator(".search li")
+    page.keyboard.press("/")
+    page.keyboard.type("kv cac")
+    assert results.first.inner_text().startswith(("KV cache", "Optional: the KV cache"))
+    assert field.get_attribute("aria-expanded") == "true"
+    assert field.get_attribute("aria-activedescendant") == "found-0"
+    screenshot(page, "search")
+    page.keyboard.press("Escape")
+    assert not results.first.is_visible()
+    field.fill("no such thing at all")
+    assert results.count() == 0 and page.locator(".said").inner_text() == "0 results"
+    field.fill("exercise 5.3")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/05_kl_and_family.html#exercise-53-the-whole-loss")
+    assert page.locator("#exercise-53-the-whole-loss").bounding_box()["y"] < 400
+    page.locator(".search input").fill("advantage")
+    page.locator(".search li", has_text="How much better a completion did").click()
+    page.wait_for_url("**/glossary.html#word-advantage")
+
+
+def test_the_contents_follow_the_reader(opened, pages):
+    page = opened(one(pages, "07_grpo"), viewport={"width": 1280, "height": 900})
+    here = page.locator(".contents.column [aria-current]")
+    assert here.count() == 0
+    for section in ("#2-grpo-line-by-line", "#three-questions"):
+        page.evaluate(f"location.hash = '{section}'")
+        page.wait_for_function(
+            f"document.querySelector('.column [aria-current]')?.hash === '{section}'"
+        )
+        assert here.count() == 1 and here.is_visible()
+        box = here.bounding_box()
+        assert 0 < box["y"] and box["y"] + box["height"] <= 900  # the column has scrolled along
+
+
+def test_pages_are_complete_without_scripts(opened, pages):
+    index = opened(one(pages, "index"), java_script_enabled=False)
+    assert not index.locator(".search").is_visible()
+    stems = {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
+    assert index.locator(".card h3 a").count() == len(stems)
+    index.locator("[id='04_policy_gradient'] summary").click()
+    index.locator("[id='04_policy_gradient'] li a", has_text="Exercise 4.2").click()
+    assert index.url.endswith("04_policy_gradient.html#exercise-42-three-averages")
+    index.locator(".steps.bottom .next").click()
+    assert index.url.endswith("05_kl_and_family.html")
+
+
+def test_the_keyboard_reaches_the_text(opened, pages):
+    page = opened(one(pages, "03_sequence_grpo"), viewport={"width": 1280, "height": 900})
+    page.keyboard.press("Tab")
+    skip = page.locator(".skip")
+    assert skip.bounding_box()["x"] >= 0 and skip.inner_text() == "Skip to the text"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('main') !== null")
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    reached = page.evaluate(
+        "[...document.querySelectorAll('a, summary, input')].filter(e => e.tabIndex < 0).length"
+    )
+    assert reached == 0
+
+
+def test_the_cheat_sheet_prints_on_two_pages(opened, pages):
+    page = opened(one(pages, "cheatsheet"), color_scheme="dark")
+    for paper in ("A4", "Letter"):
+        assert sheets(page.pdf(format=paper)) == 2, paper
+
+
+def sheets(pdf: bytes) -> int:
+    """How many pages a PDF has that Chromium has written."""
+    return len(re.findall(rb"/Type\s*/Page\b(?!s)", pdf))
+
+
+def test_a_notebook_prints_as_a_text(opened, pages):
+    page = opened(one(pages, "07_grpo"), color_scheme="dark")
+    page.emulate_media(media="print")
+    for part in (".bar", ".contents.column", ".contents.fold", ".steps.top", ".steps.bottom"):
+        assert not page.locator(part).is_visible(), part
+    seen = page.evaluate(
+        """() => {
+            const kind = fold => fold.matches(".predict") ? "output" : "answer";
+            const shown = element => element.checkVisibility({contentVisibilityAuto: true});
+            const inner = fold => [...fold.children].filter(e => e.localName !== "summary");
+            return [...document.querySelectorAll("details:not(nav details)")].map(fold => [
+                kind(fold), shown(fold.querySelector("summary")),
+                inner(fold).some(e => e.getBoundingClientRect().height > 0 && shown(e)),
+            ]);
+        }"""
+    )
+    assert {tuple(entry) for entry in seen} == {("output", False, True), ("answer", False, False)}
+    cut = "e => e.scrollWidth > e.clientWidth + 1"
+    assert page.evaluate(f"[...document.querySelectorAll('pre')].filter({cut}).length") == 0
+    pdf = page.pdf(format="A4")
+    assert 15 <= sheets(pdf) <= 60
+    if folder := os.environ.get("MINIGRPO_SCREENSHOTS"):
+        Path(folder, "07_grpo.pdf").write_bytes(pdf)
+    page.evaluate("document.querySelector('details:not(.predict, nav details)').open = true")
+    assert page.locator("details[open]:not(.predict) > *:not(summary)").first.is_visible()

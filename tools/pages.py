@@ -17,7 +17,8 @@ from xml.etree import ElementTree
 from committed import CourseError, alts, describe, figures, read
 from jinja2 import DictLoader
 from latex2mathml.converter import convert
-from nbconvert import HTMLExporter
+from nbconvert import HTMLExporter, TemplateExporter
+from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 from shell import Heading, plain, shell, slug, to_page
@@ -34,6 +35,11 @@ TEMPLATE = """{% extends "lab/base.html.j2" %}
 {{ super() }}
 </details>
 {% else %}{{ super() }}{% endif %}
+{% endblock %}
+{% block input %}
+<div class="jp-InputArea-editor">
+{{ cell.source | highlight_code(metadata=cell.metadata) }}
+</div>
 {% endblock %}
 {% block data_png %}{{ output | picture("image/png") }}{% endblock %}
 {% block data_svg %}{{ output | picture("image/svg+xml") }}{% endblock %}
@@ -235,8 +241,9 @@ def page(nb: NotebookNode, path: Path, out: Path, root: Path | None = None) -> s
     markdown = MarkdownWithMath(renderer=renderer)
     exporter.register_filter("markdown2html", lambda text: LINK.sub(link, markdown.render(text)))
     exporter.register_filter("picture", picture)
-    try:
-        text, _ = exporter.from_notebook_node(for_readers(nb))
+    exporter.register_filter("highlight_code", Highlight2HTML(pygments_lexer="ipython3"))
+    try:  # without the pass over the finished page that HTMLExporter makes: nothing is left to it
+        text, _ = TemplateExporter.from_notebook_node(exporter, for_readers(nb))
     except CourseError as error:
         raise CourseError(f"{path.name}: {error}") from error
     if path.name == GLOSSARY:

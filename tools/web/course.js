@@ -109,7 +109,9 @@
 
     function mark() {
         waiting = false;
-        const passed = heads.filter(head => head.getBoundingClientRect().top < 120);
+        const end = innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
+        const line = end ? innerHeight : 120;
+        const passed = heads.filter(head => head.getBoundingClientRect().top < line);
         const link = links[passed.length - 1] || null;
         if (link === current) return;
         if (current) current.removeAttribute("aria-current");
