@@ -11,7 +11,7 @@ import exam
 import nbformat
 import pytest
 
-from minigrpo.exercises.reader import find, solution_source
+from minigrpo.exercises.reader import all_exercises, find, solution_source
 from minigrpo.notebook import kept
 
 WRONG = "def sequence_log_probs(log_probs, mask):\n    return log_probs.sum(dim=-1)"
@@ -148,6 +148,15 @@ def test_only_a_stub_is_filled(folder):
     sources = [cell.source for cell in exam.with_answers(nb, remembered).cells]
     assert sources.count("remembered") == 1
     assert sources[sources.index("remembered") + 1].startswith("sequence_ratio = check")
+
+
+def test_every_stub_of_the_course_can_be_filled():
+    filled, keys = 0, [exercise.key for exercise in all_exercises()]
+    for path in sorted((exam.ROOT / "notebooks").glob("*.ipynb")):
+        nb = nbformat.read(path, as_version=4)
+        nb = exam.with_answers(nb, {key: {"source": "remembered"} for key in keys})
+        filled += [cell.source for cell in nb.cells].count("remembered")
+    assert filled == len(keys)
 
 
 def test_what_cannot_be_run_is_no_exam(tmp_path, folder, capsys):

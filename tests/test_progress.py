@@ -483,14 +483,14 @@ def test_what_was_done_is_drawn_the_same_in_both_forms():
     plain = re.sub(r"<[^>]*>", " ", drawn)
     for part in ("●○●○○○", "2 of 6", clinic_line(), "07.accuracy", "0.98", "03.leash"):
         assert part in plain
-    assert drawn.count('<tr><th scope="row">') == 11 + 2
+    assert drawn.count('<tr><th scope="row"') == 11 + 2
     assert text.count("\n") < 16 and max(map(len, text.splitlines())) <= 115
 
 
 def test_the_drawing_brings_no_colors_scripts_or_addresses_of_its_own():
     kept.remember("exercises", "2.1", {"source": ""})
     drawn = progress()._repr_html_()
-    assert not re.search(r"style|class=|<script|http|color|<img", drawn)
+    assert not re.search(r"class=|<script|http|color|background|<img", drawn)
     marks = re.findall(r"<span[^>]*>[●○]+", drawn)
     assert len(marks) == 11 and all('aria-hidden="true"' in mark for mark in marks)
 

@@ -26,6 +26,14 @@ for name in ("judge", "review"):
     sys.modules[f"minigrpo.exercises.{name}"].SECONDS = 0.5
 kept = 42"""
 
+RIGHT = """\
+def helper(log_probs, mask):
+    return log_probs.masked_fill(mask == 0, 0.0)
+
+
+def f(log_probs, mask):
+    return helper(log_probs, mask).sum(dim=-1)"""
+
 HOSTILE = {
     "an endless loop": ("while True: pass", "still running"),
     "a loop that catches every error": (
@@ -69,11 +77,14 @@ def _said(output: nbformat.NotebookNode) -> str:
 @pytest.mark.kernel
 @pytest.mark.skipif(sys.platform == "win32", reason="no alarms and no SIGINT on this platform")
 def test_a_notebook_survives_what_an_answer_does(tmp_path):
+    """And what passed before is remembered afterwards, with the whole cell."""
     cells = [START]
     for body, _ in HOSTILE.values():
         cells.append(f'def f(log_probs, mask):\n    {body}\n\nf = check("2.3", f)')
         cells.append("print('still here', kept, exit, quit, print, sys.stdout)")
+    cells += [RIGHT, 'f = check("2.3", f)', *cells[1:3], 'answer("2.3")', "progress()"]
     printed = executed(cells, tmp_path)
+    assert printed[-2] == f"{RIGHT}\n" and "passed 1 of" in printed[-1]
     usual = printed[2]
     assert usual.startswith("still here 42")
     for number, (name, (_, told)) in enumerate(HOSTILE.items()):

@@ -169,7 +169,7 @@ th, td { border-top: 1px solid var(--line); padding: 0.35em 1em 0.35em 0; text-a
   vertical-align: top; }
 th { font-weight: normal; }
 thead th, .not.attempted, footer { color: var(--soft); }
-.status { white-space: nowrap; width: 9em; }
+td:last-child { padding-right: 0; white-space: nowrap; }
 .passed { color: var(--good); }
 .not.passed, .stopped { color: var(--bad); }
 pre { font-size: 0.85em; margin: 0.4em 0 0; white-space: pre-wrap; overflow-wrap: anywhere; }

@@ -65,7 +65,7 @@ def remember(section: str, key: str, value: dict[str, Any]) -> None:
             _mine().update(_merged(found, _mine()))
             _write(file, _mine())
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: there's no home folder
-        _say(f"Your progress can't be kept: {error}")
+        _say(f"Your progress can't be kept: {error}.")
 
 
 def recall(section: str) -> dict[str, dict[str, Any]]:
@@ -73,7 +73,7 @@ def recall(section: str) -> dict[str, dict[str, Any]]:
     try:
         _mine().update(_merged(_read(path()), _mine()))
     except (OSError, ValueError, RuntimeError) as error:
-        _say(f"Your progress can't be read: {error}")
+        _say(f"Your progress can't be read: {error}.")
     return _mine().get(section, {})
 
 
@@ -153,7 +153,10 @@ def _set_aside(file: Path) -> None:
         aside = file.with_name(f"{file.stem}.broken-{number}{file.suffix}")
         number += 1
     file.rename(aside)
-    _say(f"{file} was broken. It is now {aside.name}, and what this kernel knows is kept anew.")
+    _say(
+        f"{file} can't be read any more. It's now called {aside.name}, and a new one begins with "
+        "what this notebook knows."
+    )
 
 
 @contextmanager

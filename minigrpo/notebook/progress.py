@@ -111,7 +111,8 @@ class Progress:
         parts.append(_table(("notebook", "exercises", "passed"), map(_cells, self.rows)))
         if self.guesses:
             rows = ((html.escape(key), guess, value or "?") for key, guess, value in self.guesses)
-            parts.append(_table(("prediction", "your guess", "came out at"), rows))
+            made = _table(("prediction", "your guess", "came out at"), rows)
+            parts.append(f"<details><summary>Your guesses</summary>{made}</details>")
         return "".join([*parts, f"<p>{self.clinic}</p>"])
 
     def _headline(self) -> str:
@@ -150,11 +151,12 @@ def _cells(row: tuple[int, str, list[bool]]) -> tuple[str, ...]:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Without colors and sizes of its own: it takes those of the page it is shown in."""
-    lines = ["".join(f'<th scope="col">{name}</th>' for name in head)]
+    """Without colors of its own: it takes those of the page it is shown in."""
+    left = 'style="text-align: left"'  # JupyterLab has numbers in mind
+    lines = ["".join(f'<th scope="col" {left}>{name}</th>' for name in head)]
     for first, *others in rows:
-        cells = "".join(f"<td>{cell}</td>" for cell in others)
-        lines.append(f'<th scope="row">{first}</th>{cells}')
+        cells = "".join(f"<td {left}>{cell}</td>" for cell in others)
+        lines.append(f'<th scope="row" {left}>{first}</th>{cells}')
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
