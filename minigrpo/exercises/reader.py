@@ -75,8 +75,8 @@ def _written(function: Function) -> str:
     with suppress(Exception):
         code = function.__code__
         if Path(code.co_filename).exists():
-            return textwrap.dedent(inspect.getsource(function))
-        return "".join(linecache.getlines(code.co_filename, function.__globals__))
+            return textwrap.dedent(inspect.getsource(function)).strip("\n")
+        return "".join(linecache.getlines(code.co_filename, function.__globals__)).strip("\n")
     return ""
 
 
