@@ -98,7 +98,7 @@ def test_the_page_holds_the_numbers_to_the_bit(recorded):
         assert words == s.tokens
         assert found["mask"] == ["1" * len(row) for row in s.tokens]
         for name in ("old", "new", "ref"):
-            numbers = struct.iter_unpack("<f", base64.b64decode(found[name]))
+            numbers = struct.iter_unpack("<f", bytes.fromhex(found[name]))
             assert [x for (x,) in numbers] == getattr(s, name)[s.mask].tolist()
 
 

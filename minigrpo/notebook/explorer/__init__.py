@@ -112,9 +112,9 @@ def page(steps: Sequence[Step]) -> str:
     number = {word: i for i, word in enumerate(words)}
 
     def stored(s: Step) -> dict:
-        def floats(values: Tensor) -> str:  # float32, row by row, as base64
+        def floats(values: Tensor) -> str:  # the bytes of float32, row by row
             kept = torch.cat([v[: len(row)] for v, row in zip(values, s.tokens)])
-            return base64.b64encode(kept.numpy().astype("<f4").tobytes()).decode()
+            return kept.numpy().astype("<f4").tobytes().hex()
 
         masks = ("".join("01"[x] for x in m[: len(r)].int()) for m, r in zip(s.mask, s.tokens))
         return {
