@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -222,6 +223,22 @@ def test_the_container_makes_the_environment_and_opens_the_first_notebook():
     assert custom["codespaces"]["openFiles"] == [f"notebooks/{NOTEBOOKS[0].name}"]
     python = custom["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python == "${containerWorkspaceFolder}/.venv/bin/python"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize(
+    ("given", "number", "stamp"),
+    [([], "01", ".installed"), (["ONLY=02"], "02", ".installed"), (["SCALE=1"], "01", "-scale")],
+)
+def test_lab_opens_the_notebook_asked_for_and_installs_the_extra(given, number, stamp):
+    command = ["make", "--dry-run", "--always-make", "lab", *given]
+    outer = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ONLY", "SCALE"}  # of a make that tests
+    environment = {name: value for name, value in os.environ.items() if name not in outer}
+    printed = subprocess.check_output(command, cwd=ROOT, text=True, env=environment)
+    *installing, opening = printed.split("-m jupyter")
+    (path,) = (path for path in NOTEBOOKS if path.stem.startswith(number))
+    assert opening.rstrip().endswith(f"default_url=/lab/tree/notebooks/{path.name}")
+    assert re.findall(r"touch (\S+)", "".join(installing))[-1].endswith(stamp)
 
 
 def test_readers_are_asked_where_and_what():
