@@ -158,6 +158,13 @@ def test_text_and_code_are_left_alone(tmp_path):
     assert "<code>$x$</code>" in page and "$y$" in page and "<mfrac>" in page
 
 
+def test_a_long_cell_of_a_table_gets_room(tmp_path):
+    page = page_of(tmp_path, "| a | b |\n|---|--:|\n| short | a sentence that would be squeezed |")
+    cells = re.findall("<t[hd].*</t[hd]>", page)
+    assert cells[0] == "<th>a</th>" and "<td>short</td>" in cells
+    assert cells[-1].startswith('<td class="long" style="text-align: right">a sentence')
+
+
 def links(page: str) -> list[str]:
     """Where the links of the text lead."""
     (text,) = re.findall("<article>.*</article>", page, re.DOTALL)

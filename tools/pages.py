@@ -25,6 +25,7 @@ from shell import Heading, plain, shell, slug, to_page
 
 GLOSSARY = "GLOSSARY.md"
 """In the folder above the notebooks; it gets a page too."""
+LONG = 24  # characters of a table's cell that need room
 LINK = re.compile(r"""(?P<head>\b(?:href|src)=")(?P<path>[^"#?:]*)(?P<anchor>#[^"]*)?(?=")""")
 
 # Cells as nbconvert's template has them; everything around them is that of `shell`.
@@ -101,6 +102,13 @@ class Renderer(IPythonRenderer):
         """`$$...$$`."""
         return mathml(body, "block")
 
+    def table_cell(self, text: str, align: str | None = None, head: bool = False) -> str:
+        """A cell with a sentence in it gets some width on a telephone, too."""
+        kind = ' class="long"' if len(plain(text)) > LONG else ""
+        style = f' style="text-align: {align}"' if align else ""
+        name = "th" if head else "td"
+        return f"  <{name}{kind}{style}>{text}</{name}>\n"
+
     def paragraph(self, text: str) -> str:
         """A caption has a class of its own."""
         kind = ' class="caption"' if text.startswith("<strong>Figure ") else ""
@@ -160,9 +168,9 @@ def words(text: str) -> str:
     """The tables of the glossary, each row with an id: `word-` and its first cell."""
 
     def named(row: re.Match[str]) -> str:
-        return f'<tr id="word-{slug(plain(row[1]))}">\n  <td>{row[1]}</td>'
+        return f'<tr id="word-{slug(plain(row[2]))}">\n  {row[1]}{row[2]}</td>'
 
-    return re.sub(r"<tr>\s*<td>(.*?)</td>", named, text)
+    return re.sub(r"<tr>\s*(<td[^>]*>)(.*?)</td>", named, text)
 
 
 def documents(root: Path) -> dict[Path, str]:

@@ -94,7 +94,7 @@ SIZE = ("width", "height")
 TIMES = {"minutes to read": "min to read", "minutes of exercises": "min of exercises"}
 LINKED = re.compile(r'data-page="([^"#]+)(#[^"]*)?" href="[^"]*"')
 HEADING = re.compile(r'<h([1-4]) id="([^"]*)">(.*)<a [^>]*class="anchor"')
-WORD = re.compile(r'<tr id="(word-[^"]+)">\s*<td>(.*?)</td>\s*<td>(.*?)</td>', re.DOTALL)
+WORD = re.compile(r'<tr id="(word-[^"]+)">\s*<td[^>]*>(.*?)</td>\s*<td[^>]*>(.*?)</td>', re.DOTALL)
 
 # ---------------------------------------------------------------------------------------------
 # pages of notebooks
