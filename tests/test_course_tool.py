@@ -313,6 +313,56 @@ def test_execute_is_stable_byte_for_byte(folder):
     assert "image/png" in stored.cells[3].outputs[0].data
 
 
+PASSES = """\
+from minigrpo.notebook import kept
+
+before = sorted(kept.recall("clinic"))
+kept.remember("clinic", str(len(before)), {"right": True})
+print("known before:", before)"""
+
+
+def known(path: Path) -> str:
+    """What the notebook printed that knows of the clinic."""
+    return nbformat.read(path, as_version=4).cells[1].outputs[0].text
+
+
+@pytest.mark.kernel
+def test_execute_knows_no_reader_and_run_does(folder, tmp_path, monkeypatch):
+    own = tmp_path / "own" / "progress.json"
+    monkeypatch.setenv("MINIGRPO_PROGRESS", str(own))
+    paths = [folder / name for name in ("01_one.ipynb", "02_two.ipynb")]
+    for path in paths:
+        nbformat.write(notebook(PASSES), path)
+    assert call("execute", folder) == 0
+    assert [known(path) for path in paths] == ["known before: []\n"] * 2
+    assert not own.exists()
+    for number in (0, 1):
+        assert call("run", folder, "--only", "1") == 0
+        executed = folder.parent / "build" / "01_one.ipynb"
+        assert known(executed) == f"known before: {['0'][:number]}\n"
+    assert own.exists()
+
+
+@pytest.mark.kernel
+def test_the_notebooks_that_are_tested_know_no_reader_either(folder, tmp_path):
+    """Nor what the one before has left behind."""
+    names = ["01_one.ipynb", "02_two.ipynb"]
+    for name in names:
+        nbformat.write(notebook(PASSES), folder / name)
+    assert call("execute", folder) == 0
+    own = tmp_path / "own" / "progress.json"
+    options = ["--nbval", "--nbval-current-env", "-p", "no:cacheprovider", "-p", "conftest", "-q"]
+    command = [sys.executable, "-m", "pytest", *options, "-c", str(course.ROOT / "pyproject.toml")]
+    done = subprocess.run(
+        [*command, f"--rootdir={folder}", *(str(folder / name) for name in names)],
+        env={**os.environ, "PYTHONPATH": str(course.ROOT), "MINIGRPO_PROGRESS": str(own)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+    assert not own.exists()
+
+
 @pytest.mark.kernel
 def test_execute_puts_the_solution_below_its_check(folder):
     stub = "from minigrpo.exercises import check\n\n\ndef mine(n):\n    raise NotImplementedError"

@@ -191,7 +191,9 @@ def page(results: list[Result], left_out: dict[str, str], titles: dict[str, str]
     drawn = progress.Progress()
     if drawn.guesses:
         head = ("prediction", "your guess", "came out at")
-        rows = [(html.escape(key), guess, value or "?") for key, guess, value in drawn.guesses]
+        rows = [
+            (html.escape(key), guess, value or "not yet") for key, guess, value in drawn.guesses
+        ]
         parts.append("<h2>Predictions</h2>" + table(head, rows))
     parts.append(f"<h2>Diagnoses</h2><p>{html.escape(drawn.clinic)}</p>")
     return (

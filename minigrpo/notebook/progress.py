@@ -110,7 +110,9 @@ class Progress:
         parts = [f"<p>{self._headline()}</p>"]
         parts.append(_table(("notebook", "exercises", "passed"), map(_cells, self.rows)))
         if self.guesses:
-            rows = ((html.escape(key), guess, value or "?") for key, guess, value in self.guesses)
+            rows = (
+                (html.escape(key), guess, value or "not yet") for key, guess, value in self.guesses
+            )
             made = _table(("prediction", "your guess", "came out at"), rows)
             parts.append(f"<details><summary>Your guesses</summary>{made}</details>")
         return "".join([*parts, f"<p>{self.clinic}</p>"])
