@@ -58,7 +58,8 @@ def folder(tmp_path_factory) -> Path:
     two += ["raise ValueError('a slip of mine')", 'predict("02.factor", None)']
     two += ['predict("02.new", 3)', 'outcome("02.factor", 150000)', 'outcome("02.new", 4)']
     write(folder / "02_two.ipynb", two, "02 Two & more")
-    three = [imports, *checked("3.1", stub("3.1")), "import os\nos._exit(1)"]
+    three = [imports, *checked("3.1", "def letter_share("), "assert letter_share"]
+    three += [*checked("3.3", stub("3.3")), "import os\nos._exit(1)"]
     write(folder / "03_three.ipynb", [*three, *checked("3.2", solution_source("3.2"))], "03 Three")
     return folder
 
@@ -118,8 +119,13 @@ def test_it_goes_on_with_the_courses_version_and_says_what_went_wrong_elsewhere(
 @pytest.mark.kernel
 def test_a_notebook_that_ends_its_kernel_is_told_and_the_others_go_on(done):
     said = text(done["page"])
-    assert "03 Three Did not run to its end. cell cell-3: Kernel died" in said
-    assert f"3.2 {find('3.2').title} – not attempted" in said
+    assert "03 Three Did not run to its end. cell cell-1: SyntaxError: " in said
+    assert " cell cell-6: Kernel died exercise result 3.1 " in said
+    assert "cell-3" not in said  # it has the course's version
+    unknown = "NameError: name 'letter_share' is not defined"
+    assert f"3.1 {find('3.1').title} {unknown} ✗ not passed" in said
+    for key in ("3.2", "3.3"):
+        assert f"{key} {find(key).title} – not attempted" in said
 
 
 @pytest.mark.kernel

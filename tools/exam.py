@@ -15,7 +15,6 @@ import asyncio
 import html
 import json
 import os
-import re
 import sys
 import tempfile
 import time
@@ -32,7 +31,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 from pages import title_of
-from update import exercises, parameters, source
+from update import CHECK, exercises, parameters, source
 
 from minigrpo.notebook import kept, progress
 
@@ -40,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_ATTEMPTED = "using the course's version"
 """What the message of a check contains if its stub is as it was."""
 STRICT = "import os\nos.environ['MINIGRPO_STRICT'] = '{}'"
+REFERENCE = "from minigrpo.exercises.reader import find\n{name} = find('{key}').reference"
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Result:
     ended: bool = False
 
     def status(self, key: str) -> str:
-        """ "passed", "not passed" or "not attempted"."""
+        """Of an exercise: passed, not passed or not attempted."""
         if NOT_ATTEMPTED in self.said.get(key, NOT_ATTEMPTED):
             return "passed" if key in self.passed and key not in self.said else "not attempted"
         return "not passed"
@@ -83,13 +83,15 @@ def with_answers(nb: NotebookNode, remembered: dict[str, dict]) -> NotebookNode:
     return nb
 
 
-async def examine(nb: NotebookNode, result: Result, folder: Path, timeout: float) -> None:
+async def examine(
+    nb: NotebookNode, result: Result, folder: Path, timeout: float, at_a_time: int
+) -> None:
     """Run every cell in a fresh kernel, whatever the ones before it did."""
     resources = {"metadata": {"path": str(folder)}}
     client = NotebookClient(nb, kernel_name="python3", timeout=timeout, resources=resources)
     client.shutdown_kernel = "immediate"  # one that is busy would be waited for
     client.reset_execution_trackers()
-    environment = {**kernel_environment(AT_A_TIME, kept.path()), "MINIGRPO_STRICT": "1"}
+    environment = {**kernel_environment(at_a_time, kept.path()), "MINIGRPO_STRICT": "1"}
     began = time.perf_counter()
     with tempfile.TemporaryFile() as log:
         async with client.async_setup_kernel(env=environment, stderr=log):
@@ -105,20 +107,35 @@ async def examine(nb: NotebookNode, result: Result, folder: Path, timeout: float
 
 
 async def one_cell(client: NotebookClient, cell: NotebookNode, index: int, result: Result) -> None:
-    """Run a cell; a check that isn't passed is run once more, not strictly, for what follows."""
+    """Run a cell. After a check that isn't passed, what follows has the course's version."""
+    if not (failed := await error_of(client, cell, index)):
+        return
+    kind, message = failed
+    first = f"{kind}: {(message.splitlines() or [''])[0]}"
+    if not (found := CHECK.search(cell.source)):
+        result.errors.append(f"{where(cell)}: {first}")
+        return
+    key, name = found.groups()
+    result.said[key] = message if message.startswith(f"{key} (") else first
+
+    async def run(code: str) -> tuple[str, str] | None:
+        return await error_of(client, nbformat.v4.new_code_cell(code, id=cell.id), index)
+
+    await run(STRICT.format(0))
+    if await run(cell.source):  # there is no function to check: its cell has an error, perhaps
+        await run(REFERENCE.format(name=name, key=key))
+    await run(STRICT.format(1))
+
+
+async def error_of(
+    client: NotebookClient, cell: NotebookNode, index: int
+) -> tuple[str, str] | None:
+    """Run a cell; kind and message of the error it raises, or None."""
     try:
         await client.async_execute_cell(cell, index)
     except CellExecutionError as error:
-        message = ANSI.sub("", error.evalue)
-        key = re.match(r"\d+\.\d+(?= \()", message)
-        if error.ename != "AssertionError" or not key or f'"{key[0]}"' not in cell.source:
-            first = (message.splitlines() or [""])[0]
-            result.errors.append(f"{where(cell)}: {error.ename}: {first}")
-            return
-        result.said[key[0]] = message
-        for code in (STRICT.format(0), cell.source, STRICT.format(1)):
-            again = nbformat.v4.new_code_cell(code, id=cell.id)
-            await one_cell(client, again, index, Result("", "", []))
+        return error.ename, ANSI.sub("", error.evalue)
+    return None
 
 
 def where(cell: NotebookNode) -> str:
@@ -134,11 +151,12 @@ async def examine_all(
         raise RuntimeError  # nbclient then leaves Ctrl-C to asyncio
 
     asyncio.get_running_loop().add_signal_handler = refuse
-    places = asyncio.Semaphore(AT_A_TIME)
+    at_a_time = min(AT_A_TIME, len(todo))
+    places = asyncio.Semaphore(at_a_time)
 
     async def one(nb: NotebookNode, result: Result) -> None:
         async with places:
-            await examine(nb, result, folder, timeout)
+            await examine(nb, result, folder, timeout, at_a_time)
         passed = kept.recall("exercises")
         result.passed = {key for key in result.keys if key in passed}
         print(f"{result.name}: {counted([result])} in {result.seconds:.0f} s", flush=True)
@@ -284,7 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         paths = choose(options.notebooks.resolve(), options.only, scale=True)
         exam(paths, options.out.resolve(), options.timeout)
-    except (CourseError, OSError) as error:
+    except (CourseError, OSError, RuntimeError) as error:  # no kernel is a RuntimeError
         print(f"FAILED: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
