@@ -426,6 +426,7 @@ SEEN = """() => {
 def test_a_notebook_shows_the_explorer_or_its_picture(browser, tmp_path, scripts):
     path = NOTEBOOKS / "07_grpo.ipynb"
     course.write_page(nbformat.read(path, as_version=4), path, tmp_path, 0)
+    (tmp_path / "course.js").touch()  # the search
     options = {"java_script_enabled": scripts, "viewport": {"width": 1280, "height": 800}}
     page = browser.new_context(offline=True, **options).new_page()
     errors = []

@@ -12,6 +12,7 @@ the log-probs that are stored in it. The tests compare them with the gradient of
 from __future__ import annotations
 
 import base64
+import html
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -159,7 +160,7 @@ def show(steps: Sequence[Step]) -> None:
     }
     bundle = {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": "a picture"}
     display(bundle, raw=True, metadata={"image/png": inches})
-    escaped = page(steps).replace("&", "&amp;").replace("'", "&#39;")
+    escaped = html.escape(page(steps), quote=False).replace("'", "&#39;")
     what = f"An explorer of {len(steps)} steps, for a browser that runs scripts."
     display({"text/html": f"{FRAME}{escaped}'></iframe>", "text/plain": what}, raw=True)
 
