@@ -29,14 +29,8 @@ from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.notebook import plots
 from minigrpo.objective import VARIANTS
 
-ALGORITHMS = {  # how the page calls them
-    "grpo": "GRPO",
-    "dr_grpo": "Dr. GRPO",
-    "dapo": "DAPO",
-    "gspo": "GSPO",
-    "cispo": "CISPO",
-    "rloo": "RLOO",
-}
+ALGORITHMS = {name: name.upper().replace("DR_", "Dr. ") for name in VARIANTS}
+"""How the page calls them."""
 # In a notebook the page takes the place of the picture above it, where scripts run.
 FRAME = """<style>
 @media (scripting: enabled) {
