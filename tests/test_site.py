@@ -101,6 +101,9 @@ def test_nothing_is_loaded_and_nothing_is_outside_the_folder(out, site):
     for name, page in site.items():
         for tag, attribute in loaded.items():
             for told in page.all(tag):
+                if tag == "script" and name == "explorer.html":
+                    assert attribute not in told  # its scripts are in the page
+                    continue
                 place = told.get(attribute, "")
                 inside = place.startswith("data:") or place in {path.name for path in out.iterdir()}
                 assert inside, f"{name} loads {place[:80]}"
