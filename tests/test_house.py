@@ -16,7 +16,7 @@ PACKAGE = ROOT / "minigrpo"
 ROOMS = {
     "core": 2160,
     "study": 500,
-    "notebook": 920,
+    "notebook": 930,
     "clinic": 2905,
     "text": 860,
     "scaling": 285,
