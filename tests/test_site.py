@@ -254,6 +254,7 @@ def test_the_explorer_is_linked_where_it_is_there(small):
     course.remove_stale(small / "notebooks", out)
     website.write_index(course.choose(small / "notebooks"), out, {})
     assert "explorer.html" in places(out, "index.html")
+    assert index_of(out)[-1][:2] == ["The explorer", "explorer.html"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from shell import SCRIPT, WEB, Heading, listed, plain, shell
 
 EXPLORER = "explorer"
 """A page that notebook 07 comes with."""
+EXPLORES = "one gradient step, token by token, to turn around in your hands"
 PARTS = {  # by the first notebook
     "01": ("Part I", "A policy"),
     "04": ("Part II", "The algorithm"),
@@ -254,8 +255,8 @@ def also(root: Path, out: Path) -> str:
         if name in there
     ]
     if (out / f"{EXPLORER}.html").is_file():
-        says = "one gradient step, token by token, to turn around in your hands"
-        items.insert(0, f'<li><a href="{EXPLORER}.html">The explorer</a> <span>{says}</span></li>')
+        link = f'<a href="{EXPLORER}.html">The explorer</a>'
+        items.insert(0, f"<li>{link} <span>{EXPLORES}</span></li>")
     return f'<ul class="also">\n{chr(10).join(items)}\n</ul>' if items else ""
 
 
@@ -309,6 +310,9 @@ def write_index(paths: list[Path], out: Path, needs: dict[str, str]) -> None:
         text = page_of_text(path.read_text(encoding="utf-8"), path, root, out)
         write(out / f"{name}.html", text)
     write(out / "index.html", index(paths, out, needs))
-    found = json.dumps([*entries([p.stem for p in paths] + [*texts.values()], out)], indent=0)
+    known = [*entries([p.stem for p in paths] + [*texts.values()], out)]
+    if (out / f"{EXPLORER}.html").is_file():
+        known.append(["The explorer", f"{EXPLORER}.html", "07", EXPLORES])
+    found = json.dumps(known, indent=0)
     write(out / SCRIPT, f"const INDEX = {found};\n{(WEB / SCRIPT).read_text(encoding='utf-8')}")
     settle(out)
