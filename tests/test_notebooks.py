@@ -256,6 +256,24 @@ def has_exercises(nb: NotebookNode, path: Path) -> list[str]:
     return findings
 
 
+def guesses_meet_outcomes(nb: NotebookNode, path: Path) -> list[str]:
+    """A guess is asked for with None, under a key of the notebook, and a later cell answers it."""
+    findings, cells = [], code_cells(nb)
+    for i, cell in enumerate(cells):
+        for key, guess in re.findall(r"^predict\(\"([^\"]+)\", (.+?)\)", cell.source, re.MULTILINE):
+            answer = f"{key[3:].replace('_', ' ')}: it came out at "
+            later = [output.get("text", "") for c in cells[i + 1 :] for output in c.outputs]
+            if guess != "None":
+                findings.append(f"{name(cell)} makes the reader's guess {key}")
+            if key[:3] != f"{path.stem[:2]}.":
+                findings.append(f"{name(cell)} asks for {key}, of another notebook")
+            if not any(line.startswith(answer) for text in later for line in text.splitlines()):
+                findings.append(
+                    f"{name(cell)} asks for {key}, and no later cell says what came out"
+                )
+    return findings
+
+
 def solutions_below(nb: NotebookNode, path: Path) -> list[str]:
     """After each check stands the solution of its record, and nowhere else."""
     wanted = with_solutions(nb.cells)
@@ -488,10 +506,12 @@ def good_notebook() -> NotebookNode:
     data = {"image/png": png(7.0), "text/plain": "<Figure>"}
     shown = {"image/png": {"alt": ALT, "width": 700}}
     figure = v4.new_output("display_data", data=data, metadata=shown)
-    printed = v4.new_output("stream", name="stdout", text="loss 3.32, a ratio of 1/2\n")
+    text = "a ratio of 1/2\nloss: it came out at 3.32.\n"
+    printed = v4.new_output("stream", name="stdout", text=text)
+    first = 'from minigrpo import setup\n\ndevice = setup(seed=0)\npredict("02.loss", None)'
     cells = [
         v4.new_markdown_cell(TITLE, id="title"),
-        v4.new_code_cell("from minigrpo import setup\n\ndevice = setup(seed=0)", id="setup"),
+        v4.new_code_cell(first, id="setup"),
         v4.new_code_cell("train()", id="train", outputs=[printed]),
         v4.new_code_cell("assert loss < 2", id="verdict"),
         v4.new_code_cell("plot()", id="plot", outputs=[figure], metadata={"alt": ALT}),
@@ -600,6 +620,12 @@ BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookN
         edit(6, source='f = check("3.1", f)'),
         edit(6, source="pass"),
         edit(6, source='f = check("2.2", f)'),
+    ],
+    guesses_meet_outcomes: [
+        edit(1, source='predict("02.loss", 3.3)'),
+        edit(1, source='predict("03.loss", None)'),
+        edit(1, source='predict("02.ratio", None)'),
+        edit(2, outputs=[]),
     ],
     solutions_below: [
         edit(7, source="<details>x = 3</details>"),
