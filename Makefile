@@ -58,7 +58,8 @@ execute: $(VENV)/.installed$(if $(SCALE),-scale)
 
 lab: $(VENV)/.installed$(if $(SCALE),-scale)
 	$(ACTIVE) -m jupyterlab --ServerApp.root_dir=. \
-	    --LabApp.default_url=/lab/tree/$(wildcard notebooks/$(or $(ONLY),01)_*.ipynb)
+	    --LabApp.default_url=/lab/tree/$(wildcard notebooks/$(or $(ONLY),01)_*.ipynb) \
+	    $(if $(filter 0,$(shell id -u)),--allow-root) # as in a container, where one often is
 
 progress: $(VENV)/.installed
 	@$(ACTIVE) -m minigrpo.notebook.progress

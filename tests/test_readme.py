@@ -131,7 +131,7 @@ def test_the_readme_adds_up_the_exercises_and_the_hours():
     minutes = [title(number)[1][:2] for number in notebooks()]
     read, write = (round(Fraction(sum(map(int, column)), 60)) for column in zip(*minutes))
     words = {4: "four", 8: "eight"}
-    assert f"about {words[read]} hours and {words[write]} hours in all" in text("README.md")
+    assert f"about {words[read]} hours of reading and {words[write]} of exercises" in text("README.md")
 
 
 def test_the_clinic_has_as_many_patients_as_the_readme_says():
@@ -140,7 +140,9 @@ def test_the_clinic_has_as_many_patients_as_the_readme_says():
 
 
 def test_the_model_is_as_small_as_the_readme_says():
-    assert f"{sum(p.numel() for p in tiny_llama(0).parameters()):,} parameters" in text("README.md")
+    thousands = round(sum(p.numel() for p in tiny_llama(0).parameters()) / 1000)
+    assert f"{thousands} thousand weights" in text("README.md")
+    assert f"{thousands} thousand parameters" in text("README.md")
 
 
 # ---------------------------------------------------------------------------------------------
