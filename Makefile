@@ -19,6 +19,8 @@ SMOLLM2 ?= data/cache/smollm2
 # A package index for torch alone, such as the one of its CPU builds; everything else comes from
 # the usual one.
 TORCH_INDEX ?=
+# In a container one is often root, whom Jupyter refuses unless it is told.
+AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 # make address REPOSITORY=https://github.com/you/minigrpo
 REPOSITORY ?=
 
@@ -57,9 +59,8 @@ execute: $(VENV)/.installed$(if $(SCALE),-scale)
 	@$(ACTIVE) tools/readme.py
 
 lab: $(VENV)/.installed$(if $(SCALE),-scale)
-	$(ACTIVE) -m jupyterlab --ServerApp.root_dir=. \
-	    --LabApp.default_url=/lab/tree/$(wildcard notebooks/$(or $(ONLY),01)_*.ipynb) \
-	    $(if $(filter 0,$(shell id -u)),--allow-root) # as in a container, where one often is
+	$(ACTIVE) -m jupyterlab $(AS_ROOT) --ServerApp.root_dir=. \
+	    --LabApp.default_url=/lab/tree/$(wildcard notebooks/$(or $(ONLY),01)_*.ipynb)
 
 progress: $(VENV)/.installed
 	@$(ACTIVE) -m minigrpo.notebook.progress
