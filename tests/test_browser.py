@@ -391,6 +391,9 @@ def test_a_notebook_prints_as_a_text(opened, pages):
         }"""
     )
     assert {tuple(entry) for entry in seen} == {("output", False, True), ("answer", False, False)}
+    frames, pictures = page.locator("main iframe"), page.locator("main .jp-RenderedImage img")
+    assert not any(frames.nth(i).is_visible() for i in range(frames.count()))
+    assert all(pictures.nth(i).is_visible() for i in range(pictures.count()))
     cut = "e => e.scrollWidth > e.clientWidth + 1"
     assert page.evaluate(f"[...document.querySelectorAll('pre')].filter({cut}).length") == 0
     pdf = page.pdf(format="A4")
