@@ -131,7 +131,8 @@ def test_the_readme_adds_up_the_exercises_and_the_hours():
     minutes = [title(number)[1][:2] for number in notebooks()]
     read, write = (round(Fraction(sum(map(int, column)), 60)) for column in zip(*minutes))
     words = {4: "four", 8: "eight"}
-    assert f"about {words[read]} hours of reading and {words[write]} of exercises" in text("README.md")
+    hours = f"about {words[read]} hours of reading and {words[write]} of exercises"
+    assert hours in text("README.md")
 
 
 def test_the_clinic_has_as_many_patients_as_the_readme_says():
