@@ -24,6 +24,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from minigrpo.files import atomic_path
 from minigrpo.grpo import ADVANTAGE, LOSS, GRPOConfig, StepMetrics
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.notebook import plots
@@ -137,7 +138,8 @@ def page(steps: Sequence[Step]) -> str:
 def write(steps: Sequence[Step], path: str | Path) -> Path:
     """Write the page to a file."""
     path = Path(path)
-    path.write_text(page(steps), encoding="utf-8", newline="\n")
+    with atomic_path(path) as unfinished:
+        unfinished.write_text(page(steps), encoding="utf-8", newline="\n")
     return path
 
 
