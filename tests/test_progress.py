@@ -255,6 +255,13 @@ def test_where_nothing_can_be_written_this_kernel_still_knows(tmp_path, monkeypa
     assert printed.count("can't be kept") == 1 and "you guessed 0.6" in printed
 
 
+def test_what_did_not_happen_is_no_outcome(capsys):
+    predict("03.steps", 14)
+    outcome("03.steps", None)
+    assert capsys.readouterr().out.endswith("steps: it didn't happen.\n")
+    assert kept.recall("outcomes") == {}
+
+
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root writes anywhere")
 @pytest.mark.parametrize("name", ["kept", "kept/progress.json"])
 def test_what_is_read_only_costs_a_sentence(file, name, capsys):

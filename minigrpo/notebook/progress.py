@@ -47,12 +47,16 @@ def outcome(key: str, value: Any) -> None:
 
     Args:
         key: the one of `predict`.
-        value: a number, or a tensor with one entry.
+        value: a number, or a tensor with one entry; None if it didn't happen.
 
     Raises:
         ValueError: the key is of another form.
     """
-    word, value, guess = _word(key), float(value), _guess(key)
+    word, guess = _word(key), _guess(key)
+    if value is None:
+        print(f"{word}: it didn't happen.")
+        return
+    value = float(value)
     if guess is None:
         print(f"{word}: it came out at {_number(value)}.")
         return
