@@ -64,7 +64,8 @@ def test_the_tables_of_the_page_are_made_of_the_stored_lines(name):
 @pytest.mark.parametrize("index", [0, -1])
 def test_another_ratio_makes_another_table(monkeypatch, index):
     changed = copy.deepcopy(STORED)
-    changed["lines"][index]["ratio"]["high"] = 4321.0
+    one = changed["lines"][index]
+    one["ratio"] |= {"high": 4321.0} if one["better"] == "more" else {"low": 1 / 4321}
     monkeypatch.setattr(bench, "load", lambda: changed)
     assert "to 4,321)" in readme.with_tables(SPEED, PAGE) != SPEED
 
@@ -77,7 +78,7 @@ def test_the_page_needs_one_place_for_each_table():
 def test_every_stored_line_is_on_the_page():
     """Without its target; lines that say the same are one row."""
     assert sum(bench.TABLES.values(), []) == [*bench.SECTIONS]
-    rows = [row for row in SPEED.splitlines() if row.startswith("| ") and "| what |" not in row]
+    rows = [row for row in SPEED.splitlines() if re.match(r"\| (?!what)", row)]
     assert len(rows) == len(STORED["lines"]) - 1
     for stored in STORED["lines"]:
         start = stored["what"].rpartition(", windows")[0] or stored["what"]
@@ -240,7 +241,7 @@ def test_the_table_by_hand():
     assert shown[0] == "| what | minigrpo | peer | ratio |"
     assert shown[2:] == [
         "| w | 7,574 | 230 (row by row) | 31.9 (28.2 to 32.9) |",
-        "| t | 7,574 | 230 (row by row) | 0.400, less is better |",
+        "| t | 7,574 | 230 (row by row) | 2.50 |",
         "",
         "*2 cores, 1 thread unless a row says otherwise; Python 3.11, torch 2, transformers 5.*",
     ]
@@ -254,6 +255,27 @@ def test_lines_that_say_the_same_are_one_row():
     twins[2]["ratio"] = twins[2]["ratio"] | {"low": 28.1}
     assert [one["what"] for one in bench.distinct(twins)] == ["t, a and b", "t, c"]
     assert len(bench.distinct([line("a", "t, a"), line("b", "t, a")])) == 2
+
+
+def test_a_ratio_above_1_is_in_our_favor():
+    less = line(ratio={"median": 0.5, "low": 0.25, "high": 0.8}, better="less")
+    assert bench.in_our_favor(less)["ratio"] == {"median": 2.0, "low": 1.25, "high": 4.0}
+    assert bench.cells(bench.in_our_favor(less))[3] == "2.00 (1.25 to 4.00)"
+    assert bench.in_our_favor(line()) == line()
+    grown = [line("width", ratio={"median": 1.5, "low": 1.5, "high": 1.5}, better="less")]
+    shown = bench.table({"machine": STORED["machine"], "lines": grown}, "growth").splitlines()
+    assert shown[0] == "| what | this size | half of it | growth |"
+    assert shown[2] == "| w | 7,574 | 230 (row by row) | 1.50 |"
+
+
+def test_a_peer_that_never_got_there_gives_bounds():
+    peer = {"name": "p" + bench.STOPPED, "median": 118.8, "low": 118.3, "high": 119.4}
+    less = line(peer=peer, ratio={"median": 0.4466, "low": 0.446, "high": 0.4473}, better="less")
+    told = f"more than 118 (p{bench.STOPPED})"
+    assert bench.cells(less)[2:4] == [told, "less than 0.45, less is better"]
+    assert bench.cells(bench.in_our_favor(less))[2:4] == [told, "more than 2.2"]
+    names = {one["peer"]["name"] for one in STORED["lines"] if one["section"] == "training"}
+    assert all(name.endswith(bench.STOPPED) for name in names), "docs/speed.md says that it stopped"
 
 
 def test_the_terminal_shows_the_same_cells(capsys):

@@ -6,11 +6,12 @@ import copy
 import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 import readme
 import results
+import thinking
 import torch
 
 from minigrpo.arithmetic import TAGS, completion_ids
@@ -180,9 +181,35 @@ def test_the_page_says_what_breaks_and_what_does_not():
     before = STORED["experiments"][SUMMIT_NAME]["runs"][0]["curve"]["accuracy"][0]
     for name in ("reward for the form only", "supervised, the same demonstrations"):
         assert abs(mean(name) - before) < 0.02  # "as bad as they were"
-    assert f"gets it to {mean('reward for any thought'):.2f}" in PAGE
+    assert f"It gets to {mean('reward for any thought'):.2f}" in PAGE
     assert f"it ends at {mean('KL weight 1'):.2f}" in PAGE
+    greedy = [100 * mean(name, "greedy") for name in ("reward for any thought", "KL weight 1")]
+    assert "{:.0f} and {:.0f} times in 100".format(*greedy) in PAGE
     assert mean("no baseline") >= 0.97
+
+
+def test_the_page_says_what_correct_demonstrations_do():
+    runs = STORED["experiments"]["supervised, right demonstrations"]["runs"]
+    assert all(one["curve"]["accuracy"][1] >= 0.99 for one in runs)
+    assert "0.99 or more after the first ten steps, and ends at 1.00" in PAGE
+    assert f"{mean('supervised, right demonstrations'):.2f}" == "1.00"
+    slower = thinking.stored()["equal terms"]["shown right answers, lr 0.0001"]["runs"]
+    assert {results.steps_to_good(one) for one in slower} == {20}
+    assert all(round(one["curve"]["accuracy"][-1], 2) == 1 for one in slower)
+    ours = STORED["experiments"][SUMMIT_NAME]["runs"]
+    assert median(map(results.steps_to_good, ours)) == 20
+    assert "take 20 steps to pass 0.9, as many as the run, and end at 1.00 too" in PAGE
+
+
+def test_the_page_says_what_wrong_grades_and_one_question_do():
+    stored = thinking.stored()
+    for words, family, name in (
+        ("flipped, the run still ends at", "flipped rewards", "0.3"),
+        ("nothing to learn from, and it ends at", "flipped rewards", "0.5"),
+        ("asked in every step, gets it to", "few questions", "1"),
+    ):
+        ends = [one["curve"]["accuracy"][-1] for one in stored[family][name]["runs"]]
+        assert f"{words} {fmean(ends):.2f}" in PAGE
 
 
 def test_most_runs_take_as_long_as_the_page_and_the_readme_say():

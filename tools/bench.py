@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -46,9 +47,11 @@ SECTIONS = {  # the file of each, in the order of the table
     "autocast": "real_size",
 }
 WITH_MODEL = ("autocast",)  # sections that need --model
+STOPPED = ", which stopped above it"  # a peer that never got there: its time is a lower bound
+GROWTH = "growth"
 TABLES = {  # those of docs/speed.md, and the sections that each shows
     "speed": [*SECTIONS][:9],
-    "growth": ["group_size", "length", "width"],
+    GROWTH: ["group_size", "length", "width"],
     "real size": ["vocabulary", "real_model", "autocast"],
 }
 
@@ -154,16 +157,30 @@ def number(value: float) -> str:
 
 def cells(line: Results) -> list[str]:
     """A line of the table: what, both medians, the ratio with its range, and the target."""
-    ratio = line["ratio"]
+    ratio, less = line["ratio"], line["better"] == "less"
     middle, low, high = (number(ratio[name]) for name in ("median", "low", "high"))
     spread = middle if low == high else f"{middle} ({low} to {high})"
+    peer = number(line["peer"]["median"])
+    if line["peer"]["name"].endswith(STOPPED):  # it would have taken longer, nobody knows how long
+        peer = f"more than {math.floor(line['peer']['low']):,}"
+        bound = math.ceil(100 * ratio["high"]) / 100 if less else math.floor(10 * ratio["low"]) / 10
+        spread = f"less than {bound}" if less else f"more than {bound}"
     return [
         line["what"],
         number(line["ours"]["median"]),
-        f"{number(line['peer']['median'])} ({line['peer']['name']})",
-        spread + (", less is better" if line["better"] == "less" else ""),
+        f"{peer} ({line['peer']['name']})",
+        spread + (", less is better" if less else ""),
         line["target"],
     ]
+
+
+def in_our_favor(line: Results) -> Results:
+    """The line with a ratio that's above 1 where we do better, whatever it counts."""
+    if line["better"] == "more":
+        return line
+    ratio = line["ratio"]
+    turned = {"median": 1 / ratio["median"], "low": 1 / ratio["high"], "high": 1 / ratio["low"]}
+    return {**line, "ratio": turned, "better": "more"}
 
 
 def same(a: Results, b: Results) -> bool:
@@ -186,7 +203,12 @@ def distinct(lines: list[Results]) -> list[Results]:
 def table(results: Results, name: str) -> str:
     """For docs/speed.md: one row per line, without targets, and what they were measured with."""
     shown = [line for line in results["lines"] if line["section"] in TABLES[name]]
-    rows = ["| what | minigrpo | peer | ratio |", "|---|---|---|---|"]
+    if name == GROWTH:  # our own code on both sides, so there's no favor
+        rows = ["| what | this size | half of it | growth |", "|---|---|---|---|"]
+        shown = [{**line, "better": "more"} for line in shown]
+    else:
+        rows = ["| what | minigrpo | peer | ratio |", "|---|---|---|---|"]
+        shown = [in_our_favor(line) for line in shown]
     rows += ["| " + " | ".join(cells(line)[:-1]) + " |" for line in distinct(shown)]
     on = results["machine"]
     threads = "1 thread" if on["threads"] == 1 else f"{on['threads']} threads"
