@@ -6,10 +6,11 @@
     const plain = text => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
     const words = text => plain(text).split(/[^\p{L}\p{N}]+/u).filter(Boolean);
     const entries = INDEX.map(([what, where, page, says]) => ({
-        what, where, page, says, own: words(what), other: words(`${page} ${says}`),
+        what, where, page, says, own: words(what), other: words(says), around: words(page),
     }));
 
-    // How well an entry fits: every word asked for has to begin one of its words.
+    // How well an entry fits: every word asked for has to begin one of its words, and not all of
+    // them may be words of its page's title alone.
     function fit(entry, asked) {
         let sum = 0;
         for (const word of asked) {
@@ -17,9 +18,9 @@
             else if (entry.own.some(own => own.startsWith(word))) sum += 5;
             else if (entry.other.includes(word)) sum += 2;
             else if (entry.other.some(other => other.startsWith(word))) sum += 1;
-            else return 0;
+            else if (!entry.around.some(other => other.startsWith(word))) return 0;
         }
-        return sum + 1 / (1 + entry.own.length); // of two, the shorter one
+        return sum && sum + 1 / (1 + entry.own.length); // of two, the shorter one
     }
 
     function find(text) {
@@ -77,7 +78,7 @@
         list.hidden = !found.length;
         field.setAttribute("aria-expanded", String(!list.hidden));
         said.textContent = !asked ? "" : found.length === 1 ? "1 result" : `${found.length} results`;
-        choose(found.length ? 0 : -1);
+        choose(-1);
     }
 
     field.addEventListener("input", show);
@@ -85,8 +86,9 @@
     field.addEventListener("blur", () => setTimeout(close, 200)); // a click comes first
     field.addEventListener("keydown", event => {
         const move = {ArrowDown: 1, ArrowUp: -1}[event.key];
-        if (move && found.length) choose((at + move + found.length) % found.length);
-        else if (event.key === "Enter" && found[at]) go(found[at]);
+        const from = at < 0 && move < 0 ? 0 : at;
+        if (move && found.length) choose((from + move + found.length) % found.length);
+        else if (event.key === "Enter" && found.length) go(found[Math.max(at, 0)]);
         else if (event.key === "Escape") close();
         else return;
         event.preventDefault();
