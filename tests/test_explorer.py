@@ -130,6 +130,9 @@ def test_show_gives_a_picture_and_the_page(recorded, monkeypatch):
     assert about["metadata"]["image/png"] == {"width": width // 2, "height": height // 2}
     srcdoc = re.search(r"srcdoc='([^']*)'></iframe>$", frame["text/html"])[1]
     assert html.unescape(srcdoc) == explorer.page(recorded[2])
+    explorer.show(recorded[2], about="It's <b>.")
+    srcdoc = re.search(r"srcdoc='([^']*)'></iframe>$", shown[3][0]["text/html"])[1]
+    assert stored(html.unescape(srcdoc))["about"] == "It's <b>."
 
 
 def test_a_folder_of_pages_gets_the_explorer_of_its_notebook(recorded, monkeypatch, tmp_path):
@@ -144,7 +147,10 @@ def test_a_folder_of_pages_gets_the_explorer_of_its_notebook(recorded, monkeypat
     assert not write_explorer(tmp_path)
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "07_grpo.ipynb")
     assert write_explorer(tmp_path)
-    assert (tmp_path / "explorer.html").read_text("utf-8") == explorer.page(recorded[2])
+    text = (tmp_path / "explorer.html").read_text("utf-8")
+    links, rest = re.search(r"(<body>)\n(<nav.*</nav>)", text), explorer.page(recorded[2])
+    assert {*re.findall('href="([^"]*)"', links[2])} == {"index.html", "07_grpo.html"}
+    assert text.replace(links[0], links[1]) == rest
     (tmp_path / "07_grpo.ipynb").unlink()
     assert not write_explorer(tmp_path) and not (tmp_path / "explorer.html").exists()
 
@@ -319,6 +325,8 @@ def test_the_controls_lead_to_the_published_algorithms(browser, batch, recorded,
         return max((torch.tensor(r) - g[: len(r)]).abs().max().item() for r, g in pairs if r)
 
     run = complete({"kl_weight": 0.1})
+    assert off(run, "after") < 1e-7
+    page.check("#state input[value=first]", force=True)
     assert off(run, "first") < 1e-7
     page.check("#state input[value=after]", force=True)
     for name, label in explorer.ALGORITHMS.items():
@@ -335,7 +343,79 @@ def test_the_controls_lead_to_the_published_algorithms(browser, batch, recorded,
     assert off({**run, **mine}, "after") < 1e-7
     page.fill("#kl", "")  # while somebody types, the last number stays
     assert off({**run, **mine}, "after") < 1e-7
+    page.locator("#kl").blur()
+    assert page.input_value("#kl") == "1"
+    assert page.locator("#algorithm :checked + span").inner_text() == "GRPO, changed"
+    for name, settings in (("GRPO", VARIANTS["grpo"]), ("this run", {})):  # all comes back
+        page.click(f"#algorithm input[value='{name}']", force=True)
+        assert off({**run, **settings}, "after") < 1e-7
+        assert page.locator("#algorithm :checked + span").inner_text() == name
+        assert page.input_value("#estimator") == "k3" and not page.is_checked("#correction")
     assert page.errors == []
+
+
+SAYS = {  # of each algorithm, with its numbers
+    "GRPO": ("divided by the group's standard deviation", "below 0.8 and above 1.2", "each text"),
+    "Dr. GRPO": ("aren't divided by the standard deviation", "every token counts 1/(18 · 9)"),
+    "DAPO": ("below 0.8 and above 1.28", "every token counts the same, 1/"),
+    "GSPO": ("one ratio per text, the geometric mean", "below 0.9997 and above 1.0004"),
+    "CISPO": ("a constant weight, capped at 5", "every token counts the same, 1/"),
+    "RLOO": ("the mean of the 5 others", "one ratio per text, the product", "aren't divided"),
+}
+
+
+@pytest.mark.browser
+def test_the_page_says_what_an_algorithm_changes(browser, batch, tmp_path):
+    page = opened(browser, explorer.page([batch], about="Of a task."), tmp_path)
+    assert page.inner_text("#about").startswith("Of a task. ")
+    assert SAYS.keys() == {*explorer.ALGORITHMS.values()}
+    for name, parts in SAYS.items():
+        page.get_by_label(name, exact=True).check(force=True)
+        text = page.inner_text("#algorithm-text")
+        assert all(part in text for part in parts), text
+        assert text.startswith("Compared with GRPO, ") == (name != "GRPO")
+        assert page.is_visible("#low") == (name != "CISPO")
+    assert page.inner_text("#bounds") == "0.8 to 1.2"
+
+
+@pytest.mark.browser
+def test_the_page_opens_where_something_is_clipped(browser, batch, tmp_path):
+    calm = replace(batch, step=1, new=batch.old)
+    page = opened(browser, explorer.page([calm, replace(batch, step=2)]), tmp_path)
+    assert page.inner_text("#step-name") == "step 2"
+    assert page.is_checked("#state input[value=after]")
+    held = page.locator(".token.stopped").count()
+    assert held and f"{held} clipped" in page.locator("#group :checked + span").inner_text()
+    # The token that is pushed most is open, and the panel says what happens to it.
+    pushes = [abs(x) for row in page.evaluate("explorer.weights()")[:G] for x in row]
+    row, at = map(int, page.get_attribute(".token[aria-selected=true]", "data-place").split(","))
+    assert abs(page.evaluate(f"explorer.weights()[{row}][{at}]")) == max(pushes)
+    page.locator(".token.stopped").first.click()
+    assert "It's clipped, so only the KL is left." in page.inner_text("#formula")
+    page.fill("#kl", "0")
+    assert "there's no KL. Nothing pushes this token." in page.inner_text("#formula")
+    page.focus("#group :checked")
+    page.keyboard.press("ArrowRight")  # the pills stay, and so does the focus
+    assert page.evaluate("document.activeElement.value") == "1"
+    page.locator(".token").first.click()
+    assert "The advantage is 0" in page.inner_text("#formula")
+    assert page.errors == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [360, 864, 1280])
+def test_a_token_and_its_push_are_seen_together(browser, recorded, tmp_path, width):
+    size = {"width": width, "height": 800}
+    page = opened(browser, explorer.page(recorded[2]), tmp_path, viewport=size)
+    for nth in (0, -1):
+        page.locator(".token").nth(nth).click()
+        for seen in ("#formula .pushed", ".token[aria-selected=true]"):
+            box = page.locator(seen).bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 800, (nth, seen)
+    if width == 360:
+        assert page.locator("#panel").bounding_box()["height"] <= 0.45 * 800
+        page.click("#close")
+        assert page.locator(".token[aria-selected=true]").count() == 0
 
 
 @pytest.mark.browser
@@ -343,11 +423,18 @@ def test_keys_are_enough(browser, recorded, tmp_path):
     page = opened(browser, explorer.page(recorded[2]), tmp_path)
     page.focus("#step")
     page.keyboard.press("ArrowRight")
+    page.keyboard.press("End")
     assert page.inner_text("#step-name") == "step 2"
+    page.check("#view input[value=push]", force=True)
+    page.check("#state input[value=first]", force=True)
+    page.check("#group input[value='0']", force=True)
     assert page.get_attribute("#step", "aria-valuetext") == "step 2"
     tabbable = page.locator(".token[tabindex='0']")
     assert tabbable.count() == 1
     tabbable.focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowUp")
+    page.keyboard.press("Home")
     for key in ("ArrowDown", "ArrowRight", "End", "Home", "ArrowRight"):
         page.keyboard.press(key)
     focused = page.locator(":focus")
@@ -358,11 +445,11 @@ def test_keys_are_enough(browser, recorded, tmp_path):
     assert focused.get_attribute("aria-selected") == "true"
     # The number of the formula is that of the strip and of the hook.
     push = -page.evaluate("explorer.weights()[1][1]") * int(recorded[2][1].mask.sum())
-    written = page.locator("#formula strong").last.inner_text().replace("−", "-")
+    written = page.locator("#formula .pushed strong").inner_text().replace("−", "-")
     assert float(written) == pytest.approx(push, rel=1e-3)
     assert focused.inner_text().split()[-1].replace("−", "-") == f"{push:+.2f}"
     said = focused.get_attribute("aria-label")
-    assert said == f"{token}, gradient weight {push:+.2f}".replace("-", "−")
+    assert said == f"{token}, push {push:+.2f}".replace("-", "−")
     assert page.errors == []
 
 
@@ -395,12 +482,12 @@ LOOK = """() => {
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 800, 1280])
+@pytest.mark.parametrize("width", [360, 864, 1280])
 def test_everything_can_be_read_at_every_width(browser, recorded, tmp_path, width, scheme):
     size = {"width": width, "height": 800}
     options = {"viewport": size, "color_scheme": scheme, "reduced_motion": "reduce"}
     page = opened(browser, explorer.page(recorded[2]), tmp_path, **options)
-    page.evaluate("document.querySelector('details').open = true")
+    page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
     page.locator(".token").nth(1).click()
     for algorithm, state in (("this run", "first"), ("GSPO", "after"), ("CISPO", "after")):
         page.get_by_label(algorithm, exact=True).check(force=True)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from committed import read, write
 
+NAVIGATION = (
+    '<body>\n<nav><a href="index.html">All notebooks</a> · <a href="{0}.html">{1}</a></nav>'
+)
 FRAME = re.compile(r"""<iframe class="explorer"[^>]*? srcdoc='([^']*)'""")
 
 
@@ -19,7 +22,8 @@ def write_explorer(out: Path, notebook: str = "07_grpo") -> bool:
     shown = [FRAME.search(output.get("data", {}).get("text/html", "")) for output in outputs]
     frames = [frame for frame in shown if frame]
     if frames:
-        write(page, html.unescape(frames[0][1]))
+        links = NAVIGATION.format(notebook, f"Notebook {notebook[:2]}")
+        write(page, html.unescape(frames[0][1]).replace("<body>", links, 1))
     else:
         page.unlink(missing_ok=True)
     return bool(frames)

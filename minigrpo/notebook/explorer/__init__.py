@@ -101,8 +101,8 @@ def record(
     )
 
 
-def page(steps: Sequence[Step]) -> str:
-    """The page as HTML, which loads nothing."""
+def page(steps: Sequence[Step], about: str = "") -> str:
+    """The page as HTML, which loads nothing; `about` is a sentence on the task."""
     config = steps[0].config
     words = sorted({word for s in steps for row in s.tokens for word in row})
     number = {word: i for i, word in enumerate(words)}
@@ -124,6 +124,7 @@ def page(steps: Sequence[Step]) -> str:
 
     run = {**config.only(f"{ADVANTAGE} {LOSS}"), "max_length": config.max_new_tokens}
     data = {
+        "about": about,
         "group_size": config.group_size,
         "run": run,
         "variants": {ALGORITHMS[name]: settings for name, settings in VARIANTS.items()},
@@ -135,15 +136,15 @@ def page(steps: Sequence[Step]) -> str:
     return template.replace("@DATA@", text.replace("<", "\\u003c"))
 
 
-def write(steps: Sequence[Step], path: str | Path) -> Path:
+def write(steps: Sequence[Step], path: str | Path, about: str = "") -> Path:
     """Write the page to a file."""
     path = Path(path)
     with atomic_path(path) as unfinished:
-        unfinished.write_text(page(steps), encoding="utf-8", newline="\n")
+        unfinished.write_text(page(steps, about), encoding="utf-8", newline="\n")
     return path
 
 
-def show(steps: Sequence[Step]) -> None:
+def show(steps: Sequence[Step], about: str = "") -> None:
     """Show the page in a notebook, with a picture of a group for where no script runs."""
     from IPython.display import display
 
@@ -156,7 +157,7 @@ def show(steps: Sequence[Step]) -> None:
     }
     bundle = {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": "a picture"}
     display(bundle, raw=True, metadata={"image/png": inches})
-    escaped = html.escape(page(steps), quote=False).replace("'", "&#39;")
+    escaped = html.escape(page(steps, about), quote=False).replace("'", "&#39;")
     what = f"An explorer of {len(steps)} steps, for a browser that runs scripts."
     display({"text/html": f"{FRAME}{escaped}'></iframe>", "text/plain": what}, raw=True)
 
