@@ -104,12 +104,12 @@ def endless(log_probs, mask):
 def test_without_alarms_a_loop_that_never_ends_is_stopped_too(monkeypatch):
     monkeypatch.delattr(signal, "setitimer", raising=False)
     monkeypatch.setattr(sys.modules["minigrpo.exercises.judge"], "SECONDS", 0.3)
-    began = time.monotonic()
+    threads, began = threading.active_count(), time.monotonic()
     status, message = judge("2.3", endless)
     assert status == "not passed" and "still running after 0 seconds" in message
     assert time.monotonic() - began < 10
     assert judge("2.3", find("2.3").reference)[0] == "passed"
-    assert threading.active_count() == 1
+    assert threading.active_count() <= threads  # others may have ended
 
 
 def test_in_another_thread_it_is_stopped_too(monkeypatch):
