@@ -527,6 +527,12 @@ def test_a_notebook_shows_the_explorer_or_its_picture(browser, tmp_path, scripts
         assert "Advantage" in inside.locator("#formula").inner_text()
         high = inside.locator("html").evaluate("e => [e.scrollHeight, innerHeight]")
         assert high[0] <= high[1]  # nothing scrolls inside
+        for width in (1280, 360):  # of a token in the last row, the push is beside it or below it
+            page.set_viewport_size({"width": width, "height": 800})
+            inside.locator(".row").last.locator(".token").first.click()
+            token = inside.locator(".token[aria-selected=true]").bounding_box()
+            push = inside.locator("#formula .pushed").bounding_box()
+            assert abs(push["y"] - token["y"]) < 400, width
     frame, picture = page.evaluate(SEEN)
     assert (frame > 500, picture > 100) == (scripts, not scripts)
     assert errors == []

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from committed import read, write
 
-NAVIGATION = (
-    '<body>\n<nav><a href="index.html">All notebooks</a> · <a href="{0}.html">{1}</a></nav>'
-)
+NAVIGATION = """<body>
+<nav aria-label="The course"><a href="index.html">All notebooks</a> · <a href="{0}.html">{1}</a></nav>"""
 FRAME = re.compile(r"""<iframe class="explorer"[^>]*? srcdoc='([^']*)'""")
 
 
