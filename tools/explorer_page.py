@@ -9,7 +9,9 @@ from pathlib import Path
 from committed import read, write
 
 NAVIGATION = """<body>
-<nav aria-label="The course"><a href="index.html">All notebooks</a> · <a href="{0}.html">{1}</a></nav>"""
+<nav aria-label="The course">
+<a href="index.html">All notebooks</a> · <a href="{0}.html">{1}</a>
+</nav>"""
 FRAME = re.compile(r"""<iframe class="explorer"[^>]*? srcdoc='([^']*)'""")
 
 
