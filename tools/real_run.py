@@ -2,7 +2,7 @@
 
     python tools/smollm2.py smollm2            the model, once
     python tools/real_run.py smollm2           every run that is not stored yet
-    python tools/real_run.py smollm2 --seed 0  one seed of the run that learns (some 15 minutes)
+    python tools/real_run.py smollm2 --seed 0  one seed of the run that learns (5 to 20 minutes)
 
 Writes data/results/real_run.json after each run; notebook 11 draws what it holds.
 """
