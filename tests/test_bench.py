@@ -90,7 +90,8 @@ def test_the_page_says_what_its_rows_say():
     """The numbers in its prose."""
     trainer = next(one for one in STORED["lines"] if one["section"] == "trainer")
     assert f"{trainer['ratio']['median']:.1f} times as many completions per second" in SPEED
-    faster, *memory = (one for one in STORED["lines"] if one["section"] == "real_model")
+    of_real_model = (one for one in STORED["lines"] if one["section"] == "real_model")
+    faster, *memory = map(bench.over_runs, of_real_model)
     ends = " and ".join(f"{faster['ratio'][end]:.1f}" for end in ("low", "high"))
     assert f"by a factor between {ends}, with less than half the memory" in SPEED
     assert all(one["ratio"]["high"] < 0.5 for one in memory)
@@ -152,17 +153,54 @@ def test_a_section_is_a_function_of_its_file(section):
 
 def test_a_section_takes_the_place_of_its_old_lines():
     stored = [line("scoring", "a"), line("scoring", "b"), line("step", "c")]
-    new = bench.merged(stored, "scoring", [{"what": "d"}])
+    new = bench.merged(stored, "scoring", [line("scoring", "d")], "day 1, P")
     assert [(one["section"], one["what"]) for one in new] == [("scoring", "d"), ("step", "c")]
     assert new[0]["command"] == "python tools/bench.py --only scoring"
     assert new[1] is stored[2]
-    between = bench.merged(stored, "sampling", [{"what": "e"}, {"what": "f"}])
+    assert new[0]["measured"] == "day 1, P" and "earlier" not in new[0]
+    found = [line("sampling", "e"), line("sampling", "f")]
+    between = bench.merged(stored, "sampling", found, "day 1, P")
     assert [one["what"] for one in between] == ["a", "b", "e", "f", "c"]
 
 
 def test_a_section_without_lines_keeps_the_old_ones_and_an_unknown_one_goes():
     stored = [line("scoring", "a"), line("gone", "b")]
-    assert bench.merged(stored, "scoring", []) == stored[:1]
+    assert bench.merged(stored, "scoring", [], "day 1, P") == stored[:1]
+
+
+def ratio(median: float, low: float, high: float) -> dict:
+    return {"median": median, "low": low, "high": high}
+
+
+def test_a_line_keeps_the_ratios_of_the_runs_before_it():
+    stored = [line("step", "a", ratio=ratio(1, 1, 1)), line("step", "b", ratio=ratio(9, 9, 9))]
+    for day in (2, 3, 4):
+        found = [line("step", "a", ratio=ratio(day, day, day))]
+        stored = bench.merged(stored, "step", found, f"day {day}, P")
+        if day == 2:
+            (kept,) = stored[0]["earlier"]
+            assert kept == {"ratio": ratio(1, 1, 1), "measured": bench.UNKNOWN}
+    assert [one["measured"] for one in stored] == ["day 4, P"]
+    before = [(one["measured"], one["ratio"]["median"]) for one in stored[0]["earlier"]]
+    assert before == [("day 3, P", 3), ("day 2, P", 2)]
+    other = line("step", "a") | {"peer": line()["peer"] | {"name": "another"}}
+    assert "earlier" not in bench.merged(stored, "step", [other], "day 5, P")[0]
+
+
+def test_the_brackets_hold_all_runs_of_a_line_around_the_last_median():
+    before = [{"ratio": ratio(2, 0.5, 4), "measured": "m"}, {"ratio": ratio(3, 2, 8)}]
+    one = line(ratio=ratio(1, 0.8, 1.25), better="less", earlier=before)
+    assert bench.over_runs(one)["ratio"] == ratio(1, 0.5, 8)
+    assert bench.in_our_favor(bench.over_runs(one))["ratio"] == ratio(1, 0.125, 2)
+    assert bench.over_runs(line()) == line()
+
+
+def test_a_line_says_when_and_on_which_processor(monkeypatch, tmp_path):
+    assert bench.processor().strip() and "\n" not in bench.processor()
+    monkeypatch.setattr(bench, "processor", lambda: "P (model 1)")
+    bench.run(["step"], quick=False, measure=fake, folder=tmp_path)
+    (one,) = bench.load(tmp_path)["lines"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d, P \(model 1\)", one["measured"])
 
 
 def fake(section: str, quick: bool) -> list[dict]:
@@ -175,7 +213,8 @@ def test_only_leaves_the_other_lines_as_they_are(tmp_path):
     bench.save({"machine": bench.machine(), "lines": before}, tmp_path)
     bench.run(["step"], quick=False, measure=fake, folder=tmp_path)
     after = bench.load(tmp_path)["lines"]
-    assert after == [before[0], line("step", "new step")]
+    assert after[0] == before[0]
+    assert after[1]["what"] == "new step" and after[1]["measured"].endswith(bench.processor())
 
 
 def test_a_quick_run_writes_nothing(tmp_path):
@@ -244,10 +283,29 @@ def test_the_table_by_hand():
         "| t | 7,574 | 230 (row by row) | 2.50 |",
         "",
         "*2 cores, 1 thread unless a row says otherwise; Python 3.11, torch 2, transformers 5.*",
+        "",
+        "*Earlier run, processor not recorded.*",
     ]
     other = bench.table({"machine": machine | {"threads": 2, "trl": "1"}, "lines": []}, "growth")
     start, _, end = other.splitlines()[-1].partition(" unless a row says otherwise; ")
     assert (start, end) == ("*2 cores, 2 threads", "Python 3.11, torch 2, transformers 5, TRL 1.*")
+
+
+def test_the_table_says_which_run_a_row_is_of():
+    runs = [line(), line("step", "s"), line("memory", "m")]
+    for one in runs[1:]:
+        one |= {"measured": "2026-11-23, P (family 25)"}
+    machine = STORED["machine"]
+    rows = bench.table({"machine": machine, "lines": runs}, "speed").splitlines()
+    assert rows[0] == "| what | minigrpo | peer | ratio | run |" and rows[1].count("|") == 6
+    assert [row[-5:] for row in rows[2:5]] == ["| 1 |", "| 2 |", "| 2 |"]
+    first, second = f"Run 1: {bench.UNKNOWN}.", "Run 2: 2026-11-23, P (family 25)."
+    assert rows[-1] == f"*{first} {second}*"
+    runs[1]["earlier"] = [{"ratio": ratio(31, 1, 99), "measured": bench.UNKNOWN}]
+    rows = bench.table({"machine": machine, "lines": runs[1:]}, "speed").splitlines()
+    assert rows[0].endswith("| ratio |") and "| 31.9 (1.00 to 99.0) |" in rows[2]
+    before = f"The brackets take in the rounds of runs before: {bench.UNKNOWN}."
+    assert rows[-1] == f"*2026-11-23, P (family 25). {before}*"
 
 
 def test_lines_that_say_the_same_are_one_row():

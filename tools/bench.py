@@ -4,7 +4,8 @@
     python tools/bench.py --only sampling memory   these again, the other lines as they are
     python tools/bench.py --quick                  does it run? rough figures, nothing is written
 
-Writes data/results/bench.json after each section. The tables of docs/speed.md are made from the
+Writes data/results/bench.json after each section. Each line says when it was measured and on which
+processor, and keeps the ratios of the runs before it. The tables of docs/speed.md are made from the
 same file by tools/readme.py. A section is a function in tests/benchmarks/ and runs in a process of
 its own, so that none has to do with the memory or the threads of another. FOLDER is the model that
 tools/smollm2.py makes; without it, the lines that need it stay as they are.
@@ -13,10 +14,12 @@ tools/smollm2.py makes; without it, the lines that need it stay as they are.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -48,6 +51,8 @@ SECTIONS = {  # the file of each, in the order of the table
 }
 WITH_MODEL = ("autocast",)  # sections that need --model
 STOPPED = ", which stopped above it"  # a peer that never got there: its time is a lower bound
+UNKNOWN = "earlier run, processor not recorded"  # of lines that don't say when and on what
+EARLIER = 2  # so many runs before the last one leave their ratios in a line
 GROWTH = "growth"
 TABLES = {  # those of docs/speed.md, and the sections that each shows
     "speed": [*SECTIONS][:9],
@@ -80,6 +85,17 @@ def machine() -> Results:
         "python": platform.python_version(),
         **{package: version(package) for package in ("torch", "transformers", "trl")},
     }
+
+
+def processor() -> str:
+    """Its model as Linux names it, with the numbers that a name like "AMD EPYC" leaves open."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text("utf-8") if info.is_file() else ""
+    found = dict(re.findall(r"^([\w ]+?)\s*: (.+)", text, re.MULTILINE))
+    if "model name" not in found:
+        return platform.processor() or platform.machine()
+    numbers = [f"{key} {found[key]}" for key in ("cpu family", "model") if key in found]
+    return f"{found['model name']} ({', '.join(numbers)})"
 
 
 # --------------------------------------------------------------------------------------------
@@ -122,18 +138,34 @@ def load(folder: Path = FOLDER) -> Results:
     return json.loads(path.read_text("utf-8")) if path.is_file() else {"machine": {}, "lines": []}
 
 
-def merged(stored: list[Results], section: str, lines: list[Results]) -> list[Results]:
+def merged(
+    stored: list[Results], section: str, lines: list[Results], measured: str
+) -> list[Results]:
     """The stored lines with those of one section in place of its old ones, in order of SECTIONS.
 
-    A section that measured nothing (it said why) keeps its old lines; those of a section that
-    does not exist any more are dropped.
+    A new line keeps the ratios of the one it replaces, as `earlier`, the last run first. A section
+    that measured nothing (it said why) keeps its old lines; those of a section that does not exist
+    any more are dropped.
     """
     if lines:
-        new = [{**line, "section": section, "command": command(section)} for line in lines]
+        old = {race(line): line for line in stored if line["section"] == section}
+        new = [
+            {**line, "section": section, "command": command(section), "measured": measured}
+            for line in lines
+        ]
+        for line in new:
+            if before := old.get(race(line)):
+                ratio = {"ratio": before["ratio"], "measured": before.get("measured", UNKNOWN)}
+                line["earlier"] = [ratio, *before.get("earlier", [])][:EARLIER]
         stored = [line for line in stored if line["section"] != section] + new
     order = list(SECTIONS)
     known = [line for line in stored if line["section"] in order]
     return sorted(known, key=lambda line: order.index(line["section"]))
+
+
+def race(line: Results) -> tuple[str, str]:
+    """What a line of a section compares with what."""
+    return line["what"], line["peer"]["name"]
 
 
 def save(results: Results, folder: Path = FOLDER) -> None:
@@ -174,6 +206,13 @@ def cells(line: Results) -> list[str]:
     ]
 
 
+def over_runs(line: Results) -> Results:
+    """The line with the lowest and the highest ratio of all its runs around the last median."""
+    ratios = [line["ratio"], *(before["ratio"] for before in line.get("earlier", []))]
+    low, high = min(one["low"] for one in ratios), max(one["high"] for one in ratios)
+    return {**line, "ratio": {**line["ratio"], "low": low, "high": high}}
+
+
 def in_our_favor(line: Results) -> Results:
     """The line with a ratio that's above 1 where we do better, whatever it counts."""
     if line["better"] == "more":
@@ -202,20 +241,47 @@ def distinct(lines: list[Results]) -> list[Results]:
 
 def table(results: Results, name: str) -> str:
     """For docs/speed.md: one row per line, without targets, and what they were measured with."""
-    shown = [line for line in results["lines"] if line["section"] in TABLES[name]]
+    shown = [over_runs(line) for line in results["lines"] if line["section"] in TABLES[name]]
     if name == GROWTH:  # our own code on both sides, so there's no favor
         rows = ["| what | this size | half of it | growth |", "|---|---|---|---|"]
         shown = [{**line, "better": "more"} for line in shown]
     else:
         rows = ["| what | minigrpo | peer | ratio |", "|---|---|---|---|"]
         shown = [in_our_favor(line) for line in shown]
-    rows += ["| " + " | ".join(cells(line)[:-1]) + " |" for line in distinct(shown)]
-    on = results["machine"]
+    shown = distinct(shown)
+    filled = [cells(line)[:-1] for line in shown]
+    runs = list(dict.fromkeys(run_of(line) for line in shown))
+    if len(runs) > 1:  # a column that tells which of them a row is of
+        rows = [rows[0] + " run |", rows[1] + "---|"]
+        filled = [[*row, str(1 + runs.index(run_of(line)))] for row, line in zip(filled, shown)]
+    rows += ["| " + " | ".join(row) + " |" for row in filled]
+    below = (measured_with(results["machine"]), *told(runs, shown))
+    return "\n".join([*rows, *(f"\n*{words}*" for words in below)])
+
+
+def run_of(line: Results) -> str:
+    """The day and the processor of a line, in words."""
+    return line.get("measured", UNKNOWN)
+
+
+def told(runs: list[str], lines: list[Results]) -> list[str]:
+    """Below a table: the runs of its rows, and those before them that its brackets hold too."""
+    found = []
+    if len(runs) > 1:
+        found = [f"Run {number}: {run}." for number, run in enumerate(runs, 1)]
+    elif runs:
+        found = [f"{runs[0][0].upper()}{runs[0][1:]}."]
+    if before := dict.fromkeys(run_of(one) for line in lines for one in line.get("earlier", [])):
+        found.append(f"The brackets take in the rounds of runs before: {'; '.join(before)}.")
+    return [" ".join(found)] if found else []
+
+
+def measured_with(on: Results) -> str:
+    """Below a table: cores, threads and versions."""
     threads = "1 thread" if on["threads"] == 1 else f"{on['threads']} threads"
     names = {"python": "Python", "torch": "torch", "transformers": "transformers", "trl": "TRL"}
     versions = ", ".join(f"{name} {on[key]}" for key, name in names.items() if on[key])
-    measured = f"*{on['cores']} cores, {threads} unless a row says otherwise; {versions}.*"
-    return "\n".join([*rows, "", measured])
+    return f"{on['cores']} cores, {threads} unless a row says otherwise; {versions}."
 
 
 def show(lines: list[Results]) -> None:
@@ -237,6 +303,7 @@ def run(sections: list[str], quick: bool, measure: Measure, folder: Path = FOLDE
         ValueError: some sections only, while the other lines are of another machine.
     """
     here, stored = machine(), load(folder)
+    measured = f"{datetime.date.today()}, {processor()}"
     results: Results = {"machine": here, "lines": stored["lines"]}
     if stored["machine"] != here:
         if not quick and stored["lines"] and set(sections) != set(SECTIONS):
@@ -252,7 +319,7 @@ def run(sections: list[str], quick: bool, measure: Measure, folder: Path = FOLDE
         lines = measure(section, quick)
         print(f"  {section}: {time.perf_counter() - began:.0f} s", flush=True)
         found += lines
-        results["lines"] = merged(results["lines"], section, lines)
+        results["lines"] = merged(results["lines"], section, lines, measured)
         if not quick:
             save(results, folder)
     return found
