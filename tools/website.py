@@ -241,6 +241,7 @@ TEXTS = {
     "knobs": ("The same knob under four names", "settings here, in TRL, verl and OpenRLHF"),
     "speed": ("Speed", "beside TRL and transformers"),
     "recipes": ("Recipes", "complete scripts for a real run"),
+    "reading": ("Where to go from here", "papers, books, libraries, three projects"),
     "data": ("Models and data", "what ships with the course"),
     "help": ("Help", "when something doesn't work"),
 }
