@@ -137,6 +137,16 @@ def test_texts_and_chats_are_continued_at_once(tokenizer):
     assert greedy.completions.shape == (3, 1)
 
 
+def test_a_text_that_ends_with_a_token_of_its_own_is_not_filled_with_padding(tokenizer):
+    model, prompts = tiny("gpt2", len(tokenizer)).eval(), ["Ann", "Ben", "How many", "Why?"]
+    first = write(model, tokenizer, prompts, max_new_tokens=6)[0].completions
+    ends = int(first[0, 1])  # its second token ends a row, and it is no stop token of the model
+    rollouts, texts = write(model, tokenizer, prompts, max_new_tokens=6, eos_id=ends)
+    assert not rollouts.completion_mask.all() and ends not in stop_tokens(tokenizer, model)
+    assert texts[0] == tokenizer.decode(first[0, :2])
+    assert not any(tokenizer.pad_token in text for text in texts)
+
+
 # --------------------------------------------------------------------------------------------
 # rewards
 

@@ -85,8 +85,8 @@ def write(
     settings = {"max_new_tokens": 40, "eos_id": stops, "pad_id": pad_id, **settings}
     generator = torch.Generator(device).manual_seed(seed)
     rollouts = sample(policy, ids.to(device), mask.to(device), generator=generator, **settings)
-    rows = rollouts.completions.cpu()
-    return rollouts, [decode_completion(tokenizer, row, stops) for row in rows]
+    rows = zip(rollouts.completions.cpu(), rollouts.completion_mask.cpu())
+    return rollouts, [decode_completion(tokenizer, ids[real], stops) for ids, real in rows]
 
 
 def parts(prompt: Text, completion: Text) -> Parts | None:
