@@ -81,5 +81,7 @@ def check_run(policy: nn.Module, config, checkpoint) -> None:
         raise ValueError("policy: expected DistributedDataParallel; each would train its own")
     if config.entropy_weight and config.how != "token_mean":  # the bonus is a mean over tokens
         raise ValueError("entropy_weight: expected how='token_mean' with several processes")
+    if config.scale == "batch":  # each would divide by the std of its own share
+        raise ValueError("scale: expected 'group' or 'none' with several processes, got 'batch'")
     if checkpoint and not config.split_invariant:  # one file, and random numbers for each
         raise ValueError("checkpoint: expected split_invariant=True with several processes")

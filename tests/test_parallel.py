@@ -161,6 +161,8 @@ def test_what_would_go_wrong_without_a_word(monkeypatch):
     parallel.check_run(model, GRPOConfig(split_invariant=True), "run.pt")
     with pytest.raises(ValueError, match="entropy_weight: expected how='token_mean' with several"):
         parallel.check_run(model, GRPOConfig(entropy_weight=0.1), None)
+    with pytest.raises(ValueError, match="scale: expected 'group' or 'none' with several"):
+        parallel.check_run(model, GRPOConfig(scale="batch"), None)
     with pytest.raises(ValueError, match="checkpoint: expected split_invariant=True with several"):
         parallel.check_run(model, GRPOConfig(), "run.pt")
 
