@@ -119,6 +119,15 @@ def test_the_page_is_small_and_loads_nothing(recorded, tmp_path):
     assert path.stat().st_size < 400_000
 
 
+def test_the_picture_says_where_a_row_goes_on():
+    zeros = torch.zeros(2, 8)
+    tokens, mask = [["a"] * 7, ["b"] * 8], torch.ones(2, 8).bool()
+    step = explorer.Step(1, ["q"], tokens, mask, zeros[:, 0], zeros, zeros, zeros, CONFIG)
+    for ax in explorer.picture(step).axes:
+        (mark,) = (text for text in ax.texts if text.get_text() == "…")
+        assert mark.get_position()[0] > 7 and 1 < mark.get_position()[1] < 2  # behind the second
+
+
 def test_show_gives_a_picture_and_the_page(recorded, monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda data, **more: shown.append((data, more)))

@@ -163,7 +163,10 @@ def show(steps: Sequence[Step], about: str = "") -> None:
 
 
 def picture(s: Step, group: int = 0, columns: int = 7) -> Figure:
-    """One group: the probability of each token as it was sampled, and its ratio after the step."""
+    """One group: the probability of each token as it was sampled, and its ratio after the step.
+
+    The first `columns` tokens of each row, and an ellipsis where it goes on.
+    """
     G = s.config.group_size
     rows = slice(group * G, (group + 1) * G)
     words = [row[:columns] for row in s.tokens[rows]]
@@ -172,6 +175,10 @@ def picture(s: Step, group: int = 0, columns: int = 7) -> Figure:
     before, ratio = s.old.exp()[rows], (s.new - s.old).exp()[rows]
     plots.token_strips(axes[0], words, before, labels, middle=0.5, reach=0.8, size=5.4)
     plots.token_strips(axes[1], words, ratio, labels, middle=1, reach=0.3, size=5.4)
+    for ax in axes:
+        for row, whole in enumerate(s.tokens[rows]):
+            if len(whole) > columns:
+                ax.text(columns + 0.02, row + 0.34, "…", va="center", fontsize=8)
     axes[0].set_title("probability before", fontsize=9)
     axes[1].set_title("times as probable after", fontsize=9)
     figure.suptitle(f"Step {s.step} on {s.prompts[group]}", x=0.01, ha="left", fontsize=10)
