@@ -117,10 +117,9 @@ def read_question(prompt: Tensor) -> Question:
     return question
 
 
-def completion_ids(thought: Sequence[int], answer: int, *, thinking: bool = True) -> list[int]:
+def completion_ids(thought: Sequence[int], answer: int) -> list[int]:
     """The ids of a completion in the right form, EOS included; its opening tag is the prompt's."""
-    end = [END_THINK] if thinking else []
-    return [*thought, *end, ANSWER, answer, END_ANSWER, EOS]
+    return [*thought, END_THINK, ANSWER, answer, END_ANSWER, EOS]
 
 
 def to_text(ids: Iterable[int] | Tensor) -> str:

@@ -109,7 +109,7 @@ class StepMetrics:
     step: int
     reward: float  # mean over the batch
     frac_reward_zero_std: float  # fraction of groups whose rewards are all equal
-    loss: float  # says little: 0 at a first update whatever is learned (advantages sum to 0)
+    loss: float  # says little: with "sequence_mean" 0 at a first update, whatever is learned
     kl: float | None  # nats per token, to the reference; None if it is not computed
     entropy: float  # nats per token
     clip_low: float  # fraction of all ratios whose gradient the clip stopped

@@ -399,7 +399,7 @@ def test_without_room_to_think_the_answer_comes_at_once():
     (prompt,) = task.prompts(1, generator())
     assert prompt[-2:].tolist() == [THINK, END_THINK]
     answer = running_totals(read_question(prompt))[-1]
-    at_once = completion_ids([], answer, thinking=False)
+    at_once = completion_ids([], answer)[1:]
     assert task.reward([prompt] * 2, [at_once, completion_ids([], answer)]) == [1.0, 0.0]
 
 
@@ -449,7 +449,7 @@ def test_a_policy_that_never_stops_is_wrong_and_thinks_to_its_limit():
 
 def test_without_thinking_there_is_no_thought():
     def write(question):
-        return completion_ids([], running_totals(question)[-1], thinking=False)
+        return completion_ids([], running_totals(question)[-1])[1:]
 
     policy = Writer(write, len(prompt_ids((1,), thinking=False)))
     results = ask(policy, [(1, 2), (3, 4, 5)], thinking=False)

@@ -241,6 +241,19 @@ def execute_in_place(paths: list[Path], timeout: float) -> None:
         asyncio.run(each(paths, timeout, done, progress=kept))
 
 
+def status_of(act: Callable[[], None], *told: type[Exception]) -> int:
+    """The exit status of a command. Errors of the types `told`, and Ctrl-C, end it in one line."""
+    try:
+        act()
+    except told as error:
+        print(f"FAILED: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -251,20 +264,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="their folder")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "course", help="for the pages")
     options = parser.parse_args(arguments)
-    try:
+
+    def act() -> None:
         paths = choose(options.notebooks.resolve(), options.only, options.scale)
         check_installed(paths)
         if options.command == "run":
             run(paths, options.out.resolve(), options.timeout)
         else:
             execute_in_place(paths, options.timeout)
-    except CourseError as error:
-        print(f"FAILED: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+
+    return status_of(act, CourseError)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import nbformat
 from committed import CourseError, read, write
-from course import ANSI, AT_A_TIME, choose, kernel_environment, lacks
+from course import ANSI, AT_A_TIME, choose, kernel_environment, lacks, status_of
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
@@ -244,8 +244,8 @@ def section(result: Result, titles: dict[str, str]) -> str:
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """The cells are HTML already."""
-    lines = ["".join(f'<th scope="col">{name}</th>' for name in head)]
-    lines = [f"<thead><tr>{lines[0]}</tr></thead>"]
+    names = "".join(f'<th scope="col">{name}</th>' for name in head)
+    lines = [f"<thead><tr>{names}</tr></thead>"]
     for first, *others in rows:
         cells = "".join(f"<td>{cell}</td>" for cell in others)
         lines.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
@@ -299,16 +299,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="their folder")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "exam", help="for the page")
     options = parser.parse_args(arguments)
-    try:
+
+    def act() -> None:
         paths = choose(options.notebooks.resolve(), options.only, scale=True)
         exam(paths, options.out.resolve(), options.timeout)
-    except (CourseError, OSError, RuntimeError) as error:  # no kernel is a RuntimeError
-        print(f"FAILED: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+
+    return status_of(act, CourseError, OSError, RuntimeError)  # no kernel is a RuntimeError
 
 
 if __name__ == "__main__":

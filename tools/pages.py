@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from committed import CourseError, alts, describe, figures, read
+from committed import CourseError, describe, read
 from jinja2 import DictLoader
 from latex2mathml.converter import convert
 from nbconvert import HTMLExporter, TemplateExporter
@@ -124,13 +124,6 @@ def title_of(nb: NotebookNode, default: str) -> str:
     return default
 
 
-def caption(cell: NotebookNode | None) -> str:
-    """The paragraph of a markdown cell that says what the figure beside it shows, or ""."""
-    text = cell.source if cell and cell.cell_type == "markdown" else ""
-    found = re.search(r"\*?Figure: (.+?)\*?(?:\n\n|$)", text, re.DOTALL)
-    return " ".join(re.sub(r"[`*$]", "", found[1]).split()) if found else ""
-
-
 def picture(output: NotebookNode, kind: str) -> str:
     """A figure with its size and its description, which the template of nbconvert leaves out."""
     data, about = output.data[kind], output.metadata.get(kind, {})
@@ -145,10 +138,8 @@ def picture(output: NotebookNode, kind: str) -> str:
 def for_readers(nb: NotebookNode) -> NotebookNode:
     """A copy without the cells that judge, and with a description of every figure."""
     nb = copy.deepcopy(nb)
-    for before, cell, after in zip([None, *nb.cells], nb.cells, [*nb.cells[1:], None]):
+    for cell in nb.cells:
         if cell.cell_type == "code":
-            if told := not alts(cell) and (caption(after) or caption(before)):
-                cell.metadata["alt"] = [told] * len(figures(cell))
             describe(cell)
     nb.cells = [cell for cell in nb.cells if "verdict" not in cell.metadata.get("tags", [])]
     return nb

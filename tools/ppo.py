@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from minigrpo.arithmetic import Arithmetic, evaluate
+from minigrpo.files import atomic_path
 from minigrpo.grpo import StepMetrics, rollout, score, train_grpo
 from minigrpo.llama import load_policy
 from minigrpo.notebook.setup import setup
@@ -291,9 +292,8 @@ def save(results: Results) -> None:
             ",\n".join(f"  {json.dumps(one)}" for one in value) if isinstance(value, list) else ""
         )
         lines.append(f'"{name}": ' + (f"[\n{rows}]" if rows else json.dumps(value)))
-    part = PATH.with_name(PATH.name + ".part")
-    part.write_text("{" + ",\n".join(lines) + "}\n", "utf-8")
-    part.replace(PATH)
+    with atomic_path(PATH) as unfinished:
+        unfinished.write_text("{" + ",\n".join(lines) + "}\n", "utf-8")
 
 
 def show(name: str, found: Results) -> None:

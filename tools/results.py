@@ -22,6 +22,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from minigrpo.arithmetic import TRAINED_LENGTHS
+from minigrpo.files import atomic_path
 from minigrpo.llama import load_policy
 from minigrpo.notebook import plots
 from minigrpo.notebook.setup import setup
@@ -106,7 +107,6 @@ def load(folder: Path = FOLDER) -> Results:
 
 def save(results: Results, folder: Path = FOLDER) -> None:
     """Written in one piece, in the order of EXPERIMENTS, one line per run."""
-    folder.mkdir(parents=True, exist_ok=True)
     stored = results["experiments"]
     lines = []
     for name in filter(stored.get, EXPERIMENTS):
@@ -115,9 +115,8 @@ def save(results: Results, folder: Path = FOLDER) -> None:
         lines.append(f' {json.dumps(name)}: {head[:-1]}, "runs": [\n{runs}]}}')
     text = f'{{"base": "{results["base"]}",\n"experiments": {{\n' + ",\n".join(lines) + "}}\n"
     assert json.loads(text)["experiments"].keys() == stored.keys()
-    part = folder / "results.json.part"
-    part.write_text(text, "utf-8")
-    part.replace(folder / "results.json")
+    with atomic_path(folder / "results.json") as unfinished:
+        unfinished.write_text(text, "utf-8")
 
 
 # --------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ os.environ.setdefault("MINIGRPO_THREADS", "1")  # a run has one core, and the ne
 
 from torch import nn
 
+from minigrpo.files import atomic_path
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.notebook.setup import setup
@@ -123,9 +124,9 @@ def save(runs: list[dict[str, Any]]) -> None:
     """Written in one piece, in the order of RUNS, one line per run."""
     runs = sorted(runs, key=lambda one: RUNS.index(name(one)))
     lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
-    part = PATH.with_name(PATH.name + ".part")
-    part.write_text(f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n', "utf-8")
-    part.replace(PATH)
+    text = f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n'
+    with atomic_path(PATH) as unfinished:
+        unfinished.write_text(text, "utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:

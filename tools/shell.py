@@ -54,7 +54,7 @@ def listed(headings: Iterable[Heading], page: str = "") -> str:
     return f"<ol>\n{''.join(f'{item}{chr(10)}' for item in items)}</ol>"
 
 
-def contents(headings: list[Heading]) -> str:
+def contents(headings: list[Heading]) -> tuple[str, str]:
     """The contents twice: a column for wide screens, a fold for narrow ones. CSS shows one."""
     items = listed(headings)
     return (

@@ -39,6 +39,7 @@ from minigrpo.arithmetic import (
     warmup_batch,
     warmup_documents,
 )
+from minigrpo.files import atomic_path
 from minigrpo.grpo import rollout, score, train_grpo
 from minigrpo.llama import WARMUP, WARMUP_ROWS, load_policy, tiny_llama, warm_up
 from minigrpo.logprobs import masked_mean
@@ -382,9 +383,8 @@ def save(results: Results) -> None:
             own = json.dumps(found["settings"])
             rows.append(f'  {json.dumps(name)}: {{"settings": {own}, "runs": [\n{runs}]}}')
         families.append(f" {json.dumps(family)}: {{\n" + ",\n".join(rows) + "}")
-    part = PATH.with_name(PATH.name + ".part")
-    part.write_text("{\n" + ",\n".join(families) + "}\n", "utf-8")
-    part.replace(PATH)
+    with atomic_path(PATH) as unfinished:
+        unfinished.write_text("{\n" + ",\n".join(families) + "}\n", "utf-8")
 
 
 # --------------------------------------------------------------------------------------------

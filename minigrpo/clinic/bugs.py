@@ -118,7 +118,7 @@ kl_to_old = line("ref = old")
 gradient_of_k1 = line('return {"k3": d + (torch.expm1(-d)).detach()}[estimator]')
 detached_entropy = line('metrics["entropy"] = aggregate(entropy.detach(), mask, how="token_mean")')
 wrong_side = line("return torch.minimum(ratio, ratio.clamp(1 - low, 1 + high)) * advantages")
-padding_counted = line(  # the scorer's part of an unmasked sum: it scores the filling too
+padding_counted = line(  # the scorer's part of an unmasked sum: it scores the padding too
     "completions, real = text[2], torch.ones_like(text[3]).bool()"
 )
 denominator_only = line(

@@ -36,9 +36,9 @@ class Chart:
         """Accuracy on held-out questions before and after the run, asked only on demand."""
         return (_untrained(), _accuracy(self.policy)) if self.asked else (math.nan, math.nan)
 
-    def last(self, name: str, steps: int = 3) -> float:
-        """Mean of a metric over the last steps; NaN if there are none."""
-        values = [getattr(m, name) for m in self.steps[-steps:]]
+    def last(self, name: str) -> float:
+        """Mean of a metric over the last three steps; NaN if there are none."""
+        values = [getattr(m, name) for m in self.steps[-3:]]
         return sum(values) / len(values) if values and None not in values else math.nan
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import safe_open
@@ -61,8 +60,8 @@ class Case(NamedTuple):
 class Answers:
     """The file, read: `cases`, `reward_cases`, `versions`, and `tensors` by name."""
 
-    def __init__(self, path: Path = FILE) -> None:
-        with safe_open(path, framework="pt") as file:
+    def __init__(self) -> None:
+        with safe_open(FILE, framework="pt") as file:
             self.versions = json.loads(file.metadata()["versions"])
             self.tensors = {name: file.get_tensor(name) for name in file.keys()}
         self.shapes = self.tensors["shapes"].tolist()
@@ -77,7 +76,7 @@ class Answers:
         self.reward_cases = [(r, G) for r, (_, G) in zip(rewards, groups)]
 
     def per_case(self, name: str) -> list[Tensor]:
-        """Cut what `_join` joined: (N, T) of every case; of the advantages (N,)."""
+        """Cut what the file holds in one row: (N, T) of every case; of the advantages (N,)."""
         values = self.tensors[name]
         if name == "advantages":
             return list(values.split([N for N, _ in self.shapes]))

@@ -74,16 +74,16 @@ def label_line(
     )
 
 
-def level(ax: Axes, y: float, text: str, color: str = BLACK) -> None:
+def level(ax: Axes, y: float, text: str) -> None:
     """Draw a thin horizontal line at `y` with its name written on it, at the right edge."""
-    ax.axhline(y, color=color, linewidth=1, linestyle=":")
+    ax.axhline(y, color=BLACK, linewidth=1, linestyle=":")
     ax.annotate(
         text,
         (1, y),
         xycoords=("axes fraction", "data"),
         xytext=(0, 3),
         textcoords="offset points",
-        color=color,
+        color=BLACK,
         ha="right",
         fontsize=9,
     )
