@@ -84,6 +84,8 @@ def free_memory(device: str | torch.device) -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = 1024 * next(int(line.split()[1]) for line in lines if "MemAvailable" in line)
     except (OSError, StopIteration):  # no Linux: all that the machine has
+        if not hasattr(os, "sysconf"):  # Windows doesn't say
+            return sys.maxsize
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # a container may have less; "max" is no limit
         free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))
