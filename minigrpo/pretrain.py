@@ -135,8 +135,7 @@ def validation_loss(
 ) -> float:
     """Mean cross-entropy over the text ids (L,), cut into consecutive windows, in nats per token.
 
-    Windows share one token with the next, so that each is predicted once, but the first of all and
-    those at the end that fill no window.
+    Windows share a token with the next. The first token, and a rest at the end, aren't predicted.
     """
     starts = torch.arange(0, len(ids) - length + 1, length - 1)
     if max_windows is not None and len(starts) > max_windows:

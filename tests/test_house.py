@@ -15,25 +15,25 @@ PACKAGE = ROOT / "minigrpo"
 # Lines of Python at most, blank ones and docstrings included. The core is what stands flat.
 ROOMS = {
     "core": 2160,
-    "study": 500,
+    "study": 485,
     "notebook": 930,
     "clinic": 2905,
-    "text": 860,
+    "text": 815,
     "scaling": 285,
-    "exercises": 1800,
+    "exercises": 1780,
 }
 CORE = {
-    "gpt": 190,
-    "corpus": 130,
+    "gpt": 185,
+    "corpus": 125,
     "pretrain": 150,
     "logprobs": 210,
     "sampling": 150,
     "objective": 240,
-    "rewards": 130,
-    "arithmetic": 290,
-    "llama": 80,
-    "grpo": 345,
-    "parts": 95,
+    "rewards": 125,
+    "arithmetic": 280,
+    "llama": 60,
+    "grpo": 340,
+    "parts": 90,
     "parallel": 90,
 }
 FILES = {path: path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))}
@@ -84,8 +84,13 @@ def test_every_file_has_its_room_and_those_of_the_core_their_size():
     assert stems == {*CORE, "checks", "files", "__init__"}
     for name, most in CORE.items():
         assert lines(PACKAGE / f"{name}.py") <= most, name
-    assert lines(*(PACKAGE / f"{name}.py" for name in ("checks", "files", "__init__"))) <= 150
-    assert lines(ROOT / "tools" / "course.py") <= 330
+    assert lines(*(PACKAGE / f"{name}.py" for name in ("checks", "files", "__init__"))) <= 145
+    assert lines(ROOT / "tools" / "course.py") <= 280
+
+
+def test_who_contributes_is_told_how_large_the_core_may_grow():
+    told = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"at most {ROOMS['core']:,} lines in all" in told
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(FILES[path]))
