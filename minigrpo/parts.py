@@ -37,9 +37,9 @@ def parts_of(rollouts: Rollouts, advantages: Tensor, config) -> list[Part]:
     parts = []
     for rows in kept.split(config.rows_per_pass):
         some = without_empty_columns(rollouts[rows.to(rollouts.completions.device)])
-        shares = len(rows) / N, some.completion_mask.sum().item() / tokens
-        share = shares[config.how == "token_mean"]
-        parts.append(Part(some, advantages[rows], *shares, share))
+        of_rows, of_tokens = len(rows) / N, some.completion_mask.sum().item() / tokens
+        share = of_tokens if config.how == "token_mean" else of_rows
+        parts.append(Part(some, advantages[rows], of_rows, of_tokens, share))
     return parts
 
 
