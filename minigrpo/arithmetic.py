@@ -152,8 +152,8 @@ def warmup_documents(
     lengths: Sequence[int] = WARMUP_LENGTHS,
     operations: str = "add",
     stop: float = 0.6,  # above 1/2: the likeliest thing to do is not to think at all
-    torn: float = 0.1,  # share of torn pages among the documents that teach to add
-    complete: float = 0.0,  # share of complete ones among the demonstrations
+    torn: float = 0.1,  # fraction of torn pages among the documents that teach to add
+    complete: float = 0.0,  # fraction of complete ones among the demonstrations
 ) -> list[tuple[list[int], list[int]]]:
     """n documents to imitate, (given, learned) ids each; none asks a held-out question.
 
@@ -162,9 +162,9 @@ def warmup_documents(
     are pages of the right form, torn off where the thought ends. So a whole thought with its answer
     is never there to imitate, unless `complete` says so (the worked example is not learned).
     """
-    for name, share in (("stop", stop), ("torn", torn), ("complete", complete)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name}: expected a share from 0 to 1, got {share}")
+    for name, fraction in (("stop", stop), ("torn", torn), ("complete", complete)):
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"{name}: expected a fraction from 0 to 1, got {fraction}")
     documents: list[tuple[list[int], list[int]]] = []
     for question in draw_questions(n, generator, lengths=lengths, operations=operations):
         prompt, totals = prompt_ids(question).tolist(), running_totals(question)

@@ -16,7 +16,7 @@ Completion = str | Sequence[int] | Tensor  # of one row, without prompt and padd
 
 
 def letter_share(text: str, letter: str = "e") -> float:
-    """Share of the characters that are `letter`. A count could be raised by writing more."""
+    """Fraction of the characters that are `letter`. A count could be raised by writing more."""
     return text.count(letter) / len(text) if text else 0.0
 
 

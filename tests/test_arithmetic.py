@@ -300,7 +300,7 @@ def test_a_batch_is_what_the_documents_are():
 
 @pytest.mark.parametrize("name", ["torn", "stop", "complete"])
 def test_a_share_is_between_0_and_1(name):
-    with pytest.raises(ValueError, match=f"{name}: expected a share from 0 to 1, got 1.5"):
+    with pytest.raises(ValueError, match=f"{name}: expected a fraction from 0 to 1, got 1.5"):
         warmup_batch(4, generator(), **{name: 1.5})
 
 

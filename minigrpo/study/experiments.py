@@ -53,7 +53,7 @@ class Experiment:
 
     changes: Mapping[str, Any] = field(default_factory=dict)  # settings of GRPOConfig
     task: Mapping[str, Any] = field(default_factory=dict)  # settings of Arithmetic
-    supervised: float | None = None  # by demonstrations, this share complete; None = by reward
+    supervised: float | None = None  # by demonstrations, so many complete; None = by reward
     own_base: Mapping[str, Any] | None = None  # of `warmup_documents`, a base for each seed
 
     @property

@@ -119,7 +119,7 @@ def evaluate(
     prompts, answers = [row["prompt"] for row in rows], [row["answer"] for row in rows]
     rollouts, texts = write(policy, tokenizer, prompts, seed=seed)
     return {
-        "form": sum(format_reward(prompts, texts)) / n,  # share in the right form
+        "form": sum(format_reward(prompts, texts)) / n,  # fraction in the right form
         "right": sum(answer_reward(prompts, texts, answer=answers)) / n,  # and right as well
         "length": rollouts.completion_mask.sum(dim=1).double().mean().item(),  # tokens, each
     }
