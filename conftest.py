@@ -50,11 +50,13 @@ LONGEST = (
     *("05_kl_and_family", "04_policy_gradient", "test_oracle", "test_parallel", "test_llama"),
 )
 ALONE = "test_notebook_passes_with_all_solutions_pasted_in"
+PATIENTS = ("test_clinic.py", "test_measure.py")  # whose runs and measurements are kept
 
 
 def share(nodeid: str) -> str:
-    """What goes to one process as a whole: a file, or a notebook with its solutions."""
-    return nodeid if ALONE in nodeid else nodeid.split("::")[0]
+    """What goes to one process as a whole: a file or two, or a notebook with its solutions."""
+    file = nodeid.split("::")[0]
+    return nodeid if ALONE in nodeid else "test_clinic.py" if file.endswith(PATIENTS) else file
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -308,7 +308,7 @@ def test_a_notebook_alone_in_a_folder_installs_the_wheel_and_runs(elsewhere, whe
 
     where = "import importlib.util as u; print(u.find_spec('minigrpo').origin)"
     assert "NoneType" in run("-c", where).stderr  # it isn't there
-    (original,) = (path for path in NOTEBOOKS if path.stem.startswith("02_"))
+    (original,) = (path for path in NOTEBOOKS if path.stem.startswith("04_"))
     text = original.read_text(encoding="utf-8")
     address = f"git+https://github.com/{doors.repository()}"
     assert text.count(address) == 1

@@ -6,9 +6,18 @@ import math
 
 import pytest
 
+from minigrpo import clinic
 from minigrpo.clinic.charts import shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
-from minigrpo.clinic.patients import LETTER, PATIENTS, SUMS, Patient, record, where_it_hurts
+from minigrpo.clinic.patients import (
+    LETTER,
+    PATIENTS,
+    SUMS,
+    Patient,
+    numbered,
+    record,
+    where_it_hurts,
+)
 
 SLOW = "weight 0 against 1"
 QUICK = [name for name in MEASUREMENTS if name != SLOW]
@@ -25,7 +34,7 @@ def test_the_measurements_are_those_of_the_contract():
 
 @pytest.mark.parametrize("patient", PATIENTS, ids=lambda p: p.key or p.name)
 def test_each_measurement_runs_on_every_patient(patient):
-    subject = Subject(patient, 3)
+    subject = clinic.patient(numbered().index(patient) + 1).patient
     for name in QUICK:
         here, twin = (MEASUREMENTS[name][1](s) for s in (subject, subject.twin))
         if name != "transcripts" and isinstance(here, dict) and isinstance(twin, dict):

@@ -51,28 +51,36 @@ class Last(torch.nn.Module):
         return output
 
 
+class ExactNorm(torch.nn.Module):
+    """A Llama's norm; that of transformers computes in float32, whatever the weights are."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.variance_epsilon
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
 def model_of(kind: str):
-    """A policy, the tokens that end its texts, and how equal two computations are."""
+    """A policy that computes in float64, and the tokens that end its texts."""
     if kind == "char GPT":
-        return (
-            Last(load_gpt(data_folder() / "char_gpt.safetensors").double().eval()),
-            [1, 43],
-            1e-10,
-        )
+        return Last(load_gpt(data_folder() / "char_gpt.safetensors").double().eval()), [1, 43]
     policy, tokenizer = load_policy(data_folder() / kind, device="cpu", dtype=torch.float32)
-    stops = list(stop_tokens(tokenizer, policy))
-    return (policy.double(), stops, 1e-10) if kind == "text_gpt2" else (policy, stops, 1e-6)
+    for name, module in [*policy.named_modules()]:
+        if hasattr(module, "variance_epsilon"):
+            policy.set_submodule(name, ExactNorm(module))
+    return policy.double(), [*stop_tokens(tokenizer, policy)]
 
 
-# The norm of transformers' Llama computes in float32, whatever the weights are.
 @pytest.fixture(params=["char GPT", "text_gpt2", "text_llama"])
 def setting(request):
-    policy, stops, close = model_of(request.param)
+    policy, stops = model_of(request.param)
     prompts = left_pad([torch.arange(start, end) for start, end in ((3, 9), (20, 22), (30, 40))])
     # Ends that come soon, so that rows are ragged and some prompt's rows all end early.
     stops += [*range(40, 50)]
     policy.generation_config.eos_token_id = stops  # where the recipe looks for them
-    return SimpleNamespace(policy=policy, prompts=prompts, stops=stops, close=close)
+    return SimpleNamespace(policy=policy, prompts=prompts, stops=stops)
 
 
 def options(**given) -> SimpleNamespace:
@@ -109,8 +117,7 @@ def test_it_samples_the_same_tokens_with_the_same_log_probs(recipe, setting):
     )
     for name in ("prompt_ids", "prompt_mask", "completions", "completion_mask"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
-    # In float32 a log-prob of -10 is the difference of two logits that carry 1e-6 each.
-    torch.testing.assert_close(ours.log_probs, theirs.log_probs, rtol=0, atol=10 * setting.close)
+    torch.testing.assert_close(ours.log_probs, theirs.log_probs, rtol=0, atol=1e-9)
 
 
 def test_greedy_completions_are_the_same(recipe, setting):
@@ -127,8 +134,8 @@ def test_it_scores_the_same_log_probs(recipe, setting):
     ours = recipe.score(setting.policy, *whole(r), r.log_probs.shape[1], options())
     text = r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask
     theirs, _ = completion_log_probs_and_entropy(setting.policy, *text)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=10 * setting.close)
-    torch.testing.assert_close(ours, r.log_probs, rtol=0, atol=10 * setting.close)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+    torch.testing.assert_close(ours, r.log_probs, rtol=0, atol=1e-9)
 
 
 def test_equal_rewards_have_an_advantage_of_exactly_0(recipe):
@@ -209,10 +216,10 @@ def test_it_takes_the_same_step(recipe, setting, case, make, updates, monkeypatc
         metrics = step(policy, reference, kind(policy.parameters(), weight_decay=0.0, **rates))
         found.append((metrics["grad_norm"], [p.detach() for p in policy.parameters()]))
     (ours, mine), (theirs, others) = found
-    assert ours == pytest.approx(theirs, rel=100 * setting.close)
+    assert ours == pytest.approx(theirs, rel=1e-8)
     moved = [not torch.equal(p, start) for p, start in zip(mine, setting.policy.parameters())]
     assert any(moved)
-    torch.testing.assert_close(mine, others, rtol=0, atol=setting.close)
+    torch.testing.assert_close(mine, others, rtol=0, atol=1e-10)
 
 
 def test_a_batch_without_spread_changes_nothing(recipe, setting, monkeypatch):
