@@ -282,15 +282,24 @@ def test_without_a_generator_torch_manual_seed_decides():
 # what comes back
 
 
-@must_fail_on(
-    (
-        sample,
-        "check_sampling(temperature, top_k, top_p)",
-        "torch.set_grad_enabled(True)",
-    )
-)
+ORDINARY = "with torch.inference_mode(False):  # ordinary tensors again, which a loss may read"
+KEPT = "log_probs = log_probs[:, : end + 1 - P].clone()"
+
+
+@must_fail_on((sample, KEPT, KEPT + ".requires_grad_()"))
 def test_sampling_leaves_no_graph():
     assert not rollouts(tiny_gpt()).log_probs.requires_grad
+
+
+@must_fail_on((sample, ORDINARY, "if True:"))
+def test_what_is_sampled_can_be_read_by_a_loss():
+    """A tensor of inference mode can't: it may not be saved for the backward pass."""
+    model = tiny_llama()
+    rolled = sample(model, torch.tensor([[1, 2]]), max_new_tokens=3)
+    assert not any(value.is_inference() for value in vars(rolled).values())
+    scored = token_log_probs(model, rolled.input_ids)[:, 1:]
+    ((scored - rolled.log_probs).exp() * rolled.completion_mask).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
