@@ -27,7 +27,7 @@ CORE = {
     "corpus": 125,
     "pretrain": 150,
     "logprobs": 210,
-    "sampling": 150,
+    "sampling": 155,
     "objective": 240,
     "rewards": 125,
     "arithmetic": 280,
