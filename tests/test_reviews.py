@@ -439,8 +439,8 @@ def test_a_weak_test_is_told_what_it_does_not_see(capsys):
     assert check("8.7", full_mask, line=4).status == "not passed"
     assert capsys.readouterr().out == (
         "8.7 (mean over the real tokens): not right yet. Your test does not see the bug: it passes "
-        "on both versions. Your mask is full: no completion is shorter than another. Nearly every "
-        "bug of a mask hides there. Take rows of different lengths.\n"
+        "on both versions. Your mask is full, so no completion is shorter than another. Nearly "
+        "every bug of a mask hides there. Take rows of different lengths.\n"
         "Line 4 is not the wrong one.\n"
         'hint("8.7") leads on.\n'
     )
