@@ -131,7 +131,7 @@ def test_the_readme_adds_up_the_exercises_and_the_hours():
     minutes = [title(number)[1][:2] for number in notebooks()]
     read, write = (round(Fraction(sum(map(int, column)), 60)) for column in zip(*minutes))
     words = {4: "four", 8: "eight"}
-    hours = f"about {words[read]} hours of reading and {words[write]} of exercises"
+    hours = f"about {words[read]} hours of prose and {words[write]} of exercises"
     assert hours in text("README.md")
 
 
