@@ -282,24 +282,28 @@ def test_without_a_generator_torch_manual_seed_decides():
 # what comes back
 
 
-ORDINARY = "with torch.inference_mode(False):  # ordinary tensors again, which a loss may read"
-KEPT = "log_probs = log_probs[:, : end + 1 - P].clone()"
+FAST = "with nullcontext() if end == P else torch.inference_mode():"
 
 
-@must_fail_on((sample, KEPT, KEPT + ".requires_grad_()"))
+@must_fail_on(
+    (
+        sample,
+        "check_sampling(temperature, top_k, top_p)",
+        "torch.set_grad_enabled(True)",
+    )
+)
 def test_sampling_leaves_no_graph():
     assert not rollouts(tiny_gpt()).log_probs.requires_grad
 
 
-@must_fail_on((sample, ORDINARY, "if True:"))
-def test_what_is_sampled_can_be_read_by_a_loss():
-    """A tensor of inference mode can't: it may not be saved for the backward pass."""
-    model = tiny_llama()
+@must_fail_on((sample, FAST, "with torch.inference_mode():"))
+def test_what_sampling_leaves_behind_can_be_read_by_a_loss():
+    """A tensor of inference mode may not be saved for the backward pass."""
+    model, made = tiny_llama(), []
+    model.model.rotary_emb.register_forward_hook(lambda module, given, table: made.extend(table))
     rolled = sample(model, torch.tensor([[1, 2]]), max_new_tokens=3)
-    assert not any(value.is_inference() for value in vars(rolled).values())
-    scored = token_log_probs(model, rolled.input_ids)[:, 1:]
-    ((scored - rolled.log_probs).exp() * rolled.completion_mask).sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
+    left = [*vars(rolled).values(), *made[:2]]  # the sines and cosines of the first pass
+    assert len(left) == 7 and not any(value.is_inference() for value in left)
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
