@@ -45,7 +45,7 @@ ADDRESS = re.compile(r"0x[0-9a-f]{6,}", re.IGNORECASE)
 # An absolute path of two parts or more, or a Windows drive; not a URL, a tag or a fraction.
 MACHINE_PATH = re.compile(r"(?<![\w./:<>)\]}~-])/[A-Za-z_][\w.-]*/[\w.-]+|\b[A-Za-z]:\\\w")
 MARKER = re.compile(r"^\s*#+\s*(NBVAL|PYTEST_VALIDATE)_", re.MULTILINE)
-TABLE = "| what it needs | minutes to read | minutes of exercises | seconds to run | exercises |"
+TABLE = "| what it needs | minutes of prose | minutes of exercises | seconds to run | exercises |"
 BUDGET = re.compile(r"[●○]{3}, (\d+) minutes")
 CAPTION = re.compile(r"^\*\*Figure (\d+)\.(\d+)\*\* (.+)")
 DRAWING = re.compile(r"!\[(.*?)\]\(\.\./figures/(?!map_\d\d)[\w.-]+\.svg\)")
@@ -351,7 +351,7 @@ def title_table(nb: NotebookNode, path: Path) -> list[str]:
         findings.append(f"the title says {row[2]} minutes of exercises, together {sum(minutes)}")
     reading = math.ceil(len(words(prose(nb))) / WORDS_A_MINUTE)
     if not row[1].isdecimal() or abs(int(row[1]) - reading) > 0.15 * reading:
-        findings.append(f"the title says {row[1]} minutes to read, the words make {reading}")
+        findings.append(f"the title says {row[1]} minutes of prose, the words make {reading}")
     return findings
 
 

@@ -95,7 +95,7 @@ def test_the_message_in_the_readme_is_what_a_reader_sees():
 
 
 def title(number: int) -> tuple[str, list[str]]:
-    """The name of a notebook, and its minutes to read and of exercises, seconds, exercises."""
+    """The name of a notebook, and its minutes of prose and of exercises, seconds, exercises."""
     prose = markdown(f"{number:02d}")
     said = re.search(r"minutes of exercises .*\n.*\n(.*)", prose)[1].strip("| ").split("|")[-4:]
     name = re.match(r"# \d\d (.+)", prose)[1]

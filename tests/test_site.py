@@ -147,7 +147,7 @@ def test_the_index_says_what_each_notebook_gives(out, site):
         assert website.CARDS[stem][0].split(",")[0] in unescape(card)
         first = nbformat.read(path, as_version=4).cells[0].source
         read, done = re.search(r"\| (\d+) \| (\d+) \| \d+ on", first).groups()
-        assert f"{read} min to read · {done} min of exercises · executed in 62 s" in card
+        assert f"{read} min of prose · {done} min of exercises · executed in 62 s" in card
         listed = re.findall(rf'<a href="{stem}\.html#([^"]+)"', card)
         there = website.headings((out / f"{stem}.html").read_text(encoding="utf-8"))
         assert listed == [h.id for h in there if h.level in (2, 3)] and len(listed) > 10

@@ -92,7 +92,7 @@ ABOUT = (
     "one is wrong, the course tells you what it computes instead."
 )
 SIZE = ("width", "height")
-TIMES = {"minutes to read": "min to read", "minutes of exercises": "min of exercises"}
+TIMES = {"minutes of prose": "min of prose", "minutes of exercises": "min of exercises"}
 LINKED = re.compile(r'data-page="([^"#]+)(#[^"]*)?" href="[^"]*"')
 HEADING = re.compile(r'<h([1-4]) id="([^"]*)">(.*)<a [^>]*class="anchor"')
 WORD = re.compile(r'<tr id="(word-[^"]+)">\s*<td[^>]*>(.*?)</td>\s*<td[^>]*>(.*?)</td>', re.DOTALL)
@@ -149,7 +149,7 @@ def headings(text: str) -> list[Heading]:
 
 
 def minutes(nb: NotebookNode) -> str:
-    """What the table under the title says: minutes to read and of exercises."""
+    """What the table under the title says: minutes of prose and of exercises."""
     text = "\n".join(cell.source for cell in nb.cells[:1])
     rows = [
         [cell.strip() for cell in line.strip("| ").split("|")]
