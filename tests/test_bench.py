@@ -99,13 +99,10 @@ def test_the_page_says_what_its_rows_say():
     for sections in (("group_size", "length"), ("width",)):
         ratios = [ratio for section, ratio in grown if section in sections]
         assert f"takes {min(ratios):.1f} to {max(ratios):.1f} times as long" in SPEED
-    for section in ("generate", "trainer"):
+    for section, rows in (("generate", "row with `generate` were"), ("trainer", "rows with TRL")):
         lines = [one for one in STORED["lines"] if one["section"] == section]
         runs = [run["ratio"]["median"] for one in lines for run in (one, *one.get("earlier", []))]
-        rows = f"the row{'s' if len(lines) > 1 else ''} with {section.replace('trainer', 'TRL')}"
-        assert f"{rows} between {min(runs):.1f} and {max(runs):.1f}" in SPEED.replace(
-            "`generate` were", "generate"
-        )
+        assert f"{rows} between {min(runs):.1f} and {max(runs):.1f}" in SPEED
     peak = {one["section"]: one["ratio"]["median"] for one in STORED["lines"]}
     assert f"reaches {100 * peak['pretraining_peak']:.0f} percent of" in SPEED
     assert f"a step of GRPO {100 * peak['grpo_peak']:.0f} percent" in SPEED

@@ -1,6 +1,6 @@
 """Measure the package beside its peers on this machine: one page of ratios.
 
-    python tools/bench.py --model FOLDER           all sections (20 to 30 minutes on two cores)
+    python tools/bench.py --model FOLDER           all sections (40 minutes on two cores)
     python tools/bench.py --only sampling memory   these again, the other lines as they are
     python tools/bench.py --quick                  does it run? rough figures, nothing is written
 
