@@ -49,7 +49,7 @@ LONGEST = (
     *("10_scaling_out", "06_a_llama_that_answers", "09_text_models"),
     *("05_kl_and_family", "04_policy_gradient", "test_oracle", "test_parallel", "test_llama"),
 )
-ALONE = "test_notebook_passes_with_all_solutions_pasted_in"
+ALONE = "test_notebook_passes_with_all_solutions_pasted_in[07_grpo]"  # the others share a kernel
 PATIENTS = ("test_clinic.py", "test_measure.py")  # whose runs and measurements are kept
 
 

@@ -18,6 +18,7 @@ from minigrpo.notebook import progress
 
 DECOYS = sorted({*names()} - {one.name for one in PATIENTS})
 ILL = [one for one in PATIENTS if one.sign_read]
+SLOW = "weight 0 against 1"
 by_name = pytest.mark.parametrize("patient", PATIENTS, ids=lambda p: p.key or p.name)
 if_ill = pytest.mark.parametrize("patient", ILL, ids=lambda p: p.name)
 
@@ -38,14 +39,13 @@ def a_file_of_its_own(tmp_path, monkeypatch):
 
 
 @if_ill
-@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("seed", [None, 0])  # those that readers see, then both with one seed
 def test_the_sign_appears_in_the_patient_and_not_in_its_twin(patient, seed):
     subject = case_of(patient).patient if seed is None else Subject(patient, seed)
     assert patient.sign_read.fits(read(subject, patient))
-    value = read(subject.twin, patient)
+    twin = subject.twin if seed is None else replace(subject.twin, seed=seed)
+    value = read(twin, patient)
     assert math.isfinite(value) and not patient.sign_read.fits(value)
-    other = replace(subject.twin, seed=subject.seed)  # nor is it one of the patient's seed
-    assert not patient.sign_read.fits(read(other, patient))
 
 
 def test_each_patient_has_a_seed_of_its_own_and_the_twins_have_another():
@@ -264,7 +264,10 @@ def test_the_right_diagnosis_is_told_everything_by_number_or_name(patient):
 def test_a_wrong_diagnosis_never_names_the_right_one(patient):
     case = case_of(patient)
     same_task = [one for one in PATIENTS if one.setting is patient.setting]
+    slow = {one.name for one in ILL if one.sign_read.measurement == SLOW}  # for one of a task
     for other in {one.name for one in same_task} - {patient.name}:
+        if other in slow and patient is not same_task[0]:
+            continue
         text = case.judged(other)
         assert f"{other!r} isn't it." in text and patient.name not in text.replace(
             "healthy twin", ""

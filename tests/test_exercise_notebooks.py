@@ -9,11 +9,13 @@ import re
 import subprocess
 import symtable
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
 import nbformat
 import pytest
+from jupyter_client import KernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
@@ -36,12 +38,26 @@ CHECK = re.compile(
 )
 
 
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("kernels") / "connections"
+
+
 @pytest.fixture(autouse=True)
-def connections(tmp_path, monkeypatch) -> Path:
+def connections(log, monkeypatch) -> Path:
     """Where kernels write down whom they tried to reach."""
-    log = tmp_path / "connections"
+    log.unlink(missing_ok=True)
     monkeypatch.setenv("MINIGRPO_TEST_CONNECTIONS", str(log))
     return log
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[KernelManager]:
+    """One for all notebooks: a start and the libraries take as long as the cells of most."""
+    manager = KernelManager(kernel_name="python3")
+    yield manager
+    if manager.has_kernel:
+        manager.shutdown_kernel(now=True)
 
 
 def exercise_cells(nb: NotebookNode) -> dict[str, tuple[int, int]]:
@@ -66,13 +82,19 @@ def exercise_cells(nb: NotebookNode) -> dict[str, tuple[int, int]]:
     return found
 
 
-def execute(nb: NotebookNode, monkeypatch, folder: Path = NOTEBOOKS) -> None:
-    """Run in place, strict and without a network; raises CellExecutionError."""
+def execute(
+    nb: NotebookNode, monkeypatch, kernel: KernelManager | None = None, folder: Path = NOTEBOOKS
+) -> None:
+    """Run in place, strict and without a network; raises CellExecutionError.
+
+    A kernel that is given is started where it isn't alive, and goes on living.
+    """
     monkeypatch.setenv("MINIGRPO_STRICT", "1")
     paths = [str(OFFLINE), os.environ.get("PYTHONPATH", str(NOTEBOOKS.parent))]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(nb, timeout=600, kernel_name="python3", resources=resources).execute()
+    options = {"timeout": 600, "kernel_name": "python3", "resources": resources}
+    NotebookClient(nb, **options, km=kernel).execute()
 
 
 def with_line(key: str, source: str) -> str:
@@ -95,15 +117,18 @@ except AssertionError as error:
 
 LEARNS = ("07_grpo",)  # its cells ask what a whole run has learned, with the reader's function too
 SHORT = """\
+%reset -f
 from dataclasses import replace as _replace
 import minigrpo.grpo as _grpo
 import minigrpo.pretrain as _pretrain
 
 def _ten_steps(run):
+    run = getattr(run, "whole", run)
     def shorter(model, data, config, **options):
         few = {"steps": min(config.steps, 10)}
         few |= {"warmup": 0} if hasattr(config, "warmup") else {}
         return run(model, data, _replace(config, **few), **options)
+    shorter.whole = run
     return shorter
 
 _grpo.train_grpo = _ten_steps(_grpo.train_grpo)
@@ -223,13 +248,16 @@ def test_every_exercise_on_record_stands_in_its_notebook(path):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("path", EXECUTABLE, ids=lambda p: p.stem)
-def test_notebook_passes_with_all_solutions_pasted_in(path, connections, monkeypatch):
+def test_notebook_passes_with_all_solutions_pasted_in(path, kernel, connections, monkeypatch):
     nb = nbformat.read(path, as_version=4)
     checked = {match["name"] for cell in nb.cells for match in CHECK.finditer(cell.source)}
     keys = solve(nb)
-    if path.stem not in LEARNS:
-        next(cell for cell in nb.cells if cell.cell_type == "code").source += "\n" + SHORT
-    execute(without_strangers(nb, checked), monkeypatch)
+    nb = without_strangers(nb, checked)
+    if path.stem in LEARNS:
+        execute(nb, monkeypatch)
+    else:
+        nb.cells[0].source = SHORT + nb.cells[0].source
+        execute(nb, monkeypatch, kernel)
     printed = "".join(
         output.text for cell in nb.cells for output in cell.get("outputs", []) if "text" in output
     )
@@ -247,7 +275,7 @@ def test_an_unattempted_notebook_fails_when_strict(tmp_path, monkeypatch):
         cells=[nbformat.v4.new_code_cell(stub), nbformat.v4.new_code_cell(source)]
     )
     with pytest.raises(CellExecutionError, match="using the course's version"):
-        execute(nb, monkeypatch, tmp_path)
+        execute(nb, monkeypatch, folder=tmp_path)
 
 
 def test_a_check_without_its_stub_is_found():
