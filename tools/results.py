@@ -23,11 +23,11 @@ import matplotlib.pyplot as plt
 
 from minigrpo.arithmetic import TRAINED_LENGTHS
 from minigrpo.files import atomic_path
-from minigrpo.llama import load_policy
+from minigrpo.llama import WARMUP, WARMUP_ROWS, load_policy
 from minigrpo.notebook import plots
 from minigrpo.notebook.setup import setup
 from minigrpo.objective import VARIANTS
-from minigrpo.study.experiments import EXPERIMENTS, Experiment, run
+from minigrpo.study.experiments import EXPERIMENTS, SUMMIT, Experiment, run, supervised_config
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "data" / "results"
@@ -73,11 +73,14 @@ def settings(experiment: Experiment) -> Results:
     config = {
         k: list(v) if isinstance(v, tuple) else v for k, v in asdict(experiment.config).items()
     }
+    shown, own = experiment.supervised, experiment.own_base
     return {
         "config": config,
         "task": task,
-        "supervised": experiment.supervised,
-        "own_base": None if experiment.own_base is None else dict(experiment.own_base),
+        "supervised": shown,
+        "training": None if shown is None else asdict(supervised_config(SUMMIT.steps, 0)),
+        "own_base": None if own is None else dict(own),
+        "warmup": None if own is None else {**asdict(WARMUP), "rows": WARMUP_ROWS},
     }
 
 

@@ -111,9 +111,7 @@ def run(
         for _ in warm_up(policy, replace(WARMUP, seed=seed), **experiment.own_base):
             pass
         policy.eval()
-    asked = {
-        key: experiment.task[key] for key in ("operations", "thinking") & experiment.task.keys()
-    }
+    asked = {key: experiment.task[key] for key in experiment.task.keys() - {"score"}}
     measure = partial(evaluate, n=n, **asked)
     yield Point(0, 0.0, measure(policy))
     if experiment.supervised is not None:
@@ -127,6 +125,18 @@ def run(
             yield Point(m.step, seconds, m.evaluation)
 
 
+def supervised_config(steps: int, seed: int) -> PretrainConfig:
+    """As many updates as `steps` of the summit."""
+    return PretrainConfig(
+        steps=steps * SUMMIT.inner_epochs,
+        lr=1e-3,
+        matrix_lr=None,
+        weight_decay=0.01,
+        warmup=0,
+        seed=seed + 1,  # other documents than those of the warm-up
+    )
+
+
 def _supervised(
     policy: nn.Module,
     complete: float,
@@ -135,15 +145,8 @@ def _supervised(
     every: int,
     measure: Callable[[nn.Module], Mapping[str, float]],
 ) -> Iterator[Point]:
-    """As many updates as `steps` of the summit, on batches of as many rows."""
-    config = PretrainConfig(
-        steps=steps * SUMMIT.inner_epochs,
-        lr=1e-3,
-        matrix_lr=None,
-        weight_decay=0.01,
-        warmup=0,
-        seed=seed + 1,  # other documents than those of the warm-up
-    )
+    """On batches of as many rows as the summit's."""
+    config = supervised_config(steps, seed)
     rows = SUMMIT.prompts_per_step * SUMMIT.group_size
     documents = partial(warmup_batch, rows, complete=complete)
     for m in pretrain(policy, documents, config):
