@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -142,9 +143,13 @@ def test_the_split_is_the_same_everywhere():
     held_out = [q for q in threes if is_held_out(q)]
     assert (len(held_out), held_out[:3]) == FIXED_SPLIT
     assert not is_held_out(EXAMPLE)
+    mixed = itertools.product(range(10), (4, 15, 22), (0, 19, 23), (7, 12), range(10))
+    held_out = [q for q in mixed if is_held_out(q)]
+    assert (len(held_out), held_out[0], held_out[-1]) == FIXED_MIXED
 
 
 FIXED_SPLIT = (126, [(0, 0, 3), (0, 0, 8), (0, 1, 7)])
+FIXED_MIXED = (228, (0, 4, 0, 7, 6), (9, 22, 23, 12, 1))
 
 
 @pytest.mark.parametrize(
@@ -466,7 +471,7 @@ def test_asking_leaves_the_random_numbers_alone_and_repeats_itself():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_hook_asks_the_same_held_out_questions_every_time(monkeypatch):
+def test_the_hook_asks_held_out_questions(monkeypatch):
     asked = []
 
     def spy(policy, questions, **options):
@@ -485,3 +490,22 @@ def test_the_hook_asks_the_same_held_out_questions_every_time(monkeypatch):
     assert scores["accuracy"] == scores["greedy"] == sum(right[:20]) / 20
     assert scores["harder"] == scores["harder_greedy"] == sum(right[20:]) / 10
     assert scores["thinking"] == sum(lazy(q).index(END_THINK) for q in easy) / 20
+
+
+def test_the_seed_decides_what_the_hook_asks_and_sampled_is_not_greedy(monkeypatch):
+    asked = []
+
+    def answered(policy, questions, *, greedy=False, thinking=True, seed=0):
+        asked.append((questions, thinking, seed))
+        lengths = torch.tensor([len(question) for question in questions])
+        right, long = torch.full_like(lengths, greedy), torch.full_like(lengths, 9 if greedy else 2)
+        return arithmetic.Results(right, torch.where(lengths > 6, 30, long), lengths, None)
+
+    monkeypatch.setattr(arithmetic, "ask", answered)
+    for seed in (0, 0, 1):
+        found = evaluate(None, n=20, thinking=False, seed=seed)
+        sampled = {"accuracy": 0, "harder": 0, "thinking": 2}
+        assert found == {**sampled, "greedy": 1, "harder_greedy": 1}
+    questions, thinking, seeds = zip(*asked)
+    assert questions[0] == questions[2] != questions[4]
+    assert not any(thinking) and seeds[::2] == (0, 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,8 +52,28 @@ def test_last_line_counts_what_passed(notebooks, capsys):
     assert lines[-1].startswith(
         "passed: 1 unit tests, 3 notebook cells in 2 notebooks, ruff clean, 1 skipped ("
     )
+    assert stages.seen[:2] == [["ruff", "check", "."], ["ruff", "format", "--check", "."]]
     strict = stages.seen[-1]
     assert "--nbval" in strict and "--nbval-lax" not in strict
+    assert strict[-2:] == ["notebooks", "tests"]
+
+
+def test_a_stage_runs_without_options_from_outside_and_without_a_network(monkeypatch):
+    seen = {}
+
+    def ran(command, **given):
+        seen.update(given, command=command)
+        return SimpleNamespace(returncode=7)
+
+    monkeypatch.setattr(check.subprocess, "run", ran)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--nbval-lax")
+    monkeypatch.delenv("MINIGRPO_THREADS", raising=False)
+    assert check.python(["pytest", "-q"]) == 7
+    environment = seen["env"]
+    assert "PYTEST_ADDOPTS" not in environment and environment["MINIGRPO_THREADS"] == "1"
+    offline = str(check.ROOT / "tests" / "offline")
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == offline
+    assert seen["cwd"] == check.ROOT and seen["command"][1:] == ["-m", "pytest", "-q"]
 
 
 @pytest.mark.parametrize("failing", range(3))
@@ -102,16 +123,14 @@ def root_conftest():
 
 
 def test_a_file_goes_to_one_process_and_the_longest_go_first(root_conftest):
-    solved = [
-        f"tests/test_exercise_notebooks.py::{root_conftest.ALONE}[{name}]"
-        for name in ("07_grpo", "02_sequence_probability")
-    ]
+    file, alone = "tests/test_exercise_notebooks.py::", root_conftest.ALONE
+    solved = [file + alone, *(file + alone.replace("07_grpo", name) for name in ("02_a", "03_b"))]
     cells = [f"notebooks/07_grpo.ipynb::Cell {n}" for n in range(2)]
     others = [f"tests/test_{name}.py::test_one" for name in ("arithmetic", "clinic", "gpt")]
     items = [SimpleNamespace(nodeid=nodeid) for nodeid in [*others, *solved, *cells]]
     root_conftest.pytest_collection_modifyitems(SimpleNamespace(workerinput={}), items)
     sorted_ids = [item.nodeid for item in items]
-    assert sorted_ids == [solved[0], *cells, others[1], others[0], others[2], solved[1]]
+    assert sorted_ids == [others[1], *solved, *cells, others[0], others[2]]
     assert len({root_conftest.share(nodeid) for nodeid in sorted_ids}) == 6
 
 
@@ -119,4 +138,5 @@ def test_what_is_called_long_is_there(root_conftest):
     files = [*(check.ROOT / "notebooks").glob("*.ipynb"), *(check.ROOT / "tests").glob("*.py")]
     assert set(root_conftest.LONGEST) <= {path.stem for path in files}
     exercises = (check.ROOT / "tests" / "test_exercise_notebooks.py").read_text("utf-8")
-    assert f"def {root_conftest.ALONE}(" in exercises
+    name, _, notebook = root_conftest.ALONE.partition("[")
+    assert f"def {name}(" in exercises and f'LEARNS = ("{notebook[:-1]}",)' in exercises

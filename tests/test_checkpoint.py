@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from test_corpus import needs_real
 
 from minigrpo.corpus import CharTokenizer, bigram_entropy, load_corpus, offline_text, split
 from minigrpo.files import data_folder
@@ -39,10 +40,10 @@ def test_the_checkpoint_beats_the_bigrams_of_a_text_it_has_never_seen(model):
     assert validation_loss(model, ids, 256, max_windows=64) < bigram_entropy(ids) - 0.3
 
 
+@needs_real
 def test_the_checkpoint_knows_its_corpus(model):
     corpus = load_corpus(download=False)
-    if not corpus.is_shakespeare:
-        pytest.skip("tinyshakespeare is not on this machine")
+    assert corpus.is_shakespeare
     _, val = split(CharTokenizer().encode(corpus.text))
     assert validation_loss(model, val, 256, max_windows=64) < 1.60
 

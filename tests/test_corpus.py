@@ -37,11 +37,8 @@ from minigrpo.corpus import (
 
 TEXT = "First Citizen:\nSpeak, speak.\n\n" * 200
 RAW = TEXT.encode("ascii")
-REAL = Path(os.environ.get("MINIGRPO_DATA", "")) / corpus.FILE_NAME
-needs_real = pytest.mark.skipif(
-    not os.environ.get("MINIGRPO_DATA") or not REAL.is_file(),
-    reason="MINIGRPO_DATA names no folder with tinyshakespeare.txt",
-)
+REAL = Path(os.environ.get("MINIGRPO_DATA") or corpus.data_folder() / "cache", corpus.FILE_NAME)
+needs_real = pytest.mark.skipif(not REAL.is_file(), reason=f"no {corpus.FILE_NAME} on this machine")
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -171,7 +168,7 @@ def test_a_failed_download_ends_in_the_offline_corpus_and_a_clear_note(
 ):
     answer, reason = FAILURES[failure]
     silent = reason == "Read timed out"  # the others have time, however busy the machine is
-    monkeypatch.setattr(corpus, "TIMEOUT", (5, 1.5 if silent else 20))
+    monkeypatch.setattr(corpus, "TIMEOUT", (5, 0.4 if silent else 20))
     server.answers = [answer]
     result = load_corpus()
     assert (result.source, result.text) == ("offline", offline_text())
@@ -271,10 +268,17 @@ def test_describe_says_what_is_used_and_what_went_wrong():
     ]
 
 
+def test_the_corpus_is_the_one_that_the_readme_names():
+    assert f"`{corpus.SHA256}`" in (corpus.data_folder() / "README.md").read_text("utf-8")
+    end = "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+    assert corpus.URL == "https://raw.githubusercontent.com" + end and corpus.SIZE == 1_115_394
+
+
 @needs_real
 def test_the_real_corpus_is_accepted():
     result = load_corpus(download=False)
-    assert result.describe() == "tinyshakespeare: 1,115,394 characters (from: MINIGRPO_DATA)"
+    assert result.source in ("MINIGRPO_DATA", "cache") and not result.notes
+    assert result.describe().startswith("tinyshakespeare: 1,115,394 characters ")
     assert "".join(sorted(set(result.text))) == CHARACTERS
     assert abs(unigram_entropy(CharTokenizer().encode(result.text)) - 3.3128) < 0.0005
 

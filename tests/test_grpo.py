@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -142,6 +143,22 @@ def test_one_step_is_the_gradient_of_the_loss_by_hand():
 
 # ---------------------------------------------------------------------------------------------
 # what is held fixed, and what is counted
+
+
+def test_a_step_shows_the_mean_of_its_updates_and_the_extremes_of_the_ratio():
+    rollouts, rewards = ragged_batch(tiny_gpt(), SMALL)
+    names = "loss kl entropy clip_ratio/low_mean clip_ratio/high_mean grad_norm ratio/min ratio/max"
+    updates = [dict(zip(names.split(), range(first, first + 8))) for first in (1, 11)]
+    config = replace(SMALL, eos_id=EOS, kl_weight=0.1)
+    m = grpo.measure(3, 0.0, rollouts, rewards, rewards, updates, config)
+    assert (m.loss, m.kl, m.entropy, m.clip_low, m.clip_high, m.grad_norm) == (6, 7, 8, 9, 10, 11)
+    assert (m.step, m.ratio_min, m.ratio_max) == (3, 7, 18)
+
+
+def test_the_seconds_of_a_step_leave_the_evaluation_out():
+    began, config = time.perf_counter(), replace(SMALL, steps=2, evaluate_every=1)
+    metrics = run(config=config, evaluate=lambda policy: time.sleep(0.1) or {})
+    assert 0 < sum(m.seconds for m in metrics) <= time.perf_counter() - began - 0.2
 
 
 @pytest.mark.parametrize("make", [tiny_gpt, tiny_llama])
@@ -329,13 +346,17 @@ def test_a_policy_that_never_ends_is_named():
     assert metrics[0].truncated == 1
 
 
+COUNTED = "steps prompts_per_step max_new_tokens inner_epochs rows_per_pass".split()
+COUNTED += ["evaluate_every", "save_every"]
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         (dict(group_size=1), "group_size: expected a whole number of 2 or more"),
         (dict(group_size=2.0), "group_size: expected a whole number"),
         (dict(group_size=0), "group_size: expected a whole number of 2 or more, got 0"),
-        (dict(steps=0), "steps: expected a whole number of 1 or more, got 0"),
+        *((dict([(name, 0)]), f"{name}: expected a whole number of 1 or more") for name in COUNTED),
         (dict(inner_epochs=1.5), "inner_epochs: expected a whole number"),
         (dict(lr=0.0), "lr: expected a number above 0"),
         (dict(lr=math.nan), "lr: expected a number above 0"),
@@ -346,7 +367,6 @@ def test_a_policy_that_never_ends_is_named():
         (dict(max_grad_norm=0), "max_grad_norm: expected a number above 0"),
         (dict(how="mean"), "how: expected one of"),
         (dict(estimator="k4"), "estimator: expected one of"),
-        (dict(rows_per_pass=0), "rows_per_pass: expected a whole number of 1 or more, got 0"),
         (dict(rows_per_pass=2.0), "rows_per_pass: expected a whole number"),
         (dict(dtype="bf16"), "dtype: expected one of float32, bfloat16, got 'bf16'"),
         (dict(dtype=torch.bfloat16), "dtype: expected one of .*, got torch.bfloat16"),

@@ -182,9 +182,15 @@ def test_a_token_that_cannot_follow_has_log_prob_minus_infinity():
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_half_precision_logits_are_scored_in_float32(half):
     table = uniform(6, 6).to(half)
+    expected = table.float().log_softmax(-1)[[[0, 5]], [[5, 2]]]
     log_probs = token_log_probs(Bigram(table), torch.tensor([[0, 5, 2]]))
     assert log_probs.dtype == torch.float32
-    assert_close(log_probs, table.float().log_softmax(-1)[[[0, 5]], [[5, 2]]])
+    assert_close(log_probs, expected)
+    one, two = torch.ones(1, 1), torch.ones(1, 2)
+    text = (torch.tensor([[0]]), one, torch.tensor([[5, 2]]), two)
+    log_probs, entropy = completion_log_probs_and_entropy(Bigram(table), *text)
+    assert log_probs.dtype == entropy.dtype == torch.float32
+    assert_close(log_probs, expected)
 
 
 # ---------------------------------------------------------------------------------------------

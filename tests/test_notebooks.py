@@ -25,8 +25,6 @@ from solutions import with_solutions
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-SECOND_EDITION = ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11")
-"""Numbers of the notebooks that keep the rules of `SECOND` below, instead of those of `FIRST`."""
 
 LONGEST_CELL = 30  # lines
 MEDIAN_CELL = 10  # lines
@@ -282,18 +280,6 @@ def solutions_below(nb: NotebookNode, path: Path) -> list[str]:
     ]
     findings += [f"{name(cell)} belongs to no check" for cell in nb.cells if cell not in wanted]
     return findings or ([] if wanted == nb.cells else ["the solutions are not after their checks"])
-
-
-def described_figures(nb: NotebookNode, path: Path) -> list[str]:
-    """A markdown cell beside each figure says, after "Figure:", what it shows."""
-    findings = []
-    for i, cell in enumerate(nb.cells):
-        beside = nb.cells[max(i - 1, 0) : i] + nb.cells[i + 1 : i + 2]
-        told = re.compile(r"Figure:|\*\*Figure \d")
-        described = any(c.cell_type == "markdown" and told.search(c.source) for c in beside)
-        if cell.cell_type == "code" and _figures(cell) and not described:
-            findings.append(f'{name(cell)} has a figure, but no "Figure:" beside it')
-    return findings
 
 
 def captions(nb: NotebookNode, path: Path) -> list[str]:
@@ -634,7 +620,6 @@ BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookN
         lambda nb: nb.cells.pop(7),
         lambda nb: nb.cells.insert(0, nb.cells.pop(7)),
     ],
-    described_figures: [edit(5, source="A figure."), edit(5, cell_type="raw")],
     captions: [
         edit(5, source="It falls."),
         edit(5, source="See:\n\n**Figure 2.1** It falls."),
@@ -686,15 +671,6 @@ BREAKS: dict[Callable[[NotebookNode, Path], list[str]], list[Callable[[NotebookN
     closes_with_summary: [edit(-1, source="The end.")],
 }
 RULES = list(BREAKS)
-FIRST = {described_figures}
-SECOND = {captions, described_in_alt, opens_with_what_happens, spoken_prose, plain_assignments}
-
-
-def rules_for(path: Path) -> list[Callable[[NotebookNode, Path], list[str]]]:
-    """Those that a notebook has to keep by now."""
-    number = path.stem[:2]
-    other = FIRST if number in SECOND_EDITION else SECOND
-    return [rule for rule in RULES if rule not in other]
 
 
 @pytest.fixture
@@ -757,7 +733,7 @@ def test_there_are_notebooks():
     [
         pytest.param(path, rule, id=f"{path.stem}-{rule.__name__}")
         for path in NOTEBOOKS
-        for rule in rules_for(path)
+        for rule in RULES
     ],
 )
 def test_notebook_keeps_the_contract(path, rule):

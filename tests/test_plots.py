@@ -13,10 +13,12 @@ from minigrpo.notebook import plots
 
 @pytest.fixture(autouse=True)
 def no_screen(monkeypatch):
-    """Figures stay open until the end of a test, and no longer."""
+    """Figures in the style of the house stay open until the end of a test, and no longer."""
     plt.switch_backend("Agg")
     monkeypatch.setattr(plt, "show", lambda: None)
-    yield
+    with plt.rc_context():
+        plots.use_house_style()
+        yield
     plt.close("all")
 
 
@@ -143,7 +145,10 @@ def test_a_run_is_drawn_again_as_it_grows():
     unlabelled = {title: data for (title, _), data in drawn.items()}
     assert unlabelled["tokens of thought"] == [[0, 2, 4], [1.0, 3.0, 3.0]]
     assert unlabelled["reward"][1] == [1, 2, 3, 4]
-    assert unlabelled["KL (nats per token)"][1] == [1.2, 2.2, 3.2, 4.2]
+    assert drawn["clipped tokens", "above"][1] == [1.4, 2.4, 3.4, 4.4]
+    panels = {"equal groups": 0.1, "KL (nats per token)": 0.2, "entropy (nats)": 0.3}
+    for title, more in {**panels, "norm of the gradient": 0.6}.items():
+        assert unlabelled[title][1] == [n + more for n in (1, 2, 3, 4)]
 
 
 def test_a_run_without_kl_or_evaluation_leaves_panels_empty():
@@ -177,6 +182,15 @@ def test_charts_share_their_panels_and_the_twin_is_blue_beneath():
     assert len(panels[1].get_lines()[0].get_xdata()) == 0  # no KL to draw
     assert [text.get_text() for text in corner.get_legend().texts] == ["patient 4", "healthy twin"]
     assert all(ax.get_ylim()[0] < 0 for ax in panels)  # a line at 0 is seen
+
+
+def test_each_panel_draws_the_metric_that_it_is_named_after():
+    values = {"reward": 0.1, "kl": 0.2, "entropy": 0.3, "grad_norm": 0.4, "mean_length": 0.6}
+    chart = chart_of(**values, clip_low=0.5, clip_high=0.25, truncated=0.7)
+    plots.draw_charts({"patient 4": chart}, "a finding")
+    *panels, _ = plt.gcf().axes
+    drawn = [ax.get_lines()[0].get_ydata()[0] for ax in panels]
+    assert drawn == [0.1, 0.2, 0.3, 0.4, 0.75, 0.6, 0.7]
 
 
 def test_a_panel_without_numbers_says_so():

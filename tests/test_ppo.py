@@ -19,6 +19,7 @@ from torch.testing import assert_close
 
 from minigrpo.gpt import positions_from_mask
 from minigrpo.grpo import GRPOConfig, rollout, score, train_grpo
+from minigrpo.llama import load_policy
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.sampling import left_pad, sample
 from minigrpo.study import ppo
@@ -440,12 +441,55 @@ def test_what_is_saved_is_loaded_again(tmp_path, monkeypatch):
     assert tool.stored() == stored and [path.name for path in tmp_path.iterdir()] == ["ppo.json"]
 
 
-def test_the_bytes_are_counted():
+def test_the_bytes_are_counted(monkeypatch):
     policy, critic = 4 * 135_488, 4 * (135_488 - 31 * 64)
     memory = tool.stored()["memory"]
+    monkeypatch.setattr(tool, "peak", lambda base, own: memory["peak"]["ppo" if own else "grpo"])
+    assert tool.memory(load_policy()) == memory
     assert (memory["policy"], memory["critic"]) == (policy, critic)
     assert memory["kept"] == {"grpo": 5 * policy, "ppo": 5 * policy + 4 * critic}
     assert memory["peak"]["ppo"] > memory["peak"]["grpo"] > memory["kept"]["grpo"]
+
+
+def test_three_runs_are_compared_with_one_seed_and_each_with_its_own_settings(monkeypatch):
+    given = []
+
+    def noted(name):
+        real = getattr(tool, name)
+
+        def train(*args, **own):
+            given.append((args[-1].seed, own))
+            return real(*args, **own)
+
+        monkeypatch.setattr(tool, name, train)
+
+    noted("train_grpo"), noted("train_ppo")
+    few = replace(tool.SUMMIT, steps=1, prompts_per_step=2, group_size=2, check=False)
+    monkeypatch.setattr(tool, "SUMMIT", few)
+    monkeypatch.setattr(tool, "EVERY", 1)
+    monkeypatch.setattr(tool, "BATCHES", {1: 2})
+    monkeypatch.setattr(tool, "evaluate", lambda policy: dict.fromkeys(tool.SCORES, 0.5))
+    own = {"critic_lr": 1e-3, "lam": 0.95}
+    found = tool.compared(load_policy(), 3, own)
+    assert given == [(3, {}), (3, own), (3, tool.ASLEEP)]
+    assert found["seed"] == 3 and own.items() <= found.items()
+    for name in ("grpo", "ppo", "asleep"):
+        assert found[name]["curve"] == {"step": [0, 1], **dict.fromkeys(tool.SCORES, [0.5, 0.5])}
+    assert len(found["noise"]["1"]["explained"]) == 3
+
+
+def test_advantages_with_and_without_a_critic(monkeypatch):
+    monkeypatch.setattr(tool, "SUMMIT", replace(tool.SUMMIT, group_size=4))
+    rollouts, rewards = ragged_rollouts(tiny_gpt()), uniform(8)
+    mask = rollouts.completion_mask
+    silent, says = torch.zeros(mask.shape, dtype=torch.float64), uniform(*mask.shape)
+    blind, found = (tool.advantages_of(values, rollouts, rewards) for values in (silent, says))
+    assert [name for name in found if not torch.equal(blind[name], found[name])] == [
+        "critic, lam 1.0", "critic, lam 0.95",
+    ]  # fmt: skip
+    assert_close(blind["critic, lam 1.0"], blind["no critic"])
+    advantages, _ = gae(at_the_end(rewards, rollouts), says, mask, lam=0.95)
+    assert_close(found["critic, lam 0.95"], whiten(advantages, mask))
 
 
 def noise_and_signal(rows: Tensor, others: Tensor) -> dict[str, float]:

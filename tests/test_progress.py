@@ -272,6 +272,17 @@ def test_what_is_read_only_costs_a_sentence(file, name, capsys):
     assert set(kept.recall("clinic")) == {"3", "4"}
 
 
+def test_a_read_only_file_stays_as_it_is_although_its_folder_could_be_written(
+    file, monkeypatch, capsys
+):
+    kept.remember("clinic", "3", diagnosis(True))
+    before = file.read_bytes()
+    monkeypatch.setattr(kept.os, "access", lambda path, mode: mode != os.W_OK)  # root may write
+    kept.remember("clinic", "4", diagnosis(True))
+    assert "is read-only" in capsys.readouterr().out and file.read_bytes() == before
+    assert set(kept.recall("clinic")) == {"3", "4"}
+
+
 def test_a_folder_in_the_place_of_the_file_costs_a_sentence(file, capsys):
     file.mkdir(parents=True)
     kept.remember("clinic", "4", diagnosis(True))
@@ -280,17 +291,23 @@ def test_a_folder_in_the_place_of_the_file_costs_a_sentence(file, capsys):
 
 
 @pytest.mark.parametrize(
-    ("platform", "variable", "value"),
-    [("linux", "XDG_DATA_HOME", "/x"), ("win32", "LOCALAPPDATA", "/x"), ("darwin", "HOME", "/x")],
+    ("platform", "variable", "value", "place"),
+    [
+        ("linux", "XDG_DATA_HOME", "/x", "/x"),
+        ("linux", "XDG_DATA_HOME", "", "/home/.local/share"),
+        ("darwin", "XDG_DATA_HOME", "/x", "/home/Library/Application Support"),
+        ("win32", "LOCALAPPDATA", "/x", "/x"),
+        ("win32", "LOCALAPPDATA", "", "/home/AppData/Local"),
+    ],
 )
 def test_without_a_name_it_is_where_programs_keep_their_data(
-    platform, variable, value, monkeypatch
+    platform, variable, value, place, monkeypatch
 ):
     monkeypatch.delenv("MINIGRPO_PROGRESS")
     monkeypatch.setattr(kept.sys, "platform", platform)
+    monkeypatch.setattr(kept.Path, "home", lambda: Path("/home"))
     monkeypatch.setenv(variable, value)
-    assert kept.path().parts[-2:] == ("minigrpo", "progress.json")
-    assert kept.path().parts[1] == "x"
+    assert kept.path() == Path(place, "minigrpo", "progress.json")
 
 
 # what check remembers ----------------------------------------------------------------------------

@@ -143,9 +143,13 @@ def test_readme_and_help_name_the_targets():
 
 
 def test_files_called_by_the_makefile_exist():
-    for script in re.findall(r"\$\(ACTIVE\) (\S+\.py)", text("Makefile")):
+    scripts = re.findall(r"\b(?:tools|tests|recipes)/[\w/]+\.py", text("Makefile"))
+    assert {"tools/check.py", "tools/update.py", "tests/test_browser.py"} <= {*scripts}
+    for script in scripts:
         assert (ROOT / script).is_file(), f"the Makefile calls {script}"
-    for module in re.findall(r"\$\(ACTIVE\) -m (minigrpo\.\S+)", text("Makefile")):
+    modules = re.findall(r"-m (minigrpo\.\S+)", text("Makefile"))
+    assert modules
+    for module in modules:
         path = ROOT / f"{module.replace('.', '/')}.py"
         assert path.is_file(), f"the Makefile calls {module}"
 
@@ -214,6 +218,16 @@ def test_the_glossary_names_the_first_notebook_that_introduces_the_word():
         if first is not None and not "" < number <= first:
             late.append(f"{word}: {number or 'no number'}, but introduced in bold by {first}")
     assert late == [], "GLOSSARY.md"
+
+
+def test_the_notebook_of_a_symbol_has_its_name_in_code():
+    rows = re.findall(r"^\| \$.+\$ \| (.*?) \|.*\| (\d\d) \|$", text("GLOSSARY.md"), re.MULTILINE)
+    assert len(rows) == len(re.findall(r"^\| \$", text("GLOSSARY.md"), re.MULTILINE)) > 20
+    for code, number in rows:
+        (path,) = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+        source = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+        for name in re.findall(r"`(\w+)", code):
+            assert re.search(rf"\b{name}\b", source), f"{name} isn't in {path.name}"
 
 
 @pytest.mark.parametrize("number", [f"{n:02d}" for n in range(1, 12)])

@@ -83,6 +83,27 @@ def test_a_changed_setting_is_noticed(name, value, monkeypatch):
     assert real_run.stored() == []
 
 
+def test_the_answer_is_worth_more_than_its_form():
+    paid = dict(zip((f.__name__ for f in real_run.REWARDS), real_run.WEIGHTS, strict=True))
+    assert paid == {"tags_reward": 0.4, "format_reward": 0.1, "answer_reward": 1.0}
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.28, 0.5])
+def test_losses_are_the_fraction_that_is_asked_for(fraction):
+    asked = rows("no loss", held_out=False)
+    kept = real_run.with_losses(asked, fraction)
+    gains, losses = ([r for r in kept if r["kind"] == kind] for kind in ("gets", "loses"))
+    assert gains == [row for row in asked if row["kind"] == "gets"]
+    assert losses == [row for row in asked if row["kind"] == "loses"][: len(losses)]
+    assert len(losses) / len(kept) == pytest.approx(fraction, abs=1e-3)
+    assert fraction != 0.5 or kept == asked  # in their order, to the last row
+
+
+def test_a_run_is_what_its_name_says():
+    config = real_run.config(real_run.Run("no loss", 2e-5, 3), (0,), 0)
+    assert (config.lr, config.seed) == (2e-5, 3)
+
+
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     """Runs of two steps on a model that takes seconds."""

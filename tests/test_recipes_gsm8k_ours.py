@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import recipe_lines
 import torch
+from safetensors.torch import load_file
 
 from minigrpo.files import data_folder
 from minigrpo.grpo import train_grpo
@@ -28,6 +29,7 @@ TINY = (
     *("--device", "cpu", "--steps", 1, "--prompts", 2, "--group", 2, "--tokens", 8),
     *("--rows-per-pass", 3, "--questions", 4),
 )
+PAID = {"tags_reward": 0.2, "answer_reward": 1.0}
 
 
 def weights(folder):
@@ -70,6 +72,7 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys, dashb
         recipe_lines.run(NAME, "--smoke")
         said = capsys.readouterr().out
         assert "before: " in said and "after 2 steps: " in said and " +- " in said
+        assert said.count(" of 8 held-out questions right") == 2
         # A chat, in bfloat16, with gradient checkpointing.
         given = "--model", SMALL, "--data", data, "--out", tmp_path / "a"
         given += *TINY, "--dtype", "bfloat16", "--checkpointing", "--log", "trackio"
@@ -105,7 +108,8 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, capsys, dashb
     assert recipe_lines.left_out(NAME, ran) == []
     assert [line["step"] for line in logged(tmp_path / "a")] == ["1", "2"]
     assert [call[0] for call in dashboard].count("log") == 2 and dashboard[-1] == ("finish",)
-    assert weights(tmp_path / "b")["lm_head.weight"].dtype == torch.float32
+    saved = load_file(tmp_path / "a" / "model" / "model.safetensors")  # computed in bfloat16
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
 
 
 def test_the_loop_gets_the_settings(tmp_path, monkeypatch):
@@ -126,7 +130,9 @@ def test_the_loop_gets_the_settings(tmp_path, monkeypatch):
     assert (config.how, config.clip, config.eos_id) == ("token_mean", (0.2, 0.28), (0,))
     assert policy.dtype == torch.float32
     assert any(getattr(m, "gradient_checkpointing", False) for m in policy.modules())
-    assert found["task"].weights == (0.2, 1.0) and found["checkpoint"].parent == tmp_path
+    rewards = [function.__name__ for function in found["task"].reward_functions]
+    assert dict(zip(rewards, found["task"].weights, strict=True)) == PAID
+    assert found["checkpoint"].parent == tmp_path
 
 
 def test_the_line_break_that_ends_an_answer_costs_no_reward(tmp_path, monkeypatch):

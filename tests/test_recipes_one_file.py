@@ -214,9 +214,13 @@ def test_it_takes_the_same_step(recipe, setting, case, make, updates, monkeypatc
         kind = getattr(torch.optim, make)
         rates = {"lr": 1.0} if make == "SGD" else {"lr": 2e-6, "betas": (0.9, 0.99)}
         metrics = step(policy, reference, kind(policy.parameters(), weight_decay=0.0, **rates))
-        found.append((metrics["grad_norm"], [p.detach() for p in policy.parameters()]))
+        found.append((metrics, [p.detach() for p in policy.parameters()]))
     (ours, mine), (theirs, others) = found
-    assert ours == pytest.approx(theirs, rel=1e-8)
+    assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-8)
+    tokens = r.completion_mask.sum().item()
+    assert ours["reward"] == pytest.approx(rewards.mean().item())
+    assert ours["length"] == pytest.approx(tokens / 12)
+    assert ours["entropy"] == pytest.approx(-r.log_probs.sum().item() / tokens, rel=1e-6)
     moved = [not torch.equal(p, start) for p, start in zip(mine, setting.policy.parameters())]
     assert any(moved)
     torch.testing.assert_close(mine, others, rtol=0, atol=1e-10)
@@ -281,6 +285,20 @@ def test_a_rollout_has_its_own_texts_and_rewards(recipe, monkeypatch, tmp_path):
         assert tokenizer.decode(ids[i, S:][mask[i, S:]]).removesuffix("<|endoftext|>") == text
         assert rewards[i] == recipe.reward(text, row["answer"])
     assert len({*rewards.tolist()}) > 1 and any(text != texts[0] for text in texts)
+    o.chat, o.max_new_tokens = True, 1
+    ids, mask, *_ = recipe.rollout(policy, tokenizer, rows[:1], 1, o)
+    chat = [*recipe.SHOTS, {"role": "user", "content": rows[0]["question"]}]
+    assert (
+        tokenizer.decode(ids[0, :-1][mask[0, :-1]])
+        == "".join(f"<|{turn['role']}|>{turn['content']}<|end|>\n" for turn in chat)
+        + "<|assistant|>"
+    )
+
+
+def test_a_stop_is_every_token_that_holds_it(recipe):
+    policy, tokenizer = recipe.load(recipe.parse(["--smoke", "--stop", "\n"]))
+    breaks = {i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])}
+    assert breaks and {*policy.generation_config.eos_token_id} == breaks | {tokenizer.eos_token_id}
 
 
 def test_it_needs_torch_and_transformers_alone():
@@ -307,8 +325,8 @@ def stopped(*arguments: object) -> str:
     return ended.value.code
 
 
-def test_every_line_runs_and_every_error_is_one_sentence(tmp_path):
-    other = tmp_path / "no chat"
+def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, recipe):
+    other, (_, held_out) = tmp_path / "no chat", recipe.make_data()
     with recipe_lines.noted(NAME) as ran:
         recipe_lines.run(NAME, "--smoke", "--out", tmp_path / "a")
         said = stopped("--smoke", "--out", tmp_path / "a", "--lr", 1)
@@ -332,6 +350,7 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path):
     policy, tokenizer = load_policy(tmp_path / "a" / "model", device="cpu")
     assert not torch.equal(policy.lm_head.weight, load_policy(SMALL)[0].lm_head.weight)
     assert len(tokenizer) == 375
+    assert len(torch.load(tmp_path / "a" / "checkpoint.pt")["before"]) == len(held_out)
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(tmp_path, monkeypatch, recipe):

@@ -6,22 +6,26 @@ import csv
 import json
 import math
 import os
+import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import recipe_lines
 import torch
 from huggingface_hub import constants
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from minigrpo.files import data_folder
 from minigrpo.text.gsm8k import gsm8k_rows
 from minigrpo.text.models import load_policy
 from minigrpo.text.problems import draw_rows
+from minigrpo.text.prompts import answer_reward, write
 from minigrpo.text.recipes import ask_the_hub, load_config, load_rows, memory, plain_errors
 
+ROOT = Path(__file__).resolve().parents[1]
 running = recipe_lines.load("running")
 CsvLog, check_memory, free_memory = running.CsvLog, running.check_memory, running.free_memory
 held_out = running.held_out
@@ -106,10 +110,16 @@ def test_an_answer_without_its_marks_is_refused_and_shown(tmp_path, answer):
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    began = time.monotonic()
+    began, asked = time.monotonic(), []
+
+    def refuse():
+        asked.append(1)
+        raise ConnectionError("no network")
+
     with pytest.raises(ValueError, match="--model no-one/nothing: expected a model's folder or"):
         monkeypatch.setattr("minigrpo.text.recipes.get_session", refuse)
         load_config("no-one/nothing")
+    assert asked == [1]
     assert constants.HF_HUB_OFFLINE and time.monotonic() - began < 5
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -121,10 +131,6 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
     monkeypatch.setattr("minigrpo.text.recipes.get_session", Answers)
     ask_the_hub()
     assert not constants.HF_HUB_OFFLINE
-
-
-def refuse():
-    raise ConnectionError("no network")
 
 
 class Answers:
@@ -198,6 +204,32 @@ def test_memory_by_hand():
     assert memory(tied, rows=1, tokens=1)["weights"] == 4 * (count - V * C)
 
 
+def test_the_activations_that_notebook_11_counts_with():
+    shape = dict(hidden_size=576, intermediate_size=1536, num_attention_heads=9)
+    config = LlamaConfig(**shape, num_key_value_heads=3, num_hidden_layers=2, vocab_size=100)
+
+    def kept(rows: int) -> int:
+        """Bytes that the backward pass needs, beside the weights."""
+        model, sizes = LlamaForCausalLM(config), {}
+
+        def keep(saved: torch.Tensor) -> torch.Tensor:
+            memory = saved.untyped_storage()
+            sizes[memory.data_ptr()] = memory.nbytes()
+            alive.append(saved)  # or the next tensor could have the same place
+            return saved
+
+        alive: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+            model(torch.zeros(rows, 186, dtype=torch.long), use_cache=False)
+        weights = {p.data_ptr() for p in model.parameters()}
+        return sum(size for at, size in sizes.items() if at not in weights)
+
+    per_unit = (kept(2) - kept(1)) / (186 * 2 * 576)  # tokens, layers, width
+    text = (ROOT / "notebooks" / "11_a_real_run.ipynb").read_text("utf-8")
+    (told,) = re.findall(r"per_unit = ([\d.]+)", text)
+    assert per_unit == pytest.approx(float(told), abs=1)
+
+
 def test_too_little_memory_is_said_before_a_weight_is_there():
     check_memory(LLAMA, device="cpu", rows=4, tokens=10)
     with pytest.raises(
@@ -219,8 +251,6 @@ def test_where_there_is_no_proc_all_of_the_memory_counts(monkeypatch):
 
 
 def test_a_container_has_what_it_was_given(monkeypatch):
-    from pathlib import Path
-
     read, limit = Path.read_text, ["max"]
     monkeypatch.setattr(
         Path, "read_text", lambda self: limit[0] if self.name == "memory.max" else read(self)
@@ -239,6 +269,9 @@ def test_held_out_questions_are_answered_greedily():
     p = found["right"]
     assert 0 < p < found["form"] <= 1 and found["questions"] == 10
     assert found["error"] == math.sqrt(p * (1 - p) / 10)
+    prompts, answers = ([row[name] for row in rows] for name in ("prompt", "answer"))
+    texts = write(policy, tokenizer, prompts, top_k=1)[1]
+    assert p == sum(answer_reward(prompts, texts, answer=answers)) / 10
     rows = [{**row, "answer": "no number"} for row in rows]
     assert held_out(policy, tokenizer, rows)["right"] == 0
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import recipe_lines
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
 from minigrpo.files import data_folder
@@ -62,6 +63,9 @@ def test_two_steps_of_gsm8k_leave_a_log_a_model_and_what_was_held_out(gsm8k_trl,
     rows = log(tmp_path)
     assert [row["step"] for row in rows] == ["1", "2"]
     assert all(float(row["reward_std"]) > 0 and float(row["grad_norm"]) > 0 for row in rows)
+    for row in rows:
+        tags, right = (float(row[f"rewards/{name}_reward/mean"]) for name in ("tags", "answer"))
+        assert float(row["reward"]) == pytest.approx(0.2 * tags + right, abs=1e-4)
     assert 0 < float(rows[0]["rewards/answer_reward/mean"]) < 1
     for name in ("before", "after_2_steps"):
         found = json.loads((tmp_path / f"{name}.json").read_text())
@@ -191,9 +195,13 @@ def test_what_a_person_can_mend_is_said_before_any_weight_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_template_that_is_passed_takes_the_place_of_the_missing_one():
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    tokenizer.chat_template = (ROOT / "recipes" / "plain_chat.jinja").read_text()
+def test_a_template_that_is_passed_takes_the_place_of_the_missing_one(gsm8k_trl, base, tmp_path):
+    (shutil.copytree(MODEL, tmp_path / "plain") / "chat_template.jinja").unlink()
+    given = [*base, "--model", tmp_path / "plain", "--prompts", 2, "--group", 4]
+    given += ["--template", ROOT / "recipes" / "plain_chat.jinja"]
+    o = gsm8k_trl.options("", data=None).parse_args([*map(str, given)])
+    o.device = "cpu"
+    _, tokenizer = gsm8k_trl.check(o)
     chat = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
     written = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert written == "System: Be kind.\nUser: Hi\nAssistant: "
@@ -211,9 +219,11 @@ def test_the_adapters_are_counted_without_a_weight(gsm8k_trl):
 
 
 def test_adapters_alone_learn(gsm8k_trl, tmp_path):
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="peft is in no extra of the course, so install it by hand")
     gsm8k_trl.main(["--smoke", "--lora", "--kl", "0.01", "--out", str(tmp_path)])
-    assert [*(tmp_path / "model").glob("adapter*")]
+    saved = load_file(tmp_path / "model" / "adapter_model.safetensors")
+    assert saved and all("lora_" in name for name in saved)
+    assert any(tensor.any() for name, tensor in saved.items() if "lora_B" in name)  # it began at 0
 
 
 def test_trl_knows_every_setting(gsm8k_trl, tmp_path):

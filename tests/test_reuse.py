@@ -56,9 +56,18 @@ def test_a_range_without_a_bound_never_clips():
     assert metrics["clip_ratio/region_mean"] == 0 and new.grad.count_nonzero() == 2
 
 
-def test_a_run_repeats_itself():
+@pytest.mark.parametrize("one", [reuse.RUNS[0], reuse.Run("geometric", 128, 8, 1e-3, 2)])
+def test_a_run_is_what_its_name_says(one):
+    config = reuse.config(one)
+    assert (config.max_new_tokens, config.inner_epochs, config.lr, config.seed) == one[1:]
+    assert reuse.ARMS[one.arm].items() <= vars(config).items()
+
+
+def test_a_run_repeats_itself_and_begins_as_the_stored_one_did():
     base = load_gpt(reuse.BASE).eval()
-    one = reuse.Run("product", 4, 2, 3e-4, 0)
+    one = reuse.Run("product", 24, 2, 3e-4, 0)
     steps = reuse.run(base, one), reuse.run(base, one)
     first, again = (next(s) for s in steps)
     assert first.reward == again.reward and first.grad_norm == again.grad_norm
+    (then,) = (run for run in reuse.stored() if reuse.name(run) == one)
+    assert first.reward == pytest.approx(then["reward"][0], abs=0.01)

@@ -182,6 +182,14 @@ def test_where_each_correction_clips():
     }
 
 
-def test_a_run_repeats_itself():
-    first = scaling_runs.train_stale(1, "decoupled", steps=2, every=1)
-    assert first == scaling_runs.train_stale(1, "decoupled", steps=2, every=1) and len(first) == 2
+def test_the_writer_is_as_many_steps_behind_as_asked_and_a_run_repeats_itself(monkeypatch):
+    seen, real = [], scaling_runs.written_by
+
+    def spy(writer, *rest):
+        seen.append(next(writer.parameters()).detach().clone())
+        return real(writer, *rest)
+
+    monkeypatch.setattr(scaling_runs, "written_by", spy)
+    first = scaling_runs.train_stale(2, "decoupled", steps=4, every=4)
+    assert [one.equal(seen[0]) for one in seen] == [True, True, True, False]
+    assert first == scaling_runs.train_stale(2, "decoupled", steps=4, every=4) and len(first) == 1

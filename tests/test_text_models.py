@@ -1,4 +1,4 @@
-"""The two small text models: shapes, warm-up, what ships, and that reward teaches them."""
+"""The two small text models: their shapes, their warm-up, and what ships."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from minigrpo.files import data_folder
-from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.sampling import sample
 from minigrpo.text import models as text_models
 from minigrpo.text.models import FAMILIES, load_policy, problem_tokenizer, small_model, warm_up
-from minigrpo.text.problems import draw_rows, evaluate, warmup_batch
-from minigrpo.text.prompts import TextProblems, stop_tokens
+from minigrpo.text.problems import draw_rows
+from minigrpo.text.prompts import stop_tokens
 
 by_family = pytest.mark.parametrize("family", FAMILIES)
 SHIPPED = {family: data_folder() / f"text_{family}" for family in FAMILIES}
@@ -41,7 +41,8 @@ def test_another_family_is_refused(tokenizer):
 
 
 @by_family
-def test_the_warm_up_learns(family, tokenizer):
+def test_the_warm_up_learns(family, tokenizer, monkeypatch):
+    monkeypatch.setattr(text_models, "WARMUP_ROWS", 16)
     model = small_model(family, tokenizer)
     config = replace(text_models.WARMUP, steps=31)
     losses = [m.loss for m in warm_up(model, tokenizer, config)]
@@ -60,43 +61,22 @@ def test_what_ships_is_small_and_tells_nothing_about_where_it_was_made():
     assert {f.suffix for f in files} <= {".json", ".jinja", ".safetensors"}
     assert sum(f.stat().st_size for f in files) <= 2_000_000
     for file in files:
-        head = file.read_bytes()[:5000]
+        told = file.read_bytes()[: 5000 if file.suffix == ".safetensors" else None]  # its header
         for word in (b"/home", b"/tmp", b"/work", b"/root", b"Users", b"_name_or_path", b"2026-"):
-            assert word not in head, file.name
+            assert word not in told, file.name
 
 
 @by_family
-def test_the_shipped_models_are_careless_and_reward_makes_them_careful(family):
-    policy, tokenizer = load_policy(SHIPPED[family], device="cpu")
-    before = evaluate(policy, tokenizer)
-    assert 0.4 < before["form"] < 0.7 and 0.2 < before["right"] < 0.5
-    stops = stop_tokens(tokenizer, policy)
-    rows = draw_rows(500, torch.Generator().manual_seed(1))
-    task = TextProblems(tokenizer, rows, weights=(1.0, 2.0), stops=stops)
-    config = GRPOConfig(
-        steps=15, prompts_per_step=16, group_size=8, max_new_tokens=40, eos_id=stops,
-        pad_id=tokenizer.pad_token_id, lr=1e-4, inner_epochs=2, how="token_mean", kl_weight=0.01,
-    )  # fmt: skip
-    list(train_grpo(policy, task, config))
-    after = evaluate(policy, tokenizer)
-    assert after["form"] > before["form"] + 0.15 and after["right"] > before["right"] + 0.2
-
-
-@by_family
-def test_they_load_in_plain_transformers(family):
+def test_they_write_the_same_in_plain_transformers(family):
     model = AutoModelForCausalLM.from_pretrained(SHIPPED[family], local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED[family], local_files_only=True)
     row = draw_rows(1, torch.Generator().manual_seed(3))[0]
     given = tokenizer(row["prompt"], return_tensors="pt")
     written = model.float().generate(**given, max_new_tokens=40, do_sample=False)
-    assert len(tokenizer.decode(written[0])) > len(row["prompt"])
-
-
-def test_warm_up_and_held_out_problems_do_not_meet(tokenizer):
-    held_out = {r["prompt"] for r in draw_rows(300, torch.Generator(), held_out=True)}
-    ids, mask = warmup_batch(200, torch.Generator(), tokenizer)
-    for row, learned in zip(ids, mask):
-        assert tokenizer.decode(row[: int(learned.nonzero()[0])]) not in held_out
+    policy, _ = load_policy(SHIPPED[family], device="cpu", dtype=torch.float32)
+    stops = stop_tokens(tokenizer, policy)
+    ours = sample(policy, given["input_ids"], max_new_tokens=40, top_k=1, eos_id=stops)
+    assert written.tolist() == torch.cat([given["input_ids"], ours.completions], dim=1).tolist()
 
 
 @by_family

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,15 +92,25 @@ def test_what_the_notebook_says_of_all_six_runs():
         assert length[-1] > length[0] + 4
 
 
-@pytest.mark.parametrize("family", text_runs.FAMILIES)
-def test_a_stored_run_begins_at_what_ships(family):
-    policy, tokenizer = text_runs.base(family)
-    assert next(policy.parameters()).dtype == torch.float32
-    found = text_runs.evaluate(policy, tokenizer)
-    for one in text_runs.stored():
-        if one["arm"] == family:
-            for name in text_runs.SCORES:
-                assert one["curve"][name][0] == pytest.approx(found[name], abs=0.01)
+def test_a_run_is_what_its_name_says():
+    config = text_runs.config(text_runs.Arm("gpt2", steps=7), 5, (0,), 1)
+    assert (config.steps, config.seed) == (7, 5)
+    rewards = {name: function.__name__ for name, function in text_runs.REWARDS.items()}
+    assert rewards == {"form": "format_reward", "answer": "answer_reward", "tags": "soft_reward"}
+
+
+@pytest.mark.parametrize(("arm", "steps"), [("llama", 5), ("chat, answer", 1)])
+def test_a_run_begins_as_the_stored_one_did(arm, steps, monkeypatch):
+    """What ships is careless, and five steps of reward make it more careful."""
+    (then,) = (r["curve"] for r in text_runs.stored() if text_runs.name(r) == (arm, 0))
+    monkeypatch.setitem(text_runs.ARMS, arm, replace(text_runs.ARMS[arm], steps=steps))
+    found = text_runs.measure(text_runs.Run(arm, 0))["curve"]
+    assert found["step"] == [0, steps]
+    for name in text_runs.SCORES:
+        assert found[name][0] == pytest.approx(then[name][0], abs=0.01)
+    for name in ("form", "right") if steps == then["step"][1] else ():
+        assert found[name][1] == pytest.approx(then[name][1], abs=0.06)
+        assert found[name][1] > found[name][0] + 0.07
 
 
 def test_the_soft_reward_counts_tags_that_occur_once():
@@ -111,8 +122,12 @@ def test_the_soft_reward_counts_tags_that_occur_once():
 
 def test_a_chat_asks_the_same_and_is_almost_never_right():
     policy, tokenizer = text_runs.base("gpt2")
-    found = text_runs.scores(policy, tokenizer, chat=True)
-    assert found["right"] < 0.05 < text_runs.scores(policy, tokenizer, chat=False)["right"]
+    assert next(policy.parameters()).dtype == torch.float32
+    chats, plain = (text_runs.scores(policy, tokenizer, chat=chat) for chat in (True, False))
+    assert chats["right"] < 0.05 < plain["right"]
+    for one in text_runs.stored()[:3]:  # those of gpt2
+        for name in text_runs.SCORES:
+            assert one["curve"][name][0] == pytest.approx(plain[name], abs=0.01)
     row = {"prompt": "Ben has 6 stamps. How many?\n", "answer": "6"}
     said = [{"role": "user", "content": "Ben has 6 stamps. How many?"}]
     assert text_runs.asked(row, chat=True) == {"prompt": said, "answer": "6"}

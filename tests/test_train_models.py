@@ -46,9 +46,18 @@ def test_the_command_refuses_to_train_on_the_offline_corpus(tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_writes_a_policy(tmp_path, capsys):
-    train_models.main(["tiny_llama", "--out", str(tmp_path / "policy"), "--steps", "2"])
+def test_the_command_writes_a_policy(tmp_path, capsys, monkeypatch):
+    given, warm_up = {}, llama.warm_up
+
+    def noted(policy, config, **dials):
+        given.update(dials, seed=config.seed, steps=config.steps)
+        return warm_up(policy, config, **dials)
+
+    monkeypatch.setattr(llama, "warm_up", noted)
+    options = "--steps 2 --seed 3 --torn 0.2 --complete 0.5 --operations mixed".split()
+    train_models.main(["tiny_llama", "--out", str(tmp_path / "policy"), *options])
     assert "tiny_llama  step    2" in capsys.readouterr().out
+    assert given == {"steps": 2, "seed": 3, "torn": 0.2, "complete": 0.5, "operations": "mixed"}
     load_policy(tmp_path / "policy")
 
 
