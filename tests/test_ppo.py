@@ -8,6 +8,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -476,6 +477,130 @@ def test_three_runs_are_compared_with_one_seed_and_each_with_its_own_settings(mo
     for name in ("grpo", "ppo", "asleep"):
         assert found[name]["curve"] == {"step": [0, 1], **dict.fromkeys(tool.SCORES, [0.5, 0.5])}
     assert len(found["noise"]["1"]["explained"]) == 3
+
+
+def test_a_search_scores_the_mean_accuracy_over_its_whole_run(monkeypatch):
+    few = replace(tool.SUMMIT, steps=3, prompts_per_step=2, group_size=2, check=False)
+    monkeypatch.setattr(tool, "SUMMIT", few)
+    monkeypatch.setattr(tool, "EVERY", 3)
+    asked, seeds, real = iter([0.1, 0.7]), [], train_ppo
+
+    def train(*args, **own):
+        seeds.append(args[-1].seed)
+        return real(*args, **own)
+
+    monkeypatch.setattr(tool, "train_ppo", train)
+    scores = dict.fromkeys(tool.SCORES, 0.5)
+    monkeypatch.setattr(tool, "evaluate", lambda policy: scores | {"accuracy": next(asked)})
+    found = tool.searched(load_policy(), {"critic_lr": 1e-3, "lam": 0.95})
+    assert (found["critic_lr"], found["lam"], found["mean_accuracy"]) == (1e-3, 0.95, 0.4)
+    assert found["curve"]["step"] == [0, 3] and len(found["value_loss"]) == 1  # at the first step
+    assert seeds == [tool.SEARCH_SEED]
+    for one in tool.stored()["search"]:
+        mean = sum(one["curve"]["accuracy"]) / 11
+        assert one["mean_accuracy"] == pytest.approx(mean, abs=1e-4)
+
+
+def test_seconds_are_compared_step_by_step_in_turn(monkeypatch):
+    """Medians 3 and 12, but the median of 3 / 1, 20 / 10 and 12 / 3 is 3."""
+    took = {"grpo": [1, 10, 3], "ppo": [3, 20, 12]}
+    turns = []
+
+    class Run:
+        def __init__(self, base, seed, own, look):
+            self.name, self.seconds = "ppo" if own else "grpo", []
+            assert seed == tool.SEARCH_SEED and not look
+
+        def step(self):
+            turns.append(self.name)
+            self.seconds.append(took[self.name][len(self.seconds)])
+
+    monkeypatch.setattr(tool, "Run", Run)
+    monkeypatch.setattr(tool, "TIMED", 3)
+    assert tool.timing(None) == {"grpo": 3, "ppo": 12, "ratio": 3}
+    assert turns == ["grpo", "ppo"] * 3
+
+
+def test_the_peak_is_what_was_held_at_the_fullest(monkeypatch):
+    """2 MB that stay, and for a while 3 MB more in the first step, 1 MB in the second."""
+    begun = []
+
+    class Run:
+        def __init__(self, base, seed, own, look):
+            begun.append((seed, own, look))
+            self.kept, self.more = torch.empty(500_000), iter([750_000, 250_000])
+
+        def step(self):
+            torch.empty(next(self.more)).fill_(1)
+
+    monkeypatch.setattr(tool, "Run", Run)
+    assert tool.peak(None, {"lam": 1.0}) == pytest.approx(5_000_000, rel=0.01)
+    assert begun == [(tool.SEARCH_SEED, {"lam": 1.0}, False)]
+
+
+@pytest.mark.parametrize(("knows", "explained"), [(0, 0.0), (0.5, 0.75), (1, 1.0)])
+def test_what_a_critic_explains_is_the_variance_of_the_reward_it_takes_away(
+    monkeypatch, knows, explained
+):
+    """A critic that says this part of the reward, and that only before the last token."""
+    few = replace(tool.SUMMIT, prompts_per_step=4, group_size=4)
+    monkeypatch.setattr(tool, "SUMMIT", few)
+    seeds, kept = set(), []
+
+    def rolled(policy, task, prompts, config, generator):
+        seeds.add(generator.initial_seed())
+        kept.append(rollout(policy, task, prompts, config, generator))
+        return kept[-1]
+
+    monkeypatch.setattr(tool, "rollout", rolled)
+    say = lambda critic, r: knows * at_the_end(kept[-1][1], r)  # noqa: E731
+    monkeypatch.setattr(tool, "state_values", say)
+    policy = load_policy()
+    run = SimpleNamespace(policy=policy, critic=None)
+    found = tool.noise_of_the_gradient(run, 6, 3)
+    rewards = torch.cat([rewards for _, rewards in kept])
+    assert len(rewards) == 6 * 16 and found["reward"] == round(rewards.mean().item(), 4)
+    assert found["explained"] == [0.0, 0.0, pytest.approx(explained, abs=1e-3)]
+    assert len(seeds) == 1 and not seeds & {3, tool.SEARCH_SEED, *tool.SEEDS}
+    cosines = {name: one["cosine"] for name, one in found["gradients"].items()}
+    assert cosines["leave one out"] == 1.0 != cosines["group"]
+    if not knows:
+        assert found["gradients"]["critic, lam 1.0"] == found["gradients"]["no critic"]
+
+
+def test_a_command_that_was_stopped_goes_on_and_again_begins_anew(monkeypatch, tmp_path):
+    monkeypatch.setattr(tool, "PATH", tmp_path / "ppo.json")
+    done, stop = [], None
+    curve = {"curve": dict.fromkeys(tool.SCORES, [0.5])}
+
+    def step(name, found):
+        if name == stop:
+            raise KeyboardInterrupt
+        done.append(name)
+        return found
+
+    def searched(base, own):
+        at = tool.SEARCH.index(own)
+        return step(f"search {at}", {**own, **curve, "mean_accuracy": at % 4})
+
+    def compared(base, seed, own):
+        assert own == tool.SEARCH[3]  # the first with the most
+        return step(f"run {seed}", {"seed": seed, "grpo": curve, "ppo": curve, "asleep": curve})
+
+    monkeypatch.setattr(tool, "timing", lambda base: step("time", {"ratio": 2}))
+    monkeypatch.setattr(tool, "memory", lambda base: step("memory", {"policy": 1}))
+    monkeypatch.setattr(tool, "searched", searched)
+    monkeypatch.setattr(tool, "compared", compared)
+    whole = ["time", "memory", *(f"search {i}" for i in range(6)), "run 0", "run 1", "run 2"]
+    for stop in ("search 4", "run 1"):
+        with pytest.raises(KeyboardInterrupt):
+            tool.main([])
+    stop = None
+    for _ in range(2):
+        tool.main([])
+    assert done == whole and [one["seed"] for one in tool.stored()["runs"]] == [0, 1, 2]
+    tool.main(["--again"])
+    assert done == whole * 2
 
 
 def test_advantages_with_and_without_a_critic(monkeypatch):
