@@ -226,7 +226,7 @@ def test_the_activations_that_notebook_11_counts_with():
 
     per_unit = (kept(2) - kept(1)) / (186 * 2 * 576)  # tokens, layers, width
     text = (ROOT / "notebooks" / "11_a_real_run.ipynb").read_text("utf-8")
-    (told,) = re.findall(r"per_unit = ([\d.]+)", text)
+    (told,) = re.findall(r"(\d+) bytes per token, layer", text)
     assert per_unit == pytest.approx(float(told), abs=1)
 
 
