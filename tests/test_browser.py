@@ -38,7 +38,7 @@ def browser() -> Iterator[object]:
     """A headless Chromium."""
     from playwright.sync_api import sync_playwright
 
-    names = ("chromium", "chromium-browser", "google-chrome")
+    names = ("google-chrome", "chromium", "chromium-browser")
     path = next(filter(None, map(shutil.which, names)), None)
     assert path, f"no browser: expected one of {', '.join(names)}"
     with sync_playwright() as playwright:
