@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -11,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from minigrpo.gpt import GPT, GPTConfig
 from minigrpo.study.mistakes import mutant
@@ -127,6 +129,21 @@ def successor(vocab_size: int, high: float = 0.0, low: float = -math.inf) -> Big
     certain = torch.eye(vocab_size, dtype=torch.bool).roll(1, dims=1)
     table = torch.full((vocab_size, vocab_size), low, dtype=torch.float64)
     return Bigram(table.masked_fill(certain, high))
+
+
+# ---------------------------------------------------------------------------------------------
+# tokenizers
+
+
+def with_bos(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """A copy that puts a BOS, here `<|system|>`, before every text, as its chat template does."""
+    tokenizer, bos = copy.deepcopy(tokenizer), "<|system|>"
+    special = [(bos, tokenizer.convert_tokens_to_ids(bos))]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", special_tokens=special
+    )
+    tokenizer.chat_template = bos + tokenizer.chat_template
+    return tokenizer
 
 
 # ---------------------------------------------------------------------------------------------

@@ -8,9 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 
+import ppo
 import pytest
 import readme
+import real_run
 import results
+import reuse
+import scaling_runs
+import text_runs
 import thinking
 import torch
 
@@ -277,6 +282,29 @@ def test_what_is_saved_is_loaded_again(tmp_path):
     assert loaded == json.loads(json.dumps(stored)) and [*loaded["experiments"]] == names
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     assert results.load(tmp_path / "nowhere") == {"experiments": {}}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [ppo, real_run, results, reuse, scaling_runs, text_runs, thinking],
+    ids=lambda t: t.__name__,
+)
+def test_an_interrupted_write_leaves_what_was_stored(tool, tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    path.write_text("what was stored")
+
+    def half(self, *text):
+        self.write_bytes(b"{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(KeyboardInterrupt):
+        if tool is results:
+            results.save({"base": "", "experiments": {}}, tmp_path)
+        else:
+            monkeypatch.setattr(tool, "PATH", path)
+            tool.save({} if tool in (ppo, thinking) else [])
+    assert path.read_text() == "what was stored" and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_measurement_runs_every_seed(monkeypatch, capsys):

@@ -142,6 +142,30 @@ def test_a_run_is_measured_stored_and_not_repeated(small, capsys):
     assert again == one and first["held out"]["0"] == one["held out"]["0"]
 
 
+def test_an_evaluation_counts_each_way_and_each_kind():
+    """Greedy, every gain is right; sampled, every loss is, and nothing else keeps to the form."""
+
+    class Lab:
+        held_out = rows(held_out=True)[:40]
+
+        def write(self, asked, **settings):
+            assert settings in ({"top_k": 1}, {})
+            kind = "gets" if settings else "loses"
+            right = "<think>{thought}</think><answer>{answer}</answer>".format_map
+            return [right(row) if row["kind"] == kind else row["answer"] for row in asked]
+
+    kinds = [row["kind"] for row in Lab.held_out[:31]]
+    gains, losses = kinds.count("gets"), kinds.count("loses")
+    found = real_run.evaluate(Lab(), 31)
+    assert found["questions"] == 31 and gains != losses
+    for way, n, right in (("greedy", gains, "gets"), ("sampled", losses, "loses")):
+        assert found[way]["right"] == found[way]["form"] == pytest.approx(n / 31)
+        for kind, count in (("gets", gains), ("loses", losses)):
+            assert found[way][kind] == (kind == right)
+            assert found[way][f"{kind}, questions"] == count
+        assert len(found[way]["transcripts"]) == real_run.TRANSCRIPTS
+
+
 def test_a_missing_folder_is_a_sentence(tmp_path):
     with pytest.raises(SystemExit, match="nowhere: .*tools/smollm2.py"):
         real_run.main([str(tmp_path / "nowhere")])

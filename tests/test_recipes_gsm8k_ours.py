@@ -211,6 +211,17 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(tmp_path, capsys, monkey
     assert any(not torch.equal(v, load_policy(SMALL)[0].state_dict()[k]) for k, v in first.items())
 
 
+def test_a_run_that_never_earns_a_reward_goes_to_its_end_and_changes_nothing(tmp_path, monkeypatch):
+    for name in ("minigrpo.text.prompts.answer_reward", "minigrpo.text.shots.tags_reward"):
+        monkeypatch.setattr(name, lambda prompts, completions, **columns: [0.0] * len(prompts))
+    recipe_lines.run(NAME, "--smoke", "--kl", 0, "--out", tmp_path)
+    for line in logged(tmp_path):
+        assert float(line["reward"]) == float(line["grad_norm"]) == float(line["loss"]) == 0
+        assert float(line["frac_reward_zero_std"]) == 1
+    before, after = load_policy(SMALL)[0].state_dict(), weights(tmp_path)
+    assert len(logged(tmp_path)) == 2 and all(torch.equal(before[k], after[k]) for k in before)
+
+
 def test_a_run_that_was_killed_goes_on(tmp_path):
     given = "--smoke", "--steps", 10**6, "--out", tmp_path, "--data", like_gsm8k(tmp_path)
     command = [sys.executable, recipe_lines.RECIPES / NAME, *given]

@@ -15,6 +15,7 @@ import pytest
 import recipe_lines
 import torch
 from recipe_lines import RECIPES
+from support import with_bos
 
 from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
@@ -293,6 +294,19 @@ def test_a_rollout_has_its_own_texts_and_rewards(recipe, monkeypatch, tmp_path):
         == "".join(f"<|{turn['role']}|>{turn['content']}<|end|>\n" for turn in chat)
         + "<|assistant|>"
     )
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_prompt_has_one_bos(recipe, chat):
+    """Which the chat template writes, and otherwise the tokenizer."""
+    arguments = ["--smoke", "--max-new-tokens", "1", *["--chat"] * chat]
+    o = recipe.parse(arguments)
+    policy, tokenizer = recipe.load(o)
+    tokenizer = with_bos(tokenizer)
+    ids, mask, *_ = recipe.rollout(policy, tokenizer, recipe.make_data()[0][:2], 1, o)
+    bos = tokenizer.convert_tokens_to_ids("<|system|>")
+    assert ((ids == bos) & mask)[:, :-1].sum(dim=1).tolist() == [1, 1]
+    assert all(ids[row, mask[row]][0] == bos for row in (0, 1))
 
 
 def test_a_stop_is_every_token_that_holds_it(recipe):

@@ -239,6 +239,18 @@ def test_too_little_memory_is_said_before_a_weight_is_there():
     assert 2**26 < free_memory("cpu") < 2**45
 
 
+def test_the_longest_prompt_and_a_completion_fill_the_room_and_no_more():
+    tokenizer = load_policy(data_folder() / "text_llama", device="cpu")[1]
+    prompts = ("How many?", "How many pens does Ann have now?", "Why?")
+    longest = max(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
+    config = LlamaConfig(**LLAMA.to_dict() | {"max_position_embeddings": longest + 5})
+    rows = [{"prompt": prompt} for prompt in prompts]
+    assert running.check_room(config, tokenizer, rows, 5) == longest + 5
+    said = f"--tokens 6: the longest prompt has {longest}, .* room for {longest + 5} in all"
+    with pytest.raises(ValueError, match=said):
+        running.check_room(config, tokenizer, rows, 6)
+
+
 def test_where_there_is_no_proc_all_of_the_memory_counts(monkeypatch):
     def refuse(path):
         raise FileNotFoundError(path)

@@ -84,6 +84,25 @@ def test_two_steps_of_gsm8k_leave_a_log_a_model_and_what_was_held_out(gsm8k_trl,
     assert [row["step"] for row in log(tmp_path)] == ["1", "2", "3"]
 
 
+def test_a_run_that_never_earns_a_reward_goes_to_its_end_and_changes_nothing(
+    gsm8k_trl, tmp_path, monkeypatch
+):
+    def tags_reward(prompts, completions, **columns):
+        return [0.0] * len(prompts)
+
+    monkeypatch.setattr(gsm8k_trl, "tags_reward", tags_reward)
+    data = tmp_path / "some.jsonl"
+    data.write_text(Path(like_gsm8k(tmp_path)).read_text().replace("####", "#### 1000000"))
+    gsm8k_trl.main(["--smoke", "--data", str(data), "--out", str(tmp_path)])
+    rows = log(tmp_path)
+    assert [row["step"] for row in rows] == ["1", "2"]
+    for row in rows:
+        assert float(row["reward"]) == float(row["grad_norm"]) == 0
+        assert float(row["frac_reward_zero_std"]) == 1
+    assert torch.equal(weights(tmp_path / "model"), weights(MODEL))
+    assert json.loads((tmp_path / "after_2_steps.json").read_text())["right"] == 0
+
+
 def test_a_run_that_is_stopped_saves_its_step_and_goes_on_as_if_it_had_not_been(
     gsm8k_trl, tmp_path, monkeypatch, capsys
 ):

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,3 +72,55 @@ def test_a_run_repeats_itself_and_begins_as_the_stored_one_did():
     assert first.reward == again.reward and first.grad_norm == again.grad_norm
     (then,) = (run for run in reuse.stored() if reuse.name(run) == one)
     assert first.reward == pytest.approx(then["reward"][0], abs=0.01)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_measurement_has_the_rewards_and_both_sides_of_the_clip(epochs, monkeypatch):
+    """The clipped fraction of a step is the mean over its updates, of which the first has none."""
+    monkeypatch.setattr(reuse, "STEPS", 2)
+    one, kept = reuse.Run("token", 24, epochs, 1e-3, 0), []
+    real = reuse.run
+
+    def noted(base, one):
+        for m in real(base, one):
+            kept.append(m)
+            yield m
+
+    monkeypatch.setattr(reuse, "run", noted)
+    found = reuse.measure(one)
+    assert reuse.name(found) == one
+    assert found["reward"] == [round(m.rewards.mean().item(), 4) for m in kept]
+    sides = [(m.clip_low, m.clip_high) for m in kept]
+    assert found["clipped"] == [pytest.approx(sum(both), abs=1e-4) for both in sides]
+    assert all(min(both) > 0 for both in sides) == (epochs > 1)
+    assert found["seconds"] == round(sum(m.seconds for m in kept), 1)
+
+
+class Pool:
+    """In this process, so that what is patched here is patched there."""
+
+    def __init__(self, processes):
+        self.imap_unordered = map
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_what_is_missing_is_measured_and_again_is_all_of_it(tmp_path, monkeypatch, capsys):
+    runs, measured = reuse.stored(), []
+    known = {reuse.name(one): one for one in runs}
+    monkeypatch.setattr(reuse, "PATH", tmp_path / "reuse.json")
+    context = SimpleNamespace(Pool=Pool)
+    monkeypatch.setattr(reuse.multiprocessing, "get_context", lambda kind: context)
+    monkeypatch.setattr(reuse, "measure", lambda one: measured.append(one) or known[one])
+    reuse.save(runs[:0:-1])  # all but the first, in another order
+    assert reuse.stored() == runs[1:]
+    reuse.main([])
+    assert measured == reuse.RUNS[:1] and reuse.stored() == runs
+    said = f"reward {runs[0]['reward'][-1]:.2f}"
+    assert capsys.readouterr().out.splitlines() == [f"{' '.join(map(str, reuse.RUNS[0]))} {said}"]
+    reuse.main(["--again"])
+    assert measured[1:] == reuse.RUNS and reuse.stored() == runs

@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import scaling_runs  # noqa: E402
 
 from minigrpo.grpo import GRPOConfig  # noqa: E402
+from minigrpo.scaling import run  # noqa: E402
+from minigrpo.text.models import load_policy  # noqa: E402
 
 
 def test_every_run_is_stored_with_the_present_settings():
@@ -71,21 +73,6 @@ def test_another_trl_is_noticed(tmp_path, monkeypatch):
     scaling_runs.trainers.cache_clear()
 
 
-def test_an_interrupted_write_leaves_what_was_stored(tmp_path, monkeypatch):
-    path = tmp_path / "scaling.json"
-    path.write_text("what was stored")
-    monkeypatch.setattr(scaling_runs, "PATH", path)
-
-    def half(self, *text):
-        self.write_bytes(b"{")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_text", half)
-    with pytest.raises(KeyboardInterrupt):
-        scaling_runs.save([])
-    assert path.read_text() == "what was stored" and [*tmp_path.iterdir()] == [path]
-
-
 class Pool:
     """In this process, so that what is patched here is patched there."""
 
@@ -131,13 +118,19 @@ def test_a_stored_stale_run_is_what_the_code_gives():
 
 
 @pytest.mark.parametrize("trainer", [*scaling_runs.TRAINERS])
-def test_a_stored_run_of_a_trainer_begins_as_it_does_now(trainer):
+def test_the_command_trains_and_begins_as_the_stored_run_did(trainer, tmp_path, monkeypatch):
     if trainer == "TRL":
         pytest.importorskip("trl", reason="the extra `scale` is not installed")
+    monkeypatch.delenv("RANK", raising=False)
+    out = tmp_path / "run.pt"
+    run.main([trainer.lower(), "--out", str(out), "--steps", "2", "--seed", "1"])
+    result = torch.load(out, weights_only=True)
     (one,) = (r for r in scaling_runs.stored() if r["what"] == trainer and r["seed"] == 1)
-    torch.manual_seed(1)
-    found = scaling_runs.TRAINERS[trainer](2, seed=1)["rewards"]
-    assert found == pytest.approx(one["curve"][:2], abs=0.1)
+    assert result["rewards"] == pytest.approx(one["curve"][:2], abs=0.1)
+    before, after = load_policy(scaling_runs.BASES[0])[0].state_dict(), result["parameters"]
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
 
 
 @pytest.mark.parametrize("function", ["score", "written_by", "stale_loss", "train_stale"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import with_bos
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -72,21 +73,13 @@ def test_a_plain_prompt_and_a_chat(tokenizer):
 
 
 def test_a_chat_has_one_bos_where_the_template_writes_it(tokenizer):
-    class WithBos:
-        """A tokenizer that puts a BOS in front of every text, and whose template writes it too."""
-
-        chat_template = "there is one"
-
-        def apply_chat_template(self, messages, **options):
-            assert options == {"add_generation_prompt": True, "tokenize": False}
-            return "<|user|>" + messages[0]["content"]
-
-        def __call__(self, text, add_special_tokens=True):
-            ids = tokenizer(text)["input_ids"]
-            return {"input_ids": [1, *ids] if add_special_tokens else ids}
-
-    plain, chat = encode_prompt(WithBos(), "hi"), encode_prompt(WithBos(), CHAT)
-    assert plain[0] == 1 and chat[0] == tokenizer.get_vocab()["<|user|>"]
+    other = with_bos(tokenizer)
+    assert other.decode(encode_prompt(other, "hi")) == "<|system|>hi"
+    written = "<|system|><|user|>How many?<|end|>\n<|assistant|>"
+    assert other.decode(encode_prompt(other, CHAT)) == written
+    model = tiny("gpt2", len(other)).eval()
+    r, _ = write(model, other, [CHAT, "hi"], max_new_tokens=1)
+    assert (r.prompt_ids == other.convert_tokens_to_ids("<|system|>")).sum(dim=1).tolist() == [1, 1]
 
 
 def test_a_completion_ends_at_its_first_stop_token(tokenizer):
@@ -120,6 +113,7 @@ def test_stop_tokens_are_those_of_tokenizer_and_model(tokenizer):
 def test_text_of_a_completion():
     assert text_of(RIGHT) == RIGHT
     assert text_of([{"role": "assistant", "content": RIGHT}]) == RIGHT
+    assert text_of([*CHAT, {"role": "assistant", "content": RIGHT}]) == RIGHT
     assert text_of([]) == ""
 
 
@@ -431,7 +425,7 @@ def test_a_model_with_more_tokens_than_the_tokenizer_is_fine(folder, tokenizer):
 
 def test_a_tokenizer_without_a_pad_token(folder):
     bare = train_tokenizer(TEXTS * 5, vocab_size=300)
-    bare.pad_token = None
+    bare.pad_token, bare.padding_side = None, "right"
     bare.save_pretrained(folder)
     with pytest.raises(ValueError, match=r"pad_token: expected one, such as '<\|endoftext\|>'"):
         load_policy(folder, device="cpu")
@@ -439,6 +433,7 @@ def test_a_tokenizer_without_a_pad_token(folder):
         load_policy(folder, device="cpu", pad_token="x y")
     policy, tokenizer = load_policy(folder, device="cpu", pad_token="<|endoftext|>")
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
+    assert tokenizer.padding_side == "left"  # its own is another
 
 
 def test_bfloat16_on_request(folder):

@@ -67,21 +67,6 @@ def test_another_chat_template_is_noticed(tmp_path, monkeypatch):
     assert text_runs.stored() == []
 
 
-def test_an_interrupted_write_leaves_what_was_stored(tmp_path, monkeypatch):
-    path = tmp_path / "text.json"
-    path.write_text("what was stored")
-    monkeypatch.setattr(text_runs, "PATH", path)
-
-    def half(self, *text):
-        self.write_bytes(b"{")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_text", half)
-    with pytest.raises(KeyboardInterrupt):
-        text_runs.save([])
-    assert path.read_text() == "what was stored" and [*tmp_path.iterdir()] == [path]
-
-
 def test_what_the_notebook_says_of_all_six_runs():
     plain = [one for one in text_runs.stored() if one["arm"] in text_runs.FAMILIES]
     assert len(plain) == 6
