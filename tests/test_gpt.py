@@ -56,6 +56,16 @@ def test_the_first_loss_is_that_of_no_opinion():
     assert abs(loss - math.log(65)) < 0.05
 
 
+def test_the_weights_start_small_and_those_that_add_to_the_stream_smaller():
+    torch.manual_seed(0)
+    for name, weight in GPT(GPTConfig()).named_parameters():
+        if name == "position_embedding.weight":
+            assert_close(weight.detach(), 0.1 * sinusoids(256, 192))
+        elif weight.dim() == 2:  # with two blocks, four results are added up
+            adds = name.endswith(("out.weight", "down.weight"))
+            assert weight.std().item() == pytest.approx(0.01 if adds else 0.02, rel=0.03), name
+
+
 def test_logits_have_a_column_per_token_of_the_vocabulary():
     output = tiny_gpt(vocab_size=13)(IDS)
     assert output.logits.shape == (3, 8, 13)

@@ -67,7 +67,8 @@ def imports(path: Path) -> set[Path]:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import hides whose file it takes"
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     found = {ROOT / Path(*name.split(".")) for name in names if name.startswith("minigrpo.")}
     return {file for at in found for file in (at.with_suffix(".py"), at / "__init__.py")} & {*FILES}

@@ -411,9 +411,10 @@ def test_masks_that_do_not_fit_are_refused(mask, message):
 
 @pytest.mark.parametrize(("prompt", "new"), [(30, 1), (24, 1), (20, 5)])
 def test_text_longer_than_the_context_is_refused(prompt, new):
+    ids, mask = left_pad([torch.ones(1).long(), torch.ones(prompt).long()])  # the longer one counts
     message = f"room for {new} new tokens in the context of 24, got prompts of {prompt}"
     with pytest.raises(ValueError, match=f"prompt_ids: expected {message}"):
-        sample(tiny_gpt(context=24), torch.ones(1, prompt).long(), max_new_tokens=new)
+        sample(tiny_gpt(context=24), ids, mask, max_new_tokens=new)
 
 
 def test_padding_does_not_count_towards_the_context():

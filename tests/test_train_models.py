@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import matplotlib.pyplot as plt
 import pytest
 import train_models
 
@@ -25,6 +26,8 @@ def little_to_do(monkeypatch):
         monkeypatch.setattr(module, "WARMUP", replace(module.WARMUP, warmup=0))
         monkeypatch.setattr(module, "WARMUP_ROWS", 4)
     monkeypatch.setattr(train_models, "evaluate", partial(evaluate, n=4))
+    with plt.rc_context():  # the style that `setup` sets is not for later tests
+        yield
 
 
 def test_the_command_trains_and_writes_a_checkpoint(tmp_path, monkeypatch, capsys):
