@@ -76,7 +76,7 @@ def lr_scale(step: int, config: PretrainConfig) -> float:
 
 
 def make_optimizers(model: nn.Module, config: PretrainConfig) -> list[torch.optim.Optimizer]:
-    """AdamW, and for the matrices in the blocks Muon (Jordan et al. 2024), which is faster here."""
+    """AdamW, and Muon (Jordan et al. 2024) for the matrices in the blocks."""
     named = () if config.matrix_lr is None else model.named_modules()
     matrices = [m.weight for name, m in named if isinstance(m, nn.Linear) and "lm_head" not in name]
     taken, decay = {id(p) for p in matrices}, config.weight_decay

@@ -441,7 +441,7 @@ def test_the_inputs_of_the_failing_case_are_shown():
     ("value", "shown"),
     [
         (torch.tensor([[0.123456, math.nan], [math.inf, -0.0]]), "[[0.1235, nan], [inf, 0]]"),
-        (torch.zeros(3, 100), "[0, 0, 0, 0, 0, ...] in shape (3, 100)"),
+        (torch.zeros(3, 100), "[0, 0, 0, 0, 0, ...] of shape (3, 100)"),
         ([torch.ones(2), "a"], "[[1, 1], 'a']"),
         (torch.zeros(0, 3), "[]"),
         (torch.tensor([True, False]), "[1, 0]"),

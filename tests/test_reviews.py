@@ -442,7 +442,7 @@ def test_a_weak_test_is_told_what_it_does_not_see(capsys):
         "on both versions. Your mask is full, so no completion is shorter than another. Nearly "
         "every bug of a mask hides there. Take rows of different lengths.\n"
         "Line 4 is not the wrong one.\n"
-        'hint("8.7") leads on.\n'
+        'Try hint("8.7").\n'
     )
 
 

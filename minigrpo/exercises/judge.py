@@ -206,12 +206,11 @@ def judge_exercise(exercise: Exercise, function: Function) -> tuple[str, str]:
 
 
 CHANGES = {
-    "content": "changes its argument {} in place, and whoever called it still needs it. "
-    "Work on a copy.",
-    "requires_grad": "switches requires_grad of its argument {}, which belongs to whoever called "
-    "it. Take a copy: .detach().clone().",
-    "grad": "leaves a gradient in its argument {}, and whoever called it adds to it with the next "
-    "backward(). Ask torch.autograd.grad, or work on a detached copy.",
+    "content": "changes its argument {} in place, and the caller still needs it. Work on a copy.",
+    "requires_grad": "switches requires_grad of its argument {}, which belongs to the caller. "
+    "Take a copy: .detach().clone().",
+    "grad": "leaves a gradient in its argument {}, and the caller's next backward() adds to it. "
+    "Ask torch.autograd.grad, or work on a detached copy.",
 }
 
 
@@ -252,7 +251,7 @@ def _explain(
     name, wanted = getattr(function, "__name__", "<lambda>"), exercise.reference.__name__
     if name not in (wanted, "<lambda>"):
         first += f"\nThe exercise asks for {wanted}, you gave {name}. Is it the one you meant?"
-    return f'{first}\nhint("{exercise.key}") leads on.'
+    return f'{first}\nTry hint("{exercise.key}").'
 
 
 def _inputs(exercise: Exercise, at: int) -> str:
@@ -268,7 +267,7 @@ def brief(value: Any, room: int = 160) -> str:
         value = value.long() if value.dtype == torch.bool else value  # 1 and 0 are shorter
         text = _show(value, 4)
         if len(text) > room:
-            text = f"{_show(value.flatten()[:5], 4)[:-1]}, ...] in shape {tuple(value.shape)}"
+            text = f"{_show(value.flatten()[:5], 4)[:-1]}, ...] of shape {tuple(value.shape)}"
         return text
     if isinstance(value, list | tuple):
         ends = "[]" if isinstance(value, list) else "()"

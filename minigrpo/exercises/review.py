@@ -200,7 +200,7 @@ def judge_review(
         passed = "passed, " if status == "passed" else ""
         told = f"your test fails on {both} and passes on the right one"
         return status, f"{title}: {passed}{told}. {about_line}", True
-    more = f'{said(right.printed)}\n{about_line}\nhint("{review.key}") leads on.'
+    more = f'{said(right.printed)}\n{about_line}\nTry hint("{review.key}").'
     return "not passed", f"{title}: not right yet. {fault}{more}", False
 
 
