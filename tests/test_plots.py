@@ -202,6 +202,17 @@ def test_a_panel_without_numbers_says_so():
     assert said["KL (nats per token)"] == ["not computed"] and said["reward"] == []
 
 
+def test_a_panel_of_zeros_says_so_unless_another_run_has_numbers():
+    charts = {"patient 4": chart_of(kl=0.0), "healthy twin": chart_of(kl=0.0, truncated=0.1)}
+    plots.draw_charts(charts, "a finding")
+    *panels, _ = plt.gcf().axes
+    kl, truncated = (panels[list(plots.CHART_PANELS).index(title)] for title in
+                     ("KL (nats per token)", "truncated (fraction)"))  # fmt: skip
+    assert [text.get_text() for text in kl.texts] == ["0 in every step"]
+    assert kl.get_xlabel() == "" and not len(kl.get_yticks())
+    assert not truncated.texts and truncated.get_xlabel() == "step" and len(truncated.get_yticks())
+
+
 def test_a_tiny_fraction_does_not_fill_its_panel():
     plots.draw_charts({"patient 4": chart_of(clip_high=5e-4, kl=5e-4)}, "a finding")
     *panels, _ = plt.gcf().axes

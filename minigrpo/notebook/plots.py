@@ -277,11 +277,12 @@ def draw_charts(
         ax.set_xlabel("step", fontsize=8)
         ax.tick_params(labelsize=7)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        top = 1.06 * ax.get_ylim()[1] if ax.dataLim.ymax > 0 else 1
-        top = max(top, 0.05 * heading.endswith("(fraction)"))  # 0.0005 fills no panel
+        drawn = [y for line in ax.get_lines() for y in line.get_ydata()]
+        top = max(1.06 * ax.get_ylim()[1] * any(drawn), 0.05 * ("fraction" in heading)) or 1
         ax.set_ylim(-0.03 * top, top)  # a line at 0 lies above the axis
-        if not any(len(line.get_xdata()) for line in ax.get_lines()):
-            ax.text(0.5, 0.5, "not computed", transform=ax.transAxes, ha="center", fontsize=8)
+        if not any(drawn):  # then an axis would only mislead
+            said = "0 in every step" if drawn else "not computed"
+            ax.text(0.5, 0.5, said, transform=ax.transAxes, ha="center", fontsize=8)
             ax.set(xticks=(), yticks=(), xlabel="")
     corner.set_axis_off()
     corner.legend(loc="center", fontsize=8)
