@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
+from types import SimpleNamespace
 
 import ppo
 import pytest
@@ -61,6 +62,8 @@ def test_the_two_other_rewards_do_not_look_at_the_answer():
         assert only_form(guess, answer, TAGS, given=1) == 1.0
         assert any_thought(thought, answer, TAGS, given=1) == 1.0
         assert any_thought(guess, answer, TAGS, given=1) == 0.0
+    wordy = torch.cat([thought[:-2], thought[-3:]])  # an answer of two tokens
+    assert any_thought(wordy, 1, TAGS, given=1) == 0.0
     for score in (only_form, any_thought):
         assert score(thought[:-1], 1, TAGS, given=1) == 0.0  # without its end
 
@@ -98,12 +101,14 @@ def test_a_run_trains_on_its_own_task_and_is_measured_on_it(base, monkeypatch, n
 
     def spy(policy, task, config, *, evaluate):
         seen.append((task, config, evaluate.keywords))
-        yield from ()
+        for step, seconds, found in ((1, 1.5, None), (2, 0.5, {"accuracy": 1.0})):
+            yield SimpleNamespace(step=step, seconds=seconds, evaluation=found)
 
     monkeypatch.setattr(experiments, "train_grpo", spy)
     monkeypatch.setattr(experiments, "evaluate", lambda policy, **asked: {})
     one = replace(EXPERIMENTS[name], own_base=None)
-    list(run(one, base, seed=3, **TINY))
+    points = list(run(one, base, seed=3, **TINY))
+    assert points == [experiments.Point(0, 0.0, {}), experiments.Point(2, 2.0, {"accuracy": 1.0})]
     asked = {key: value for key, value in one.task.items() if key != "score"}
     config = replace(one.config, seed=3, steps=2, evaluate_every=1)
     assert seen == [(Arithmetic(**one.task), config, {"n": 8, **asked})]

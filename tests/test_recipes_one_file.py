@@ -367,6 +367,29 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, recipe):
     assert len(torch.load(tmp_path / "a" / "checkpoint.pt")["before"]) == len(held_out)
 
 
+@pytest.mark.parametrize("missing", ["a reward", "a learning rate"])
+def test_without_a_reward_or_a_rate_a_run_goes_to_its_end_and_changes_nothing(
+    tmp_path, monkeypatch, capsys, recipe, missing
+):
+    """Nor are held-out questions answered otherwise, since they are asked without chance."""
+    short = [rows[:12] for rows in recipe.make_data()]
+    monkeypatch.setattr(recipe, "make_data", lambda: short)
+    paid = (lambda text, answer: 0.0) if missing == "a reward" else lambda text, answer: len(text)
+    monkeypatch.setattr(recipe, "reward", paid)
+    given = ["--lr", "0.01" if missing == "a reward" else "0", "--kl-weight", "0"]
+    recipe.main(recipe.parse(["--smoke", *given, "--out", str(tmp_path)]))
+    *_, before, after = capsys.readouterr().out.splitlines()
+    assert before.replace("before", "after") == after and "held-out reward after" in after
+    log = [*csv.DictReader((tmp_path / "log.csv").open(encoding="utf-8"))]
+    assert [float(line["grad_norm"]) > 0 for line in log] == [missing != "a reward"] * 2
+    trained = load_policy(tmp_path / "model", device="cpu")[0].state_dict()
+    start = load_policy(SMALL, device="cpu")[0].state_dict()
+    assert all(torch.equal(start[name], trained[name]) for name in start)
+    recipe.main(recipe.parse(["--smoke", *given, "--seed", "1", "--out", str(tmp_path / "other")]))
+    other = csv.DictReader((tmp_path / "other" / "log.csv").open(encoding="utf-8"))
+    assert [line["length"] for line in log] != [line["length"] for line in other]
+
+
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(tmp_path, monkeypatch, recipe):
     def given(folder):
         short = "--smoke --steps 3 --save-every 1 --prompts-per-step 3 --out".split()

@@ -248,9 +248,15 @@ def test_adapters_alone_learn(gsm8k_trl, tmp_path):
 def test_trl_knows_every_setting(gsm8k_trl, tmp_path):
     from trl import GRPOConfig
 
-    o = gsm8k_trl.options("", data=None).parse_args(["--out", str(tmp_path), "--vllm"])
-    o.device, o.lr = "cuda", 1e-6
+    given = ["--out", str(tmp_path), "--vllm", "--kl=0.3", "--seed=5", "--tokens=600", "--steps=40"]
+    o = gsm8k_trl.options("", data=None).parse_args(given)
+    o.device, o.lr = "cuda", 2e-6
     found = gsm8k_trl.settings(o, room=700)
+    assert found.items() >= {
+        "loss_type": "dapo", "epsilon": 0.2, "scale_rewards": "group", "num_generations": 8,
+        "beta": 0.3, "learning_rate": 2e-6, "seed": 5, "max_completion_length": 600,
+        "max_steps": 40, "warmup_steps": 10, "save_steps": 20, "max_grad_norm": 1.0,
+    }.items()  # fmt: skip
     assert set(found) <= {field.name for field in dataclasses.fields(GRPOConfig)}
     rows = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
     assert rows == o.prompts * o.group == 128
@@ -262,7 +268,7 @@ def test_trl_knows_every_setting(gsm8k_trl, tmp_path):
 
 def test_gsm8k_is_a_chat_and_the_number_behind_its_marks(tmp_path):
     file = tmp_path / "some.jsonl"
-    row = {"question": "How many?", "answer": "Two and two.\n#### 1,234"}
+    row = {"question": "How many?", "answer": "Two #### and two.\n#### 1,234"}
     file.write_text((json.dumps(row) + "\n") * 20)
     train, test = gsm8k_rows(file, "train"), gsm8k_rows(file, "test")
     assert len(train) == 18 and len(test) == 2 and train[0]["answer"] == "1,234"

@@ -25,13 +25,22 @@ def text_policy():
 
 
 def test_settings_by_hand():
-    config = GRPOConfig(steps=5, prompts_per_step=6, group_size=4, inner_epochs=3, lr=0.5)
-    translated = scaling.trl_settings(config, processes=2)
-    assert translated["max_steps"] == 15
-    assert translated["per_device_train_batch_size"] == 12 and translated["num_generations"] == 4
-    assert translated["loss_type"] == "grpo" and translated["learning_rate"] == 0.5
-    assert translated["use_bias_correction_kl"] is False  # it is TRL's default
-    assert translated["lr_scheduler_type"] == "constant"
+    config = GRPOConfig(
+        steps=5, prompts_per_step=6, group_size=4, inner_epochs=3, max_new_tokens=7, lr=0.5,
+        temperature=0.8, scale="batch", level="geometric", how="constant", clip=(0.1, 0.3),
+        kl_weight=0.04, kl_correction=True, entropy_weight=0.02, betas=(0.6, 0.7),
+        max_grad_norm=2.0, seed=9,
+    )  # fmt: skip
+    assert scaling.trl_settings(config, processes=2) == {
+        "max_steps": 15, "per_device_train_batch_size": 12, "num_generations": 4,
+        "num_iterations": 3, "max_completion_length": 7, "learning_rate": 0.5,
+        "lr_scheduler_type": "constant", "temperature": 0.8, "scale_rewards": "batch",
+        "importance_sampling_level": "sequence", "loss_type": "dr_grpo", "epsilon": 0.1,
+        "epsilon_high": 0.3, "beta": 0.04, "use_bias_correction_kl": True, "entropy_coef": 0.02,
+        "adam_beta1": 0.6, "adam_beta2": 0.7, "max_grad_norm": 2.0, "seed": 9,
+        "reward_weights": [1.0, 2.0],
+    }  # fmt: skip
+    assert scaling.trl_settings(GRPOConfig())["use_bias_correction_kl"] is False  # TRL's is True
 
 
 @pytest.mark.parametrize(
@@ -95,12 +104,25 @@ def test_trl_gets_what_was_asked_for(text_policy, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     policy, tokenizer = text_policy
     config = scaling.problem_config(policy, tokenizer, steps=3, clip=(0.1, 0.3), seed=7)
-    trainer = scaling.trl_trainer(policy, tokenizer, scaling.problem_rows()[:16], config)
+    rows, other = scaling.problem_rows()[:16], {"learning_rate": 0.7}
+    trainer = scaling.trl_trainer(policy, tokenizer, rows, config, **other)
+    assert trainer.args.learning_rate == 0.7 != config.lr
     assert (trainer.epsilon_low, trainer.epsilon_high) == (0.1, 0.3)
     assert trainer.args.max_steps == 6 and trainer.args.seed == 7
     assert trainer.beta == 0 and trainer.ref_model is None
     assert trainer.reward_weights.tolist() == [1.0, 2.0]
     assert trainer.reward_func_names == ["format_reward", "answer_reward"]
+
+
+@needs_trl
+def test_rows_are_shared_by_the_processes_that_torchrun_starts(text_policy, monkeypatch):
+    def settings(config, processes):
+        raise KeyError(f"{processes} processes")
+
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setattr(scaling, "trl_settings", settings)
+    with pytest.raises(KeyError, match="4 processes"):
+        scaling.trl_trainer(*text_policy, [], scaling.problem_config(*text_policy))
 
 
 @needs_trl

@@ -93,6 +93,7 @@ def test_a_last_batch_that_is_not_full_is_left_out(small):
     first = [key for _ in range(2) for key in draw(task, 8, generator)]
     assert len({*first}) == 16
     assert len({*draw(task, 8, generator), *draw(task, 8, generator)}) == 16  # of the next epoch
+    assert [len(draw(task, n, generator)) for n in (8, 4, 4, 8)] == [8, 4, 4, 8]  # begins anew
     with pytest.raises(ValueError, match="expected 22 different ones or more, got 21"):
         task.prompts(22, generator)
 

@@ -139,6 +139,15 @@ def test_a_text_that_ends_with_a_token_of_its_own_is_not_filled_with_padding(tok
     assert not rollouts.completion_mask.all() and ends not in stop_tokens(tokenizer, model)
     assert texts[0] == tokenizer.decode(first[0, :2])
     assert not any(tokenizer.pad_token in text for text in texts)
+    # If it is one of the model's, it is no part of the text.
+    model.generation_config.eos_token_id = ends
+    rollouts, texts = write(model, tokenizer, prompts, max_new_tokens=6)
+    assert not rollouts.completion_mask.all() and texts[0] == tokenizer.decode(first[0, :1])
+
+
+def test_a_text_has_forty_tokens_at_most_if_nobody_says_how_many(tokenizer):
+    model = tiny("gpt2", len(tokenizer)).eval()
+    assert write(model, tokenizer, ["Ann", "Ben"] * 4)[0].completions.shape == (8, 40)
 
 
 # --------------------------------------------------------------------------------------------
@@ -196,6 +205,7 @@ def test_a_worked_example_in_the_prompt_is_never_paid(completion):
 
 ANSWERS = [
     ("7", "7", 1),
+    (7, "7", 1),
     ("7", " 7.0 ", 1),
     ("7.0", "7", 1),
     ("1234", "1,234", 1),
@@ -289,6 +299,12 @@ def test_every_prompt_comes_once_before_any_comes_twice(tokenizer):
     drawn = task.prompts(6, torch.Generator().manual_seed(0))
     texts = sorted(tokenizer.decode(ids) for ids in drawn)
     assert texts == sorted(2 * [row["prompt"] for row in rows(3)])
+    task = TextProblems(tokenizer, rows(9))
+    one, again, other = (
+        [ids.tolist() for ids in task.prompts(9, torch.Generator().manual_seed(seed))]
+        for seed in (0, 0, 1)
+    )
+    assert one == again != other
 
 
 def test_two_rows_that_look_the_same_and_are_not_are_refused(tokenizer):
@@ -436,9 +452,10 @@ def test_a_tokenizer_without_a_pad_token(folder):
     assert tokenizer.padding_side == "left"  # its own is another
 
 
-def test_bfloat16_on_request(folder):
-    policy, _ = load_policy(folder, device="cpu", dtype=torch.bfloat16)
-    assert policy.dtype == torch.bfloat16
+def test_bfloat16_and_another_pad_token_on_request(folder):
+    given = {"dtype": torch.bfloat16, "pad_token": "<|end|>"}
+    policy, tokenizer = load_policy(folder, device="cpu", **given)
+    assert policy.dtype == torch.bfloat16 and tokenizer.pad_token == "<|end|>"
 
 
 def test_the_turn_of_the_assistant_begins_behind_what_the_user_wrote():

@@ -100,13 +100,52 @@ def test_a_stored_run_is_not_repeated_and_one_of_other_settings_is(tmp_path, mon
     assert "v, seed 0" in capsys.readouterr().out
 
 
+def test_a_measurement_keeps_the_scores_and_the_loss_where_it_looks(monkeypatch):
+    steps = [(1, 0.5), (2, 0.25), (3, None), (4, 0.05)]
+    monkeypatch.setattr(thinking, "train", lambda *given: iter(steps))
+    monkeypatch.setattr(thinking, "evaluate", lambda policy: dict.fromkeys(thinking.SCORES, 0.5))
+    monkeypatch.setattr(thinking, "habits", lambda policy: {"whole": 0.25})
+    found = thinking.measured(replace(thinking.shown("right answers", 1e-3), every=2), 1)
+    curve = {name: [0.5] * 3 for name in thinking.SCORES} | {"step": [0, 2, 4]}
+    habits = dict.fromkeys(("base", "after"), {"whole": 0.25})
+    assert found == {"seed": 1, **habits, "loss": [0.25, 0.05], "curve": curve}
+
+
+def test_a_command_measures_one_family_or_tells_what_is_stored(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def measured(variant, seed):
+        asked.append((variant.every, seed))
+        curve = {name: [0.0, 0.25 + seed / 2] for name in thinking.SCORES}
+        return {"seed": seed, "base": {"whole": 0.5}, "curve": curve}
+
+    monkeypatch.setattr(thinking, "PATH", tmp_path / "thinking.json")
+    families = {
+        name: {"v": Variant(seeds=(0, 1), every=every)} for name, every in (("f", 1), ("g", 2))
+    }
+    monkeypatch.setattr(thinking, "FAMILIES", families)
+    monkeypatch.setattr(thinking, "measured", measured)
+    thinking.main(["--only", "g"])
+    assert asked == [(2, 0), (2, 1)]
+    capsys.readouterr()
+    thinking.main(["--summary"])
+    assert len(asked) == 2
+    *empty, title, line = capsys.readouterr().out.strip().splitlines()
+    assert empty == ["f", ""] and title == "g"
+    assert "v " in line and "2 seeds  accuracy 0.500 (0.250 to 0.750)" in line
+    assert line.endswith("base whole 0.5000")
+    thinking.main([])
+    assert asked[2:] == [(1, 0), (1, 1)]
+
+
 def test_a_new_run_leaves_the_stored_ones_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setattr(thinking, "PATH", tmp_path / "thinking.json")
     for seed in (2, 0):
         thinking.add("few questions", "1", {"seed": seed})
     thinking.add("torn pages", "0", {"seed": 1})
+    thinking.add("few questions", "1", {"seed": 2, "again": True})
     found = thinking.stored()
-    assert [one["seed"] for one in found["few questions"]["1"]["runs"]] == [0, 2]
+    assert found["few questions"]["1"]["runs"] == [{"seed": 0}, {"seed": 2, "again": True}]
     assert [one["seed"] for one in found["torn pages"]["0"]["runs"]] == [1]
 
 
