@@ -567,6 +567,17 @@ def test_printing_without_end_and_a_neighbour_file(tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.py", "neighbour.py"]
 
 
+def test_what_is_set_and_how_long_it_may_take_reach_the_judge(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(BUILT_IN.replace("AVERAGE", AVERAGES["token_mean"]).replace("HIGH", "0.28"))
+    judge = ["judge", f"{path}:loss"]
+    assert main([*judge, "--set", "how=token_mean", "clip=0.2,0.28"]) == 0
+    assert "Nothing wrong was found." in capsys.readouterr().out
+    assert main([*judge, "--set", "how=token_mean", "clip=0.2,0.2"]) == 1
+    assert main([*judge, "--seconds", "0.01"]) == 2
+    assert "didn't finish within 0.01 seconds" in capsys.readouterr().out
+
+
 def test_the_exit_code_and_the_help(tmp_path):
     name = "max_for_min"
     (tmp_path / "mine.py").write_text(SOURCE.replace(BY_NAME[name].line, BY_NAME[name].instead))

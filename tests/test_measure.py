@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from minigrpo import clinic
-from minigrpo.clinic.charts import shown, side_by_side
+from minigrpo.clinic.charts import Chart, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
 from minigrpo.clinic.patients import (
     LETTER,
@@ -18,6 +19,7 @@ from minigrpo.clinic.patients import (
     record,
     where_it_hurts,
 )
+from minigrpo.grpo import GRPOConfig
 
 SLOW = "weight 0 against 1"
 QUICK = [name for name in MEASUREMENTS if name != SLOW]
@@ -119,6 +121,22 @@ def test_a_held_out_question_asks_the_patient_that_reads_the_prompt():
         "a reward that reads the prompt", "held-out accuracy", "held-out accuracy, after the run"
     )
     assert here < twin - 0.1
+
+
+def test_a_dashboard_shows_the_first_step_and_the_mean_of_the_last_three():
+    metrics = "reward entropy grad_norm mean_length truncated loss".split()
+    steps = [
+        SimpleNamespace(**dict.fromkeys(metrics, n), kl=None, clip_low=n, clip_high=10 * n)
+        for n in (1.0, 2.0, 4.0, 6.0, 11.0)
+    ]
+    found = dashboard(Chart(GRPOConfig(), steps, None, 0.0))
+    assert found.pop("steps done") == 5
+    assert found.pop("clipped (clip_ratio/region_mean)") == (11, 77)  # both sides
+    assert all(map(math.isnan, found.pop("KL to the reference (kl)")))
+    assert len(found) == len(metrics) and {*found.values()} == {(1, 7)}
+    found = dashboard(Chart(GRPOConfig(), [], None, 0.0))
+    assert found.pop("steps done") == 0
+    assert all(math.isnan(number) for pair in found.values() for number in pair)
 
 
 def test_numbers_are_shown_as_a_table_needs_them():
