@@ -157,6 +157,7 @@ FIXED_MIXED = (228, (0, 4, 0, 7, 6), (9, 22, 23, 12, 1))
     [
         ({"operations": "divide"}, "operations: expected one of add, mixed, got 'divide'"),
         ({"lengths": (3, 10)}, "lengths: expected numbers from 2 to 9"),
+        ({"lengths": (1, 3)}, "lengths: expected numbers from 2 to 9"),
     ],
 )
 def test_questions_that_do_not_exist_are_refused(options, message):
@@ -479,17 +480,17 @@ def test_the_hook_asks_held_out_questions(monkeypatch):
         return ask(policy, questions, **options)
 
     monkeypatch.setattr(arithmetic, "ask", spy)
-    scores = evaluate(Writer(lazy, len(prompt_ids((1,)))), n=20)
+    scores = evaluate(Writer(lazy, len(prompt_ids((1,)))), n=21)
     assert asked[0] == asked[1]  # sampled and greedy
-    assert len(asked[0]) == 30
+    assert len(asked[0]) == 21 + 11
     assert all(map(is_held_out, asked[0]))
-    easy, hard = asked[0][:20], asked[0][20:]
+    easy, hard = asked[0][:21], asked[0][21:]
     assert {len(q) for q in easy} <= {*TRAINED_LENGTHS}
     assert {len(q) for q in hard} == {*HARDER_LENGTHS}
     right = [lazy(q)[-3] == running_totals(q)[-1] for q in asked[0]]
-    assert scores["accuracy"] == scores["greedy"] == sum(right[:20]) / 20
-    assert scores["harder"] == scores["harder_greedy"] == sum(right[20:]) / 10
-    assert scores["thinking"] == sum(lazy(q).index(END_THINK) for q in easy) / 20
+    assert scores["accuracy"] == scores["greedy"] == sum(right[:21]) / 21
+    assert scores["harder"] == scores["harder_greedy"] == sum(right[21:]) / 11
+    assert scores["thinking"] == sum(lazy(q).index(END_THINK) for q in easy) / 21
 
 
 def test_the_seed_decides_what_the_hook_asks_and_sampled_is_not_greedy(monkeypatch):

@@ -229,6 +229,19 @@ def test_completions_reach_the_reward_without_padding_and_prompt_major():
     assert metrics[0].truncated == 1 - ended / 8
 
 
+def test_the_seed_decides_what_is_asked_and_what_is_written():
+    asked, written = [], []
+    for seed in (0, 0, 1):
+        task, same = Count(), Count()
+        same.prompts = lambda n, generator: [torch.tensor([1])] * n
+        config = replace(SMALL, steps=1, prompts_per_step=4, seed=seed)
+        run(task=task, config=config)
+        asked.append([prompt.tolist() for prompt in task.asked[0][0]])
+        written.append(run(task=same, config=config)[0].rollouts.completions.tolist())
+    for first, again, other in (asked, written):
+        assert first == again != other
+
+
 def test_groups_of_equal_rewards_are_counted_and_teach_nothing():
     one = replace(SMALL, steps=1, inner_epochs=1)
     (metrics,) = run(task=Fault(lambda n: [1.0] * 4 + [0.0, 1.0, 0.0, 0.0]), config=one)
@@ -241,19 +254,22 @@ def test_groups_of_equal_rewards_are_counted_and_teach_nothing():
     assert torch.equal(weights(policy), before)
 
 
-def test_the_gradient_is_clipped(monkeypatch):
-    norms = []
+def test_the_gradient_is_clipped_and_the_optimizer_is_told_its_settings(monkeypatch):
+    norms, told = [], []
     original = torch.optim.AdamW.step
 
     def spy(self, *args, **kwargs):
         grads = [p.grad for group in self.param_groups for p in group["params"]]
         norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
+        told.extend((g["lr"], g["betas"], g["weight_decay"]) for g in self.param_groups)
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
-    metrics = run(task=Fault(torch.arange), config=replace(SMALL, max_grad_norm=1e-3))
+    config = replace(SMALL, max_grad_norm=1e-3, lr=0.03, betas=(0.5, 0.6))
+    metrics = run(task=Fault(torch.arange), config=config)
     assert all(norm <= 1e-3 + 1e-6 for norm in norms)
     assert all(m.grad_norm > 1e-3 for m in metrics)
+    assert len(told) == 6 and {*told} == {(0.03, (0.5, 0.6), 0.0)}
 
 
 def test_the_evaluation_hook_is_called_when_due():
@@ -344,6 +360,11 @@ def test_a_policy_that_never_ends_is_named():
         run(Bigram(table), config=replace(SMALL, eos_id=EOS))
     metrics = run(Bigram(table), config=replace(SMALL, eos_id=EOS, check=False))
     assert metrics[0].truncated == 1
+    policy = Bigram(uniform(11, 11))
+    steps = train_grpo(policy, Count(), replace(SMALL, eos_id=EOS))
+    assert next(steps).truncated < 1
+    policy.table.data = table
+    assert next(steps).truncated == 1  # one that has forgotten it may learn it again
 
 
 COUNTED = "steps prompts_per_step max_new_tokens inner_epochs rows_per_pass".split()
@@ -405,8 +426,8 @@ def test_in_half_precision_the_ratio_is_checked_on_average():
 
 
 def test_the_ratio_is_checked_closely_and_at_every_step():
-    policy = Noisy(uniform(11, 11), noise=1.02)
-    with pytest.raises(RuntimeError, match="at the first update of step 1 is off 1 by up to 0.0"):
+    policy = Noisy(uniform(11, 11), noise=1.002)
+    with pytest.raises(RuntimeError, match="at the first update of step 1 is off 1 by up to 0.00"):
         run(policy)
     policy.noise = 1.0
     steps = train_grpo(policy, Count(), SMALL)
@@ -520,6 +541,29 @@ def test_a_killed_run_ends_with_the_same_weights_bit_for_bit(tmp_path):
         with mutated(load_run, line, f"{line} if name != {part!r} else None"):
             rest, resumed = killed_and_resumed(tmp_path / f"without_{part}.pt", config)
         assert rest != whole[4:] and not torch.equal(resumed, weights(policy)), part
+
+
+class Counting(Count):
+    """A task that remembers how many batches it was asked for."""
+
+    batches = 0
+
+    def prompts(self, n, generator):
+        self.batches += 1
+        return super().prompts(n, generator)
+
+    def state_dict(self):
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state):
+        self.batches = state["batches"]
+
+
+def test_a_task_that_remembers_goes_on_from_what_it_knew(tmp_path):
+    path, task = tmp_path / "run.pt", Counting()
+    run(task=Counting(), config=replace(SMALL, steps=2), checkpoint=path)
+    run(task=task, checkpoint=path)
+    assert task.batches == 3
 
 
 def test_a_finished_run_yields_nothing_and_a_longer_one_goes_on(tmp_path):
@@ -720,12 +764,13 @@ def test_gradient_checkpointing_changes_the_memory_alone(make):
     assert (once, twice) == ([2, 4], [6, 6])  # prompt, then completions; or all at once, twice
 
 
-def test_a_run_may_go_on_with_fewer_rows_in_a_pass_and_not_in_another_precision(tmp_path):
+def test_a_run_may_go_on_with_other_habits_and_not_in_another_precision(tmp_path):
     path = tmp_path / "run.pt"
     run(config=replace(SMALL, steps=1), checkpoint=path)
     with pytest.raises(ValueError, match="written with dtype = 'float32', and this run has 'bfl"):
         run(config=replace(SMALL, dtype="bfloat16"), checkpoint=path)
-    assert [m.step for m in run(config=replace(SMALL, rows_per_pass=2), checkpoint=path)] == [2, 3]
+    other = replace(SMALL, rows_per_pass=2, save_every=1, evaluate_every=3)
+    assert [m.step for m in run(config=other, checkpoint=path)] == [2, 3]
 
 
 def test_the_evaluation_hook_sees_the_policy_itself(monkeypatch):

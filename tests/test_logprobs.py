@@ -563,15 +563,29 @@ def test_only_a_slice_is_copied_at_a_time(monkeypatch):
     assert [len(x) for x in seen] == [3] * 6 + [2] and not any(x.requires_grad for x in seen)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_only_the_completions_have_logits(monkeypatch, recompute):
-    """Of a model that can leave the others out, whether it has a cache or not."""
+@pytest.mark.parametrize(
+    ("recompute", "blanks", "logits"),
+    [(False, 300, [(3, 1), (4, 2)]), (True, 300, [(4, 3)]), (False, 0, [(3, 3), (4, 2)])],
+)
+def test_only_the_completions_have_logits(monkeypatch, recompute, blanks, logits):
+    """Of a model that can leave the others out, whether it has a cache or not.
+
+    Of a short prompt all positions: the logits of a single one may round differently.
+    """
     policy, made = tiny_llama(), []
     policy.lm_head.register_forward_hook(lambda module, given, out: made.append(out.shape[:2]))
     monkeypatch.setattr(logprobs, "recomputes", lambda model: recompute)
-    ids, mask = (torch.cat([x.new_zeros(4, 300), x], dim=1) for x in PROMPTS)  # a long prompt
+    ids, mask = (torch.cat([x.new_zeros(4, blanks), x], dim=1) for x in PROMPTS)
     completion_log_probs_and_entropy(policy, ids, mask, ids.new_ones(4, 3), ids.new_ones(4, 3))
-    assert made == ([(4, 3)] if recompute else [(3, 1), (4, 2)])
+    assert made == logits
+
+
+def test_only_layers_that_train_are_run_twice():
+    model = tiny_llama().train()
+    assert not logprobs.recomputes(model)
+    model.gradient_checkpointing_enable()
+    assert logprobs.recomputes(model)
+    assert not logprobs.recomputes(model.eval())  # so that sampling has its cache
 
 
 def test_without_its_cache_a_model_scores_the_same(monkeypatch):
@@ -592,3 +606,9 @@ def test_masks_that_would_score_something_else_are_refused(prompt_mask, completi
     ids = torch.ones(2, 4, dtype=torch.long)
     with pytest.raises(ValueError, match=message):
         completion_log_probs_and_entropy(tiny_gpt(), ids, prompt_mask, ids[:, :3], completion_mask)
+
+
+def test_a_temperature_of_zero_scores_nothing():
+    ids, ones = torch.ones(2, 3, dtype=torch.long), torch.ones(2, 3)
+    with pytest.raises(ValueError, match="temperature: expected a finite number above 0, got 0"):
+        completion_log_probs_and_entropy(tiny_gpt(), ids, ones, ids, ones, temperature=0)

@@ -932,6 +932,14 @@ def test_the_mask_may_be_of_any_dtype(dtype):
     assert metrics == expected_metrics
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_loss_is_of_the_dtype_of_the_log_probs(dtype):
+    """Advantages are computed in float64, and would otherwise turn everything into that."""
+    batch = {name: x if name == "advantages" else x.to(dtype) for name, x in BATCH.items()}
+    for surrogate in SURROGATES:
+        assert grpo_loss(**batch, surrogate=surrogate, kl_weight=0.3)[0].dtype == dtype
+
+
 # ---------------------------------------------------------------------------------------------
 # grpo_loss: metrics
 

@@ -107,6 +107,7 @@ def test_token_strips_write_each_token_with_its_number_and_colour_its_sign():
     ax.figure.canvas.draw()
     written = [text.get_text() for text in ax.texts]
     assert written == ["7", "+0.50", "</s>", "-0.25", "x", "0", "1", "+1.00"]
+    assert [box.get_xy() for box in ax.patches] == [(0, 0), (1, 0), (2, 0), (0, 1)]
     red, _, blue = zip(*(box.get_facecolor()[:3] for box in ax.patches), strict=True)
     assert [b - r > 0.05 for r, b in zip(red, blue, strict=True)] == [True, False, False, True]
     assert [r - b > 0.05 for r, b in zip(red, blue, strict=True)] == [False, True, False, False]
@@ -118,6 +119,14 @@ def test_token_strips_around_one():
     plots.token_strips(ax, [["a", "b"]], torch.tensor([[1.0, 1.2]]), [""], middle=1.0, digits=1)
     assert [text.get_text() for text in ax.texts] == ["a", "1.0", "b", "1.2"]
     assert ax.patches[0].get_facecolor()[:3] == (1, 1, 1)
+
+
+def test_token_strips_of_two_figures_can_share_their_colors():
+    _, axes = plt.subplots(2)
+    plots.token_strips(axes[0], [["a", "b"]], torch.tensor([[0.5, 1.0]]), [""])
+    plots.token_strips(axes[1], [["a"]], torch.tensor([[0.5]]), [""], reach=1.0)
+    half, full, alone = (box.get_facecolor() for ax in axes for box in ax.patches)
+    assert alone == half != full
 
 
 def test_a_run_is_drawn_again_as_it_grows():
@@ -134,6 +143,7 @@ def test_a_run_is_drawn_again_as_it_grows():
         plots.draw_run(figure, [step(n + 1) for n in range(length)], start)
         figure.canvas.draw()
     assert len(figure.axes) == len(plots.PANELS) == 8
+    assert all(ax.get_ylim()[0] == 0 for ax in figure.axes)
     drawn = {
         (ax.get_title(loc="left"), line.get_label()): [*map(list, line.get_data())]
         for ax in figure.axes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import matplotlib.pyplot as plt
 import pytest
@@ -44,7 +45,7 @@ def test_the_seed_decides_the_random_numbers():
         ({"MINIGRPO_THREADS": "3"}, 3),
         ({"OMP_NUM_THREADS": "1"}, 1),
         ({"MINIGRPO_THREADS": " 2 ", "OMP_NUM_THREADS": "1"}, 2),
-        ({"MINIGRPO_THREADS": "", "OMP_NUM_THREADS": "1"}, 1),
+        ({"MINIGRPO_THREADS": " ", "OMP_NUM_THREADS": "1"}, 1),
     ],
     ids=str,
 )
@@ -99,7 +100,13 @@ def test_the_device_is_the_cpu_unless_named(monkeypatch):
 def test_setup_silences_the_libraries_and_sets_the_style():
     transformers.logging.set_verbosity_warning()
     plt.rcParams["axes.spines.top"] = True
-    setup()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        setup()
+        warnings.warn("another default from the next version on", FutureWarning, stacklevel=1)
+        warnings.warn("this is odd", UserWarning, stacklevel=1)
+    assert UserWarning in (categories := [w.category for w in told])
+    assert FutureWarning not in categories
     assert transformers.logging.get_verbosity() == transformers.logging.ERROR
     assert not transformers.logging.is_progress_bar_enabled()
     assert plt.rcParams["axes.spines.top"] is False
