@@ -385,6 +385,9 @@ def test_without_a_reward_or_a_rate_a_run_goes_to_its_end_and_changes_nothing(
     trained = load_policy(tmp_path / "model", device="cpu")[0].state_dict()
     start = load_policy(SMALL, device="cpu")[0].state_dict()
     assert all(torch.equal(start[name], trained[name]) for name in start)
+    (group,) = torch.load(tmp_path / "checkpoint.pt")["optimizer"]["param_groups"]
+    assert (group["lr"], group["betas"]) == (float(given[1]), (0.9, 0.99))
+    assert group["weight_decay"] == 0
     recipe.main(recipe.parse(["--smoke", *given, "--seed", "1", "--out", str(tmp_path / "other")]))
     other = csv.DictReader((tmp_path / "other" / "log.csv").open(encoding="utf-8"))
     assert [line["length"] for line in log] != [line["length"] for line in other]
