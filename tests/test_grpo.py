@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import replace
 
@@ -574,6 +575,14 @@ def test_a_finished_run_yields_nothing_and_a_longer_one_goes_on(tmp_path):
     assert [m.step for m in run(policy, config=replace(SMALL, steps=5), checkpoint=path)] == [4, 5]
 
 
+class Trap:
+    def __init__(self, folder) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
 def test_checkpoints_that_do_not_belong_are_refused(tmp_path):
     path = tmp_path / "run.pt"
     run(checkpoint=path)
@@ -584,6 +593,10 @@ def test_checkpoints_that_do_not_belong_are_refused(tmp_path):
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(ValueError, match="checkpoint: .*run.pt does not belong to this run"):
         run(checkpoint=path)
+    torch.save(Trap(tmp_path / "sprung"), path)  # a pickle may run code when it is read
+    with pytest.raises(ValueError, match="does not belong to this run"):
+        run(checkpoint=path)
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -716,6 +729,12 @@ def test_rows_without_a_gradient_are_not_scored(settings, rows, monkeypatch):
     others = [(n, on) for scored, n, on in seen if scored is not policy]
     assert others == ([(n, False) for n in rows] if "kl_weight" in settings else [])
     assert metrics.mean_length == 5 and len(metrics.rewards) == 8
+
+
+def test_where_no_group_differs_a_single_row_is_scored(monkeypatch):
+    seen = scored_rows(monkeypatch)
+    run(task=Fault(lambda n: [1.0] * n), config=replace(SMALL, steps=1, inner_epochs=1))
+    assert [n for _, n, _ in seen] == [1]
 
 
 def test_without_rows_that_teach_the_optimizer_goes_on_by_its_averages():

@@ -823,6 +823,14 @@ def test_the_first_update_by_hand():
     assert metrics["ratio/min"] == metrics["ratio/mean"] == metrics["ratio/max"] == 1.0
 
 
+def test_a_token_that_has_become_impossible_has_ratio_zero():
+    """Only a sampled token of probability 0 is an error (`REFUSED`)."""
+    log_probs, old = float64([-1.0, -INF]), float64([-1.0, -1.0])
+    loss, metrics = grpo_loss(log_probs, old, float64(1), torch.ones(1, 2))
+    assert_close(loss.item(), -0.5)
+    assert metrics["ratio/min"] == 0
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "slope"),
     [(0.5, 1, -0.5), (2, 1, -1.5), (0.5, -1, 0.5), (2, -1, 1.5), (1.2, 2, -2.4)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -138,6 +139,16 @@ def test_the_lock_of_a_kernel_that_was_killed_is_free(file):
     began = time.monotonic()
     kept.remember("clinic", "4", diagnosis(True))
     assert time.monotonic() - began < 2 and "4" in json.loads(file.read_text())["clinic"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="another lock on this platform")
+def test_where_there_are_no_locks_it_is_kept_all_the_same(file, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(kept.fcntl, "flock", refuse)
+    kept.remember("clinic", "4", diagnosis(True))
+    assert "4" in json.loads(file.read_text())["clinic"] and capsys.readouterr().out == ""
 
 
 DEATHS = {

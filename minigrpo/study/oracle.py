@@ -136,7 +136,6 @@ def moments(
         leaf = log_probs.detach()[some].requires_grad_()  # (B, G, T)
         losses = estimator(leaf, world.mask[some], rewards[some])
         (slope,) = torch.autograd.grad(losses.sum(), leaf)
-        slope = torch.where(world.mask[some], slope, 0.0)
         per_group = torch.einsum("bgt,bgtp->bp", slope, jacobian[some])  # chain rule
         first = first + weight @ per_group
         second = second + weight @ per_group.square()
