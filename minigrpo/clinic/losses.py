@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from itertools import product
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import torch
@@ -393,7 +394,8 @@ def coverage(trial: Trial, right: list[Answer], trl: list, off: list, stored: in
         lines.append("  TRL's stored answers start from advantages, so none was compared.")
     lines.append(f"  {len(single) - len(blind)} of {len(single)} named mistakes would show.")
     if blind:
-        lines.append(f"  These wouldn't, with the options it has: {', '.join(blind)}.")
+        told = f"These wouldn't, with the options it has: {', '.join(blind)}."
+        lines += wrap(told, 100, initial_indent="  ", subsequent_indent="    ")
     built_in = {k: v for k, v in trial.assumed.items() if k in trial.turned or k == "max_length"}
     if trial.turned:
         words = ", ".join(f"{k}={v!r}" for k, v in built_in.items())
