@@ -51,7 +51,7 @@ CARDS = {
     ),
     "05_kl_and_family": (
         "The KL as a number and as a gradient, the whole loss, and six published algorithms as "
-        "settings of one function.",
+        "settings of the same code.",
         "variants-figure",
     ),
     "06_a_llama_that_answers": (
