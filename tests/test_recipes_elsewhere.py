@@ -98,6 +98,7 @@ def openrlhf():
         label = json.dumps({"answer": right, "form": form, "right": 1.0})
         found = reward([query], [prompt], [label])
         assert all(v.shape == (1,) for v in (found["rewards"], found["scores"]))
+        assert found["scores"].item() == found["extra_logs"]["right"].item()  # what is filtered by
         return found["rewards"].item(), {k: v.item() for k, v in found["extra_logs"].items()}
 
     return call

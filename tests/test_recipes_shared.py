@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import recipe_lines
@@ -109,6 +110,8 @@ def test_an_answer_without_its_marks_is_refused_and_shown(tmp_path, answer):
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
+    copy = SimpleNamespace(HF_HUB_OFFLINE=False)  # that the datasets library keeps
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(config=copy))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     began, asked = time.monotonic(), []
 
@@ -119,7 +122,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
     with pytest.raises(ValueError, match="--model no-one/nothing: expected a model's folder or"):
         monkeypatch.setattr("minigrpo.text.recipes.get_session", refuse)
         load_config("no-one/nothing")
-    assert asked == [1]
+    assert asked == [1] and copy.HF_HUB_OFFLINE
     assert constants.HF_HUB_OFFLINE and time.monotonic() - began < 5
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -305,6 +308,31 @@ def test_a_log_has_one_line_per_step_whatever_stops_the_run(tmp_path):
     ]
     assert read(log.path)[1]["held_out"] == "0.5"
     assert [path.name for path in log.path.parent.iterdir()] == ["log.csv"]
+
+
+def test_what_is_interrupted_while_it_is_written_is_there_as_before_or_not_at_all(
+    tmp_path, monkeypatch
+):
+    def half(self, *rows):
+        raise KeyboardInterrupt
+
+    log = CsvLog(tmp_path / "log.csv")
+    log.add(1, reward=0.5)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(csv.DictWriter, "writerows", half)
+        log.add(2, reward=0.75)
+    assert [line["step"] for line in read(log.path)] == ["1"]
+
+    def part(self, text, **given):
+        self.write_bytes(text[:3].encode())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "write_text", part)
+        running.kept(tmp_path / "before.json", lambda: {"right": 0.5})
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+    assert running.kept(tmp_path / "before.json", lambda: {"right": 0.25}) == {"right": 0.25}
+    assert running.kept(tmp_path / "before.json", half) == {"right": 0.25}  # it isn't asked again
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,9 @@ def test_what_is_missing_is_measured_and_without_trl_the_rest(
     assert measured == [scaling_runs.name(one) for one in expected]
     assert scaling_runs.stored() == [one for one in runs if installed or one != trl]
     assert ("TRL is not installed, so 1" in capsys.readouterr().out) == (not installed)
+    measured.clear()
+    scaling_runs.main(["--again"])
+    assert measured == [one for one in scaling_runs.RUNS if installed or one.what != "TRL"]
 
 
 def test_a_stored_stale_run_is_what_the_code_gives():
@@ -131,6 +134,25 @@ def test_the_command_trains_and_begins_as_the_stored_run_did(trainer, tmp_path, 
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_an_exact_run_is_in_float64_and_an_interrupted_one_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    command = ["ours", "--exact", "--steps", "1", "--out", str(tmp_path / "run.pt")]
+    run.main(command)
+    parameters = torch.load(tmp_path / "run.pt", weights_only=True)["parameters"]
+    assert {p.dtype for p in parameters.values()} == {torch.float64}
+
+    def half(result, path):
+        Path(path).write_bytes(b"PK")
+        raise KeyboardInterrupt
+
+    (tmp_path / "run.pt").unlink()
+    monkeypatch.setattr(run, "train_ours", lambda *given, **settings: {})
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(KeyboardInterrupt):
+        run.main(command)
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("function", ["score", "written_by", "stale_loss", "train_stale"])
