@@ -150,6 +150,21 @@ def test_a_list_is_taken_where_the_record_says_so():
         )
 
 
+def test_a_slip_is_told_by_name_in_a_list_as_in_a_tensor():
+    def plain_average(mask, rows):
+        parts = len(mask.split(rows))
+        return [1 / parts] * parts
+
+    told = "You give every part the same weight"
+    for kind in (list, tuple, lambda weights: torch.tensor(weights, dtype=torch.double)):
+        message = says(lambda mask, rows, kind=kind: kind(plain_average(mask, rows)), "11.2")
+        assert told in message
+        assert "expected [0.5556, 0.2222, 0.2222]\n  got      [0.3333, 0.3333, 0.3333]" in message
+    listed = dataclasses.replace(find("11.2"), sequence=False)
+    message = judge_exercise(listed, plain_average)[1]
+    assert told not in message and "expected a tensor, got list" in message
+
+
 # what an answer may do ---------------------------------------------------------------------------
 
 

@@ -135,7 +135,8 @@ class Outcome:
         error: the exception in words, or None.
         attempted: False for a stub that raises NotImplementedError.
         stopped: whether it ran out of time or was interrupted; later cases are not tried.
-        value: what it returned; a tensor without its graph.
+        value: what it returned; a tensor without its graph, and for a list of numbers a tensor
+            too, where the exercise takes one.
         graph: whether it had one.
         gradients: one per argument asked for; None where nothing flows back.
         changed: the first argument that was changed in place, and what of it; or None.
@@ -328,6 +329,9 @@ def _run(exercise: Exercise, function: Function, case: Case, seconds: float) -> 
             graph = isinstance(value, Tensor) and value.requires_grad
             gradients = _gradients(value, [leaves[place] for place in exercise.gradient])
             value = _plain(value)
+            listed = exercise.sequence and isinstance(value, list)
+            if listed and all(isinstance(x, Real) and not isinstance(x, bool) for x in value):
+                value = _tensor(value)  # so that a named slip is known in either form
     except BaseException as error:  # whatever the reader's function raises
         stopped = isinstance(error, TimeIsUp | KeyboardInterrupt)
         told, attempted = describe_error(error), not is_stub(error)
@@ -426,9 +430,7 @@ def _fault(exercise: Exercise, wanted: Outcome, got: Outcome) -> str | None:
     if value is None:
         return " your function returned None. Is the `return` missing?"
     if not isinstance(value, Tensor):
-        listed = exercise.sequence and isinstance(value, list)
-        listed = listed and all(isinstance(x, Real) and not isinstance(x, bool) for x in value)
-        if not (listed or exercise.number and type(value) in (int, float)):
+        if not (exercise.number and type(value) in (int, float)):
             kind = "a number" if exercise.number else "a tensor"
             return f" expected {kind}, got {type(value).__name__}."
         value = _tensor(value)
