@@ -663,7 +663,7 @@ def test_autocast_keeps_the_weights_and_passes_the_check(monkeypatch):
 @pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "constant"])
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("weights", [(0, 0), (0.1, 0), (0, 0.1), (0.1, 0.1)])
-@pytest.mark.parametrize("rows_per_pass", [1, 3, 5, 100])
+@pytest.mark.parametrize("rows_per_pass", [1, 5, 100])
 def test_the_gradients_of_the_parts_add_up(how, level, weights, rows_per_pass):
     """To that of one loss of the whole batch, to rounding in float64; its metrics, too."""
     policy, old, reference = (tiny_gpt(seed=seed, std=0.1).double() for seed in (0, 1, 2))

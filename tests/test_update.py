@@ -102,6 +102,36 @@ def test_if_nothing_can_be_fetched_all_stays_as_it_is(course):
     assert (mine / "notebooks" / NAME).read_bytes() == before
 
 
+def test_a_notebook_that_is_gone_is_in_the_copy_and_one_that_was_deleted_comes_back(course, capsys):
+    published, mine = course
+    write(mine / "notebooks" / NAME, answered)
+    before = (mine / "notebooks" / NAME).read_bytes()
+    (mine / "notebooks" / "08_bug_clinic.ipynb").unlink()
+    git(published, "rm", "-q", f"notebooks/{NAME}")
+    git(published, "commit", "-qm", "second")
+    update.update(mine)
+    assert [path.name for path in (mine / "notebooks").iterdir()] == ["08_bug_clinic.ipynb"]
+    (kept,) = (mine / "answers").glob("*/*.ipynb")
+    assert kept.read_bytes() == before
+    said = capsys.readouterr().out
+    assert f"{NAME}: is not part of the course any more. Yours: {kept}\n" in said
+
+
+def test_a_write_that_fails_leaves_the_new_notebook_whole(course, monkeypatch):
+    published, mine = (folder / "notebooks" / NAME for folder in course)
+    write(mine, answered)
+    before = published.read_bytes()
+
+    def half(path, text, **_):
+        path.write_bytes(text.encode()[:99])
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="disk full"):
+        update.carry(mine, published)
+    assert published.read_bytes() == before
+
+
 def test_answers_of_another_copy_without_git(course, tmp_path):
     published, mine = course
     write(mine / "notebooks" / NAME, answered)
