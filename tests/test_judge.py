@@ -205,6 +205,17 @@ def test_an_answer_that_never_ends_is_stopped(answer, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no alarms on this platform")
+def test_all_cases_together_have_the_time(monkeypatch):
+    def slow(log_probs, mask):
+        time.sleep(0.25)
+        return reference(log_probs, mask)
+
+    monkeypatch.setattr(JUDGE, "SECONDS", 0.6)
+    assert len(find("2.3").cases) >= 3
+    assert "was still running after" in says(slow)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no alarms on this platform")
 def test_a_review_that_never_ends_is_stopped(monkeypatch):
     monkeypatch.setattr(sys.modules["minigrpo.exercises.review"], "SECONDS", 0.3)
     message = judge("8.1", lambda function: time.sleep(60), 1)[1]
@@ -476,6 +487,55 @@ def test_a_sentence_is_told_only_if_everything_agrees():
     assert wrong.sentence in judge_exercise(exercise, lambda lp, mask: lp + [1])[1]
     message = judge_exercise(exercise, lambda lp, mask: lp + "text")[1]
     assert wrong.sentence not in message and "raised TypeError" in message
+
+
+def test_a_difference_is_told_with_as_many_digits_as_it_takes_and_rounding_is_none():
+    assert judge("2.3", lambda lp, mask: reference(lp, mask) * (1 + 1e-8))[0] == "passed"
+    message = says(lambda lp, mask: reference(lp, mask) + 1e-5)
+    expected, got = re.search(r"  expected (.*)\n  got      (.*)\n", message).groups()
+    assert expected != got
+
+
+def test_of_a_long_result_the_first_wrong_entry_is_told():
+    def long(log_probs, mask):
+        return torch.arange(60.0).double().view(2, 30)
+
+    def wrong(log_probs, mask):
+        return long(log_probs, mask) + 2 * (torch.arange(60) > 33).view(2, 30)
+
+    exercise = dataclasses.replace(find("2.3"), reference=long, gradient=(), wrong=())
+    message = judge_exercise(exercise, wrong)[1]
+    assert "\n  at [1, 4]:\n  expected 34\n  got      36\n" in message
+
+
+def test_nan_is_told_as_such():
+    message = says(lambda lp, mask: reference(lp, mask) * math.nan)
+    assert "NaN where a number belongs:" in message
+
+
+def test_gradients_that_are_right_in_the_sum_alone_are_seen():
+    """Every row has the gradient of the row beside it."""
+
+    def answer(log_probs, mask):
+        value = reference(log_probs, mask)
+        beside = value.roll(1, dims=0)
+        return value.detach() + beside - beside.detach()
+
+    assert "the value is right, but its gradient is not" in says(answer)
+
+
+def test_numbers_are_of_double_precision_unless_a_case_is_to_be_taken_as_given():
+    seen = []
+
+    def answer(log_probs, mask):
+        seen.append(log_probs.dtype)
+        return reference(log_probs, mask)
+
+    given = torch.ones(1, 2), torch.ones(1, 2)
+    cases = Case("as given", given, as_given=True), Case("otherwise", given)
+    exercise = dataclasses.replace(find("2.3"), cases=cases, wrong=())
+    assert judge_exercise(exercise, answer)[0] == "passed"
+    assert seen == [torch.float32, torch.float64]
 
 
 def test_whole_numbers_are_compared_exactly():

@@ -87,6 +87,16 @@ def test_an_exercise_is_read_from_its_text():
     assert torch.equal(exercise.cases[0].arguments[0], torch.tensor([1.0, 2.0]))
 
 
+def test_the_fields_of_an_exercise_are_read():
+    plain = read(TEXT, 12)["12.1"]
+    assert (plain.gradient, plain.keywords, plain.tolerance) == ((), (), 1e-6)
+    assert not (plain.number or plain.sequence)
+    fields = "- gradient: x\n- keywords: factor\n- number: yes\n- list: yes\n- tolerance: 0.5\n"
+    exercise = read(TEXT.replace("- package", f"{fields}- package"), 12)["12.1"]
+    assert (exercise.gradient, exercise.keywords, exercise.tolerance) == ((0,), ("factor",), 0.5)
+    assert exercise.number and exercise.sequence
+
+
 def test_lists_of_arguments_are_a_case_for_each_row():
     line = "- one: `[1.0, 2.0]`, `2`"
     many = read(TEXT.replace(line, "- one: `[wave(2), wave(3)]`, `(2, 4)`, one by one"), 12)
@@ -110,6 +120,7 @@ def test_lists_of_arguments_are_a_case_for_each_row():
         ("in `by_sum`", "in `by_loop`", "Wrong in `by_loop`: no right way has this name"),
         ("- one: `[1.0, 2.0]`, `2`", "- one: `[1.0]`", "case 'one': missing a required argument: "),
         ("- one: `[1.0, 2.0]`, `2`", "- one: `[1.0]`, `2`, `3`", "case 'one': too many positional"),
+        ("`2`\n", "`(2, 4, 6)`, one by one\n", "zip() argument 2 is longer than argument 1"),
         ("`[1.0, 2.0]`", "`ripple(2)`", "`ripple(2)`: name 'ripple' is not defined"),
         ("- one: `[1.0, 2.0]`, `2`", "- one", "'one' is not understood here"),
         ("### Wrong\n", "### Wrongs\n", "'Wrongs' is no section and no field of an exercise"),
