@@ -96,15 +96,18 @@ def test_the_way_on_leads_to_the_notebooks_beside_it(tmp_path):
     for name, title in (("01_one", "One"), ("02_two", "Two & a half"), ("03_three", "Three")):
         nb = v4.new_notebook(cells=[v4.new_markdown_cell(f"# {title}", id="title")])
         nbformat.write(nb, folder / f"{name}.ipynb")
-    found = {}
+    found, titles = {}, {}
     for path in sorted(folder.glob("*.ipynb")):
         page = pages.page(nbformat.read(path, as_version=4), path, tmp_path)
         steps = re.findall(r'<nav class="steps (\w+)".*?</nav>', page, re.DOTALL)
         assert steps == ["top", "bottom"]
-        found[path.stem] = re.findall(r'<a class="(previous|next)"[^>]* href="([^"]+)"', page)
+        step = r'<a class="(?:previous|next)" rel="(\w+)"[^>]* href="([^"]+)"'
+        found[path.stem] = re.findall(step, page)
+        titles[path.stem] = re.findall("<title>(.*) · minigrpo</title>", page)
     assert found["01_one"] == [("next", "02_two.html")] * 2
-    assert found["02_two"] == [("previous", "01_one.html"), ("next", "03_three.html")] * 2
-    assert found["03_three"] == [("previous", "02_two.html")] * 2
+    assert found["02_two"] == [("prev", "01_one.html"), ("next", "03_three.html")] * 2
+    assert found["03_three"] == [("prev", "02_two.html")] * 2
+    assert titles["02_two"] == ["Two &amp; a half"]
     assert "Two &amp; a half →" in pages.page(nb, folder / "01_one.ipynb", tmp_path)
 
 
