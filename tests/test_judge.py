@@ -494,6 +494,7 @@ def test_a_difference_is_told_with_as_many_digits_as_it_takes_and_rounding_is_no
     message = says(lambda lp, mask: reference(lp, mask) + 1e-5)
     expected, got = re.search(r"  expected (.*)\n  got      (.*)\n", message).groups()
     assert expected != got
+    assert max(map(len, re.findall(r"\.(\d+)", expected + got))) <= 8
 
 
 def test_of_a_long_result_the_first_wrong_entry_is_told():
