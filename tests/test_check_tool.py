@@ -56,6 +56,7 @@ def test_last_line_counts_what_passed(notebooks, capsys):
     strict = stages.seen[-1]
     assert "--nbval" in strict and "--nbval-lax" not in strict
     assert strict[-2:] == ["notebooks", "tests"]
+    assert "-n 2 --dist loadfile" in " ".join(strict)  # which conftest.py shares out by files
 
 
 def test_a_stage_runs_without_options_from_outside_and_without_a_network(monkeypatch):
@@ -91,6 +92,7 @@ def test_first_failing_stage_ends_the_run(notebooks, capsys, failing):
         (UNIT, CELLS.replace("02_two", "01_one")),
         (CELLS,),
         (SKIPPED, FAILED, CELLS),
+        (FAILED.replace("failure", "error"), CELLS),
     ],
 )
 def test_what_tested_nothing_has_not_passed(notebooks, capsys, cases):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import os
@@ -89,8 +90,26 @@ def test_what_it_needs_is_looked_for_before_anything_runs(folder, capsys, monkey
     assert course.lacks(folder / "02_two.ipynb") is None
 
 
-def test_the_notebooks_that_need_more_are_there():
-    assert all((course.ROOT / "notebooks" / f"{name}.ipynb").is_file() for name in course.NEEDS)
+def test_the_notebooks_that_need_more_or_take_long_are_there():
+    there = {path.stem for path in (course.ROOT / "notebooks").glob("*.ipynb")}
+    assert {*course.NEEDS, *course.LONGEST} <= there
+
+
+@pytest.mark.parametrize(
+    ("at_a_time", "order"),
+    [(1, ["02_two", "07_grpo", "01_char_gpt"]), (2, ["01_char_gpt", "07_grpo", "02_two"])],
+)
+def test_where_two_go_at_a_time_the_longest_begin(monkeypatch, at_a_time, order):
+    begun = []
+
+    async def execute(path, *ignored):
+        begun.append(path.stem)
+        return notebook("1")
+
+    monkeypatch.setattr(course, "execute", execute)
+    paths = [Path(f"{name}.ipynb") for name in ("02_two", "07_grpo", "01_char_gpt")]
+    asyncio.run(course.each(paths, 1, lambda *ignored: None, at_a_time))
+    assert begun == order
 
 
 def test_the_glossary_gets_a_page(folder, tmp_path):
