@@ -148,6 +148,14 @@ def test_the_page_loads_nothing_and_is_for_light_dark_and_paper(done):
     assert 'lang="en"' in page and "<main>" in page and page.count("<h1>") == 1
 
 
+def test_what_a_check_or_a_cell_says_is_no_html():
+    said = {"2.3": "2.3 (log-prob): '<' not supported"}
+    result = exam.Result("02_two", "A & B", ["2.3"], said, errors=["cell x: <b>"])
+    shown = exam.section(result, {"2.3": "a < b"})
+    assert not re.search(r"'<|<b>|< b|& B", shown)
+    assert text(f"<main>{shown}").startswith("A & B Did not run to its end. cell x: <b> exercise")
+
+
 def test_only_a_stub_is_filled(folder):
     nb = nbformat.read(folder / "02_two.ipynb", as_version=4)
     remembered = {key: {"source": "remembered"} for key in ("2.1", "2.3", "2.4")}

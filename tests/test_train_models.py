@@ -7,12 +7,15 @@ from functools import partial
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
 import train_models
+from safetensors.torch import load_file
 
 from minigrpo import corpus, llama
 from minigrpo.arithmetic import evaluate
 from minigrpo.gpt import GPTConfig, load_gpt
 from minigrpo.llama import load_policy
+from minigrpo.pretrain import pretrain
 from minigrpo.text import models
 from minigrpo.text.models import FAMILIES
 from minigrpo.text.models import load_policy as load_text_policy
@@ -33,10 +36,20 @@ def little_to_do(monkeypatch):
 def test_the_command_trains_and_writes_a_checkpoint(tmp_path, monkeypatch, capsys):
     text = corpus.Corpus(corpus.offline_text()[:2000], "cache")
     monkeypatch.setattr(corpus, "load_corpus", lambda: text)
-    path = tmp_path / "model.safetensors"
+    batches = []
+
+    def noted(model, next_batch, config, **options):
+        batches.extend(next_batch(torch.Generator().manual_seed(k)) for k in range(50))
+        assert (config.seed, config.steps) == (3, 21)
+        return pretrain(model, next_batch, config, **options)
+
+    monkeypatch.setattr(train_models, "pretrain", noted)
+    path, state = tmp_path / "model.safetensors", tmp_path / "state.pt"
     options = ["--steps", "21", "--batch-size", "2", "--length", "32", "--seed", "3"]
-    train_models.main(["char_gpt", "--out", str(path), *options])
-    assert load_gpt(path).config == GPTConfig(max_position_embeddings=32)
+    train_models.main(["char_gpt", "--out", str(path), "--state", str(state), *options])
+    assert load_gpt(path).config == GPTConfig(max_position_embeddings=32) and state.is_file()
+    windows = [corpus.CharTokenizer().decode(row) for batch in batches for row in batch]
+    assert len(windows) == 100 and all(window in text.text[:1800] for window in windows)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("char_gpt  step   21  loss ")
     assert lines[-1].startswith("validation loss ") and lines[-1].endswith(str(path))
@@ -54,6 +67,8 @@ def test_the_command_writes_a_policy(tmp_path, capsys, monkeypatch):
 
     def noted(policy, config, **dials):
         given.update(dials, seed=config.seed, steps=config.steps)
+        start = zip(policy.parameters(), llama.tiny_llama(3).parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in start)
         return warm_up(policy, config, **dials)
 
     monkeypatch.setattr(llama, "warm_up", noted)
@@ -64,9 +79,24 @@ def test_the_command_writes_a_policy(tmp_path, capsys, monkeypatch):
     load_policy(tmp_path / "policy")
 
 
-def test_the_command_writes_both(tmp_path, capsys):
-    train_models.main(["text_models", "--out", str(tmp_path), "--steps", "2"])
+def test_the_command_writes_both(tmp_path, capsys, monkeypatch):
+    seeds, warm_up, small_model = [], models.warm_up, models.small_model
+
+    def noted(policy, tokenizer, config):
+        seeds.append(config.seed)
+        return warm_up(policy, tokenizer, config)
+
+    def made(family, tokenizer, seed):
+        seeds.append(seed)
+        return small_model(family, tokenizer, seed)
+
+    monkeypatch.setattr(models, "warm_up", noted)
+    monkeypatch.setattr(models, "small_model", made)
+    train_models.main(["text_models", "--out", str(tmp_path), "--steps", "2", "--seed", "3"])
+    assert seeds == [3, 3, 3, 3]
     for family in FAMILIES:
+        stored = load_file(tmp_path / f"text_{family}" / "model.safetensors")
+        assert {weight.dtype for weight in stored.values()} == {torch.float16}
         policy, _ = load_text_policy(tmp_path / f"text_{family}", device="cpu")
         assert policy.config.model_type == family
     assert "llama  step    2" in capsys.readouterr().out

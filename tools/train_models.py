@@ -32,7 +32,8 @@ def char_gpt(options: argparse.Namespace) -> None:
             + text.describe()
         )
     train, val = corpus.split(corpus.CharTokenizer().encode(text.text))
-    model = GPT(GPTConfig(max_position_embeddings=options.length)).to(setup(options.seed))
+    model = GPT(GPTConfig(max_position_embeddings=options.length))  # before `setup` seeds torch
+    model = model.to(setup(options.seed))
     config = PretrainConfig(steps=options.steps, seed=options.seed, eval_every=100)
 
     def next_batch(generator) -> Tensor:
@@ -115,7 +116,8 @@ def main(arguments: list[str] | None = None) -> None:
         command.set_defaults(train=train)
         command.add_argument("--out", required=True, type=Path, help="the file or folder to write")
         command.add_argument("--steps", type=int, default=steps)
-        command.add_argument("--seed", type=int, default=0, help="of weights and batches")
+        seeded = "the batches" if train is char_gpt else "weights and batches"
+        command.add_argument("--seed", type=int, default=0, help=f"of {seeded}")
         if train is char_gpt:
             command.add_argument("--batch-size", type=int, default=16)
             command.add_argument("--length", type=int, default=256)
