@@ -58,7 +58,7 @@ def folder(tmp_path_factory) -> Path:
     two += ["raise ValueError('a slip of mine')", 'predict("02.factor", None)']
     two += ['predict("02.new", 3)', 'outcome("02.factor", 150000)', 'outcome("02.new", 4)']
     write(folder / "02_two.ipynb", two, "02 Two & more")
-    three = [imports, *checked("3.1", "def letter_share("), "assert letter_share"]
+    three = [imports, *checked("3.1", "def letter_share(:"), "assert letter_share"]
     three += [*checked("3.3", stub("3.3")), "import os\nos._exit(1)"]
     write(folder / "03_three.ipynb", [*three, *checked("3.2", solution_source("3.2"))], "03 Three")
     return folder
