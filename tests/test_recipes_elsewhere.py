@@ -56,6 +56,7 @@ def test_a_reward_finds_the_course_wherever_it_is_loaded(folder):
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_data_that_is_not_like_gsm8k_is_a_sentence(folder, tmp_path, capsys):
+    pytest.importorskip("datasets")
     file = tmp_path / "other.jsonl"
     file.write_text(json.dumps({"problem": "1 + 1", "answer": "#### 2"}) + "\n")
     with pytest.raises(SystemExit) as ended:
