@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support import Pool
 
 from minigrpo.gpt import load_gpt
 from minigrpo.objective import grpo_loss
@@ -94,19 +95,6 @@ def test_a_measurement_has_the_rewards_and_both_sides_of_the_clip(epochs, monkey
     assert found["clipped"] == [pytest.approx(sum(both), abs=1e-4) for both in sides]
     assert all(min(both) > 0 for both in sides) == (epochs > 1)
     assert found["seconds"] == round(sum(m.seconds for m in kept), 1)
-
-
-class Pool:
-    """In this process, so that what is patched here is patched there."""
-
-    def __init__(self, processes):
-        self.imap_unordered = map
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 def test_what_is_missing_is_measured_and_again_is_all_of_it(tmp_path, monkeypatch, capsys):

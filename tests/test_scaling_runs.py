@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from support import Pool
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -71,19 +72,6 @@ def test_another_trl_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling_runs, "ROOT", tmp_path)
     assert scaling_runs.stored() == []
     scaling_runs.trainers.cache_clear()
-
-
-class Pool:
-    """In this process, so that what is patched here is patched there."""
-
-    def __init__(self, processes):
-        self.imap_unordered = map
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 @pytest.mark.parametrize("installed", [True, False])
