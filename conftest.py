@@ -47,7 +47,7 @@ LONGEST = (
     *("01_char_gpt", "test_clinic", "test_clinic_losses", "test_exercise_notebooks"),
     *("03_sequence_grpo", "08_bug_clinic", "test_exercises", "05_kl_and_family", "07_grpo"),
     *("test_attacks", "10_scaling_out", "06_a_llama_that_answers", "09_text_models"),
-    *("test_course_tool", "02_sequence_probability", "test_mutants", "test_reviews"),
+    *("test_course_tool", "02_sequence_probability", "test_mutants", "test_judge"),
 )
 ALONE = "test_notebook_passes_with_all_solutions_pasted_in[07_grpo]"  # the others share a kernel
 PATIENTS = ("test_clinic.py", "test_measure.py")  # whose runs and measurements are kept

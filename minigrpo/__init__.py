@@ -1,8 +1,7 @@
 """minigrpo: the small helper module of the course, one file per concept.
 
-Each imports only the ones before it: checks, files, gpt, corpus, pretrain, logprobs, sampling,
-objective, rewards, arithmetic, llama, parallel, parts, grpo. The rooms (study, notebook, clinic,
-text, scaling, exercises) import this core, and it imports none of them.
+Each imports only the ones before it: checks, files, corpus, logprobs, gpt, pretrain, sampling,
+objective, rewards, arithmetic, llama, config, grpo. The rooms import the core, and it no room.
 """
 
 import os

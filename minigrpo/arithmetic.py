@@ -1,8 +1,7 @@
 """Sums modulo 10, and room to think: the task on which the tiny Llama learns.
 
-A question is a row of terms; the answer is what they come to, from left to right. The tiny Llama
-doesn't learn to add them in one pass, but soon learns to add one for each token it writes. The base
-model can add, but stops early and answers with what it has so far.
+The tiny Llama doesn't learn to add a row of digits in one pass, but soon learns to add one for each
+token it writes. The base model can add, but stops early and answers with what it has so far.
 
     prompt       <s> 2 3 4 <think> 2 5 9 </think> <answer> 9 </answer> 7 4 9 _ _ _ _ _ _ <think>
     completion   7 1 0 </think> <answer> 0 </answer> </s>
@@ -15,54 +14,42 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
-from minigrpo.checks import check_choice, check_counts
-from minigrpo.pretrain import documents_batch
+from minigrpo.checks import check_counts
 from minigrpo.rewards import Tags, answer_reward
 from minigrpo.sampling import Rollouts, sample
 
-TIMES = {20: 2, 21: 3, 22: 7, 23: 9}
 BLANK, THINK, END_THINK, ANSWER, END_ANSWER, PAD, BOS, EOS = range(24, 32)
 VOCABULARY: tuple[str, ...] = (  # the 32 tokens by id
-    *(str(d) for d in range(10)),  # as a term: add it
-    *(f"-{d}" for d in range(10)),  # subtract it
-    *(f"*{factor}" for factor in TIMES.values()),
+    *(str(d) for d in range(10)),
+    *(f"-{d}" for d in range(10)),  # these and the next are spare
+    *("*2", "*3", "*7", "*9"),
     *("_", "<think>", "</think>", "<answer>", "</answer>", "<pad>", "<s>", "</s>"),
 )
 TAGS = Tags(THINK, END_THINK, ANSWER, END_ANSWER, EOS)
-OPERATIONS = {"add": range(10), "mixed": range(24)}  # terms after the first, a digit
 
 BOXES = 9
 TRAINED_LENGTHS = (3, 4, 5, 6)  # of the questions that are rewarded
 HARDER_LENGTHS = (7, 8)  # never rewarded: the harder test
 WARMUP_LENGTHS = (3, 4, 5, 6, 7, 8, 9)  # adding is learned before
 EXAMPLE = (2, 3, 4)  # the worked example's question; not a held-out one
-HELD_OUT = 8  # one question in so many
 
-Question = tuple[int, ...]  # ids of 1 to 9 terms; the first is a digit
+Question = tuple[int, ...]  # 1 to 9 digits
 
 
 def running_totals(question: Question) -> list[int]:
     """What the terms come to so far, modulo 10, after each of them. The last one is the answer."""
     _check_question(question)
-    totals = [question[0]]
-    for term in question[1:]:
-        if term < 10:
-            total = totals[-1] + term
-        elif term < 20:
-            total = totals[-1] - (term - 10)
-        else:
-            total = totals[-1] * TIMES[term]
-        totals.append(total % 10)
-    return totals
+    return [total % 10 for total in accumulate(question)]
 
 
 def is_held_out(question: Question) -> bool:
     """Whether a question is kept from all training: one in eight, by a checksum of itself alone."""
-    return zlib.crc32(bytes(question)) % HELD_OUT == 0
+    return zlib.crc32(bytes(question)) % 8 == 0
 
 
 def draw_questions(
@@ -70,18 +57,16 @@ def draw_questions(
     generator: torch.Generator,
     *,
     lengths: Sequence[int] = TRAINED_LENGTHS,  # numbers of terms, each from 2 to 9
-    operations: str = "add",  # of OPERATIONS
     held_out: bool = False,  # which side
 ) -> list[Question]:
     """Draw n questions of one side of the split, lengths evenly at random."""
     check_counts(n=n)
-    check_choice("operations", operations, [*OPERATIONS])
     if not all(2 <= length <= BOXES for length in lengths):
         raise ValueError(f"lengths: expected numbers from 2 to {BOXES}, got {tuple(lengths)}")
-    highest, questions = len(OPERATIONS[operations]), []
+    questions: list[Question] = []
     while len(questions) < n:  # a batch of candidates, of which those of one side are kept
         picks = torch.randint(len(lengths), (2 * n,), generator=generator).tolist()
-        rows = torch.randint(highest, (2 * n, BOXES), generator=generator).tolist()
+        rows = torch.randint(10, (2 * n, BOXES), generator=generator).tolist()
         firsts = torch.randint(10, (2 * n,), generator=generator).tolist()
         for pick, first, row in zip(picks, firsts, rows):
             question = (first, *row[1 : lengths[pick]])
@@ -91,9 +76,8 @@ def draw_questions(
 
 
 def _check_question(question: Question) -> None:
-    terms = all(0 <= term < BLANK for term in question)
-    if not terms or not 1 <= len(question) <= BOXES or question[0] >= 10:
-        raise ValueError(f"question: expected 1 to {BOXES} terms, first a digit, got {question}")
+    if not 1 <= len(question) <= BOXES or not all(0 <= term < 10 for term in question):
+        raise ValueError(f"question: expected 1 to {BOXES} digits, got {question}")
 
 
 def prompt_ids(question: Question, *, thinking: bool = True) -> Tensor:  # (P,), always the same P
@@ -150,23 +134,22 @@ def warmup_documents(
     generator: torch.Generator,
     *,
     lengths: Sequence[int] = WARMUP_LENGTHS,
-    operations: str = "add",
     stop: float = 0.6,  # above 1/2: the likeliest thing to do is not to think at all
     torn: float = 0.1,  # fraction of torn pages among the documents that teach to add
     complete: float = 0.0,  # fraction of complete ones among the demonstrations
 ) -> list[tuple[list[int], list[int]]]:
     """n documents to imitate, (given, learned) ids each; none asks a held-out question.
 
-    Every other document is an impatient demonstration, which teaches the form. The others teach to
-    add, with all running totals: most are ledgers, a form and its totals without any tag, and some
-    are pages of the right form, torn off where the thought ends. So a whole thought with its answer
-    is never there to imitate, unless `complete` says so (the worked example is not learned).
+    Every other one is an impatient demonstration, which teaches the form. The others teach to add,
+    with all running totals: most are ledgers, a form and its totals without any tag, and some are
+    pages torn off where the thought ends. So a whole thought with its answer is never there to
+    imitate, unless `complete` says so (the worked example is not learned).
     """
     for name, fraction in (("stop", stop), ("torn", torn), ("complete", complete)):
         if not 0 <= fraction <= 1:
             raise ValueError(f"{name}: expected a fraction from 0 to 1, got {fraction}")
     documents: list[tuple[list[int], list[int]]] = []
-    for question in draw_questions(n, generator, lengths=lengths, operations=operations):
+    for question in draw_questions(n, generator, lengths=lengths):
         prompt, totals = prompt_ids(question).tolist(), running_totals(question)
         if len(documents) % 2:
             completion = demonstration(question, generator, stop=stop, complete=complete)
@@ -174,42 +157,31 @@ def warmup_documents(
         elif torch.rand((), generator=generator).item() < torn:
             documents.append((prompt, [*totals, END_THINK]))
         else:
-            # One blank more than the form has, so that it ends as far from its totals as in a
-            # prompt, where a tag stands between them.
+            # A blank more than a form has: in a prompt, a tag stands between it and its totals.
             form = [*question, *[BLANK] * (BOXES + 1 - len(question))]
             documents.append((form, [*totals, EOS]))
     return documents
 
 
-def warmup_batch(n: int, generator: torch.Generator, **options: object) -> tuple[Tensor, Tensor]:
-    """`warmup_documents` (with these options) as ids and loss mask (n, S), for `pretrain`."""
-    return documents_batch(warmup_documents(n, generator, **options), PAD)
-
-
 @dataclass(frozen=True)
 class Arithmetic:
-    """The task for `train_grpo`: questions of one side of the split, and a reward for the answer.
+    """The task for `train_grpo`: questions of one side of the split, rewarded for the answer."""
 
-    The score sees the completion only; the prompt is read for the right answer alone.
-    """
-
-    lengths: Sequence[int] = TRAINED_LENGTHS  # these three: see draw_questions
-    operations: str = "add"
+    lengths: Sequence[int] = TRAINED_LENGTHS  # this and the next: see draw_questions
     held_out: bool = False
     thinking: bool = True  # False leaves the policy no room to think
-    score: Callable[..., float] = answer_reward  # (completion, right answer, tags, given=...)
+    grade: Callable[..., float] = answer_reward  # of completion, right answer, tags; not the prompt
 
     def prompts(self, n: int, generator: torch.Generator) -> list[Tensor]:
         """n prompts, all of one length."""
-        kind = {"operations": self.operations, "held_out": self.held_out}
-        questions = draw_questions(n, generator, lengths=self.lengths, **kind)
+        questions = draw_questions(n, generator, lengths=self.lengths, held_out=self.held_out)
         return [prompt_ids(question, thinking=self.thinking) for question in questions]
 
     def reward(self, prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> list[float]:
-        given = 1 if self.thinking else 2
+        tags_in_prompt = 1 if self.thinking else 2
         answers = [running_totals(read_question(prompt))[-1] for prompt in prompts]
         graded = zip(completions, answers, strict=True)
-        return [self.score(written, answer, TAGS, given=given) for written, answer in graded]
+        return [self.grade(ids, answer, TAGS, given=tags_in_prompt) for ids, answer in graded]
 
 
 @dataclass(frozen=True)
@@ -224,10 +196,8 @@ class Results:
     def of_length(self, *lengths: int) -> dict[str, float]:
         """Accuracy and mean thinking length, over the questions with so many terms (none = all)."""
         rows = torch.isin(self.lengths, torch.tensor(lengths)) if lengths else self.lengths > 0
-        return {
-            "accuracy": self.correct[rows].double().mean().item(),
-            "thinking": self.thinking[rows].double().mean().item(),
-        }
+        means = [values[rows].double().mean().item() for values in (self.correct, self.thinking)]
+        return dict(zip(("accuracy", "thinking"), means))
 
 
 def ask(
@@ -245,9 +215,8 @@ def ask(
     ends = {"max_new_tokens": 16, "eos_id": EOS, "pad_id": PAD}  # 9 terms, tags, answer and EOS
     rollouts = sample(policy, prompts.to(device), top_k=top_k, generator=generator, **ends)
     correct, thoughts = [], []
-    rows = zip(rollouts.completions.cpu(), rollouts.completion_mask.cpu())
-    for question, (ids, real) in zip(questions, rows, strict=True):
-        written, right = ids[real].tolist(), running_totals(question)[-1]
+    for question, ids in zip(questions, rollouts.unpadded(rollouts.completions), strict=True):
+        written, right = ids.tolist(), running_totals(question)[-1]
         correct.append(answer_reward(written, right, TAGS, given=1 if thinking else 2) == 1.0)
         thoughts.append(written.index(END_THINK) if END_THINK in written else len(written))
     lengths = torch.tensor([len(question) for question in questions])
@@ -255,18 +224,17 @@ def ask(
 
 
 def evaluate(
-    policy: nn.Module, *, n: int = 512, operations="add", thinking: bool = True, seed: int = 0
+    policy: nn.Module, *, n: int = 512, thinking: bool = True, seed: int = 0
 ) -> dict[str, float]:
     """How the policy does on held-out questions: the evaluation hook of `train_grpo`.
 
-    n questions of the lengths trained on give accuracy, sampled and greedy, and mean tokens of
-    thought; n/2 of lengths never trained on give "harder". The same seed asks the same ones.
+    n have the lengths trained on, and n/2 are "harder". The same seed asks the same ones.
     """
     generator = torch.Generator().manual_seed(seed)
-    draw = partial(draw_questions, generator=generator, operations=operations, held_out=True)
+    draw = partial(draw_questions, generator=generator, held_out=True)
     questions = [*draw(n, lengths=TRAINED_LENGTHS), *draw(-(-n // 2), lengths=HARDER_LENGTHS)]
-    sampled = ask(policy, questions, thinking=thinking, seed=seed)
-    greedy = ask(policy, questions, thinking=thinking, greedy=True)
+    asked = partial(ask, policy, questions, thinking=thinking, seed=seed)
+    sampled, greedy = asked(), asked(greedy=True)
     easy, hard = sampled.of_length(*TRAINED_LENGTHS), sampled.of_length(*HARDER_LENGTHS)
     return {
         "accuracy": easy["accuracy"],

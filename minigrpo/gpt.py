@@ -5,20 +5,19 @@ GPT-2 (Radford et al. 2019), pre-norm (Xiong et al. 2020, arXiv 2002.04745), no 
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from minigrpo.checks import check_shape
-from minigrpo.files import atomic_path
+from minigrpo.logprobs import positions_from_mask
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,7 @@ class GPTConfig:
 def causal_mask(num_queries: int, num_keys: int | None = None) -> Tensor:
     """(queries, keys) bool, True = may read. With a cache, the queries are the last of the keys."""
     num_keys = num_queries if num_keys is None else num_keys
-    ones = torch.ones(num_queries, num_keys, dtype=torch.bool)
-    return ones.tril(diagonal=num_keys - num_queries)
-
-
-def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """(N, S), 1 = real -> (N, S): only real tokens count, so that left padding moves nothing."""
-    return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
-
-
-def next_token_pairs(logits: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Predictions (N, S-1, V), targets (N, S-1): `logits[:, s]` has read 0..s, predicts s + 1."""
-    return logits[:, :-1], input_ids[:, 1:]
+    return torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
 
 
 def sinusoids(num_positions: int, width: int) -> Tensor:
@@ -158,7 +146,6 @@ class GPT(nn.Module):
             # A padding token may read itself: a query that may read nothing would give NaN.
             itself = torch.eye(total, dtype=torch.bool, device=mask.device)[total - new :]
             mask = (mask & attention_mask.bool()[:, None, None]) | itself  # (N, 1, S, keys)
-
         x = self.token_embedding(input_ids) + self.position_embedding(position_ids)
         for layer, block in enumerate(self.blocks):
             x = block(x, mask, past_key_values, layer)  # (N, S, width)
@@ -166,15 +153,8 @@ class GPT(nn.Module):
         return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
 
-def save_gpt(model: GPT, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
-    """Write weights (as `dtype`) and sizes to one safetensors file, which appears when whole."""
-    weights = {name: w.detach().to(dtype).contiguous() for name, w in model.state_dict().items()}
-    with atomic_path(path) as unfinished:
-        save_file(weights, unfinished, metadata={"config": json.dumps(asdict(model.config))})
-
-
 def load_gpt(path: str | Path) -> GPT:
-    """Read a GPT that `save_gpt` wrote; its weights come back as float32."""
+    """Read a GPT from one safetensors file with its sizes; the weights come back as float32."""
     with safe_open(path, framework="pt") as file:
         model = GPT(GPTConfig(**json.loads(file.metadata()["config"])))
         model.load_state_dict({name: file.get_tensor(name).float() for name in file.keys()})

@@ -1,123 +1,45 @@
 """The loop of GRPO, Algorithm 1 of DeepSeekMath (arXiv 2402.03300), with a fixed reference policy.
 
-`train_grpo` is the algorithm; `rollout`, `score` and `learn` are its lines, as in notebook 07.
+Notebook 07 has the same loop: `rollout`, `group_advantages`, and `learn`, which calls `score`.
 """
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+from torch.optim import AdamW, Optimizer
 
-from minigrpo import parallel
-from minigrpo.checks import check_choice, check_counts, check_sampling, check_shape
-from minigrpo.files import load_run, save_run
+from minigrpo import checks
+from minigrpo.config import GRPOConfig, Task
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import equal_groups, group_advantages, grpo_loss
-from minigrpo.parts import Part, parts_of, precision, recomputing, together
-from minigrpo.sampling import Rollouts, StopIds, is_stop, left_pad, sample, stop_ids
+from minigrpo.sampling import Rollouts, ended, left_pad, sample
 
-
-class Task(Protocol):
-    """What is to be learned. Everything random comes from the generator.
-
-    A task that remembers something between calls has `state_dict` and `load_state_dict`, too.
-    """
-
-    def prompts(self, n: int, generator: torch.Generator) -> Sequence[Tensor]: ...  # rows of ids
-
-    # One number for each of the N completions; both are lists of N rows of ids, without padding.
-    def reward(self, prompts: list[Tensor], completions: list[Tensor]) -> Sequence[float]: ...
-
-
-# Settings by where they go: to a count, to `group_advantages`, `grpo_loss` and `sample`.
-COUNTS = (
-    "steps prompts_per_step max_new_tokens inner_epochs rows_per_pass evaluate_every save_every"
-)
-ADVANTAGE = "scale baseline"
-LOSS = "level clip surrogate how kl_weight estimator kl_correction entropy_weight"
-SAMPLING = "max_new_tokens temperature eos_id pad_id"
-FREE = "steps evaluate_every save_every rows_per_pass"  # may change when a run goes on
-
-
-@dataclass(frozen=True)
-class GRPOConfig:
-    """How to train; `GRPOConfig(**VARIANTS["dapo"], steps=50)` is a published algorithm."""
-
-    steps: int = 100  # batches of rollouts
-    prompts_per_step: int = 4  # P, different questions per batch
-    group_size: int = 16  # G, completions per prompt
-    max_new_tokens: int = 24  # tokens that a completion may have
-    temperature: float = 1.0  # of sampling and of scoring, which must not differ
-    eos_id: StopIds = None  # what ends a completion; None = all run to max_new_tokens
-    pad_id: int = 0  # fills the shorter rows of a batch
-    scale: str = "group"  # this and the next: see `group_advantages`
-    baseline: str = "mean"
-    level: str = "token"  # this and the next seven: see `grpo_loss`; max_length is max_new_tokens
-    clip: tuple[float, float] = (0.2, 0.2)
-    surrogate: str = "clip"
-    how: str = "sequence_mean"
-    kl_weight: float = 0.0
-    estimator: str = "k3"
-    kl_correction: bool = False
-    entropy_weight: float = 0.0
-    lr: float = 1e-4  # learning rate of AdamW, constant
-    betas: tuple[float, float] = (0.9, 0.99)  # its two averages
-    max_grad_norm: float = 1.0  # the gradient is cut down to this norm
-    inner_epochs: int = 1  # K, updates on the same rollouts; from the second on the ratio moves
-    rows_per_pass: int = 2**30  # rows scored at a time; the gradients of the passes add up
-    dtype: str = "float32"  # or "bfloat16": autocast, matrix products in it, weights as they are
-    seed: int = 0  # of prompts and sampling
-    evaluate_every: int = 10  # steps between evaluations (always one after the last)
-    save_every: int = 10  # steps between checkpoints (always one after the last)
-    split_invariant: bool = False  # the same run on any number of processes, each sampling all rows
-    check: bool = True  # stop if the ratio is not 1 at a first update, or if no completion ends
-
-    def __post_init__(self) -> None:
-        check_counts(**self.only(COUNTS))
-        check_counts(2, group_size=self.group_size)
-        check_choice("dtype", self.dtype, ("float32", "bfloat16"))
-        check_sampling(self.temperature, None, None)
-        stop_ids(self.eos_id)
-        for name, value in self.only("lr max_grad_norm").items():
-            if not value > 0:
-                raise ValueError(f"{name}: expected a number above 0, got {value!r}")
-        # What the two functions refuse, they refuse here, and not after a batch was sampled.
-        zeros = torch.zeros(2, 1)
-        group_advantages(torch.zeros(2 * self.group_size), self.group_size, **self.only(ADVANTAGE))
-        settings = {"ref_log_probs": zeros, "entropy": zeros, "max_length": 1, **self.only(LOSS)}
-        grpo_loss(zeros, None, zeros[:, 0], zeros, **settings)
-
-    def only(self, names: str) -> dict[str, Any]:  # as keyword arguments
-        return {name: getattr(self, name) for name in names.split()}
+Evaluation = Callable[[nn.Module], Mapping[str, float]]  # leaves the run's generators alone
+AllReduce = Callable[..., tuple[Tensor, ...]]  # tensors -> their sums over processes, in place
+MicroBatch = tuple[Rollouts, Tensor, Tensor | None]  # some rows, their advantages, ref_log_probs
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step, seen from outside. Of several updates: the mean, and the extremes of the ratio.
-
-    Entropy and ratios are those of the rows that were scored: without KL and entropy weights the
-    rows of groups that differ, and if no group does, the first row alone (see `parts_of`).
-    """
+    """Of one step, averaged over its K updates; of the ratio, the extremes."""
 
     step: int
     reward: float  # mean over the batch
     frac_reward_zero_std: float  # fraction of groups whose rewards are all equal
     loss: float  # says little: with "sequence_mean" 0 at a first update, whatever is learned
     kl: float | None  # nats per token, to the reference; None if it is not computed
-    entropy: float  # nats per token
+    entropy: float  # nats per token, over the rows that were scored; so are the ratios
     clip_low: float  # fraction of all ratios whose gradient the clip stopped
     clip_high: float
     ratio_min: float
     ratio_max: float
     grad_norm: float  # before it was clipped
-    mean_length: float  # tokens per completion
+    mean_length: float  # tokens per completion, a tool's included
     truncated: float  # fraction of completions without EOS (all, if there is no EOS)
     rollouts: Rollouts  # on the CPU
     rewards: Tensor  # (N,) float64
@@ -127,141 +49,105 @@ class StepMetrics:
 
     def table(self, decode: Callable[[Tensor], str], rows: Sequence[int] | None = None) -> str:
         """Reward, advantage and text of the completions, one line each; rows None = all."""
+        texts = [decode(ids) for ids in self.rollouts.unpadded(self.rollouts.completions)]
         lines = [" reward  advantage  completion"]
-        for row in range(len(self.rewards)) if rows is None else rows:
-            text = decode(self.rollouts.completions[row][self.rollouts.completion_mask[row]])
-            lines.append(f"{self.rewards[row]:7.3f} {self.advantages[row]:+10.2f}  {text!r}")
+        for row in range(len(texts)) if rows is None else rows:
+            lines.append(f"{self.rewards[row]:7.3f} {self.advantages[row]:+10.2f}  {texts[row]!r}")
         return "\n".join(lines)
 
 
 def train_grpo(
-    policy: nn.Module,  # trained in place; with several processes in DistributedDataParallel
-    task: Task,
-    config: GRPOConfig,
-    *,
-    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,  # with its own generators
-    checkpoint: str | Path | None = None,  # a file to save to, and to go on from, to the bit
+    policy: nn.Module, task: Task, config: GRPOConfig, *, evaluate: Evaluation | None = None
 ) -> Iterator[StepMetrics]:
-    """Train the policy by reward alone, in eval mode, yielding one StepMetrics per step."""
-    parallel.check_run(policy, config, checkpoint)
-    was_training, model = policy.training, parallel.unwrapped(policy)
-    reference = frozen_copy(model) if config.kl_weight else None
-    trained = [p for p in policy.parameters() if p.requires_grad]
-    check_weights(trained)
-    lr, betas = float(config.lr), tuple(map(float, config.betas))
-    optimizer = torch.optim.AdamW(trained, lr, betas, weight_decay=0.0)
-    order = torch.Generator().manual_seed(config.seed)
-    own = 0 if config.split_invariant else 7919 * parallel.rank()
-    sampling = torch.Generator(trained[0].device).manual_seed(config.seed + own)
-    run = {  # all that a run needs to go on as if it had never stopped
-        "settings": {name: v for name, v in vars(config).items() if name not in FREE.split()},
-        "modules": {"policy": model, "reference": reference, "optimizer": optimizer},
-        "generators": {"order": order, "sampling": sampling},
-    }
-    run["modules"] |= {"task": task} if hasattr(task, "state_dict") else {}
-    done = load_run(checkpoint, **run) if checkpoint else 0
-
+    """Train the policy in place, in eval mode, and yield the metrics of each step as it is done."""
+    checks.check_weights(policy)
+    reference = frozen_copy(policy) if config.kl_weight else None
+    optimizer = AdamW(policy.parameters(), config.lr, config.betas, weight_decay=0.0)
+    order = Generator().manual_seed(config.seed)  # of the prompts
+    sampling = Generator(next(policy.parameters()).device).manual_seed(config.seed)
+    was_training = policy.training
     try:
         policy.eval()  # with dropout, the policy that samples would differ from the one scored
-        for step in range(done + 1, config.steps + 1):
+        for step in range(1, config.steps + 1):
             began = time.perf_counter()
-            prompts = list(task.prompts(config.prompts_per_step, order))  # P questions
+            prompts = task.prompts(config.prompts_per_step, order)  # P questions
+            checks.check_number("task.prompts", prompts, config.prompts_per_step)
             rollouts, rewards = rollout(policy, task, prompts, config, sampling)  # P * G rows
-            check_ends(rollouts, config, step)
-            advantages = group_advantages(rewards, config.group_size, **config.only(ADVANTAGE))
-            updates = learn(policy, reference, optimizer, rollouts, advantages, config, step)  # K
+            advantages = group_advantages(rewards, **config.advantage_settings)
+            checks.check_ends(step, ended(rollouts, config.eos_id), config)
+            updates = learn(policy, reference, optimizer, rollouts, advantages, config)  # K
             metrics = measure(step, began, rollouts, rewards, advantages, updates, config)
-
-            last = step == config.steps
-            if checkpoint and (last or step % config.save_every == 0) and parallel.rank() == 0:
-                save_run(checkpoint, step=step, **run)
-            if evaluate and (last or step % config.evaluate_every == 0):
-                metrics = replace(metrics, evaluation=dict(evaluate(model)))
+            if evaluate and (step == config.steps or step % config.evaluate_every == 0):
+                metrics = replace(metrics, evaluation=dict(evaluate(policy)))
             yield metrics
     finally:  # when the run is left early, too
         policy.train(was_training)
 
 
-def rollout(policy, task, prompts, config, generator) -> tuple[Rollouts, Tensor]:
+def rollout(
+    policy: nn.Module, task: Task, prompts: list[Tensor], config: GRPOConfig, generator: Generator
+) -> tuple[Rollouts, Tensor]:
     """N = P * G completions, prompt by prompt, and their rewards (N,) in float64."""
-    if len(prompts) != config.prompts_per_step:
-        raise ValueError(f"task.prompts: expected {config.prompts_per_step}, got {len(prompts)}")
-    mine = parallel.share(prompts)  # all of them, unless there are several processes
-    with precision(policy, config.dtype):
-        rollouts = sample(
-            parallel.unwrapped(policy),
-            *left_pad(prompts if config.split_invariant else mine, config.pad_id),
-            completions_per_prompt=config.group_size,
-            generator=generator,
-            **config.only(SAMPLING),
-        )
-    if config.split_invariant:
-        rollouts = rollouts[parallel.share(torch.arange(len(rollouts.completions)))]
-    questions = [prompt for prompt in mine for _ in range(config.group_size)]
-    rows = zip(rollouts.completions.cpu(), rollouts.completion_mask.cpu())
-    rewards = task.reward(questions, [ids[written] for ids, written in rows])
+    questions = [prompt for prompt in prompts for _ in range(config.group_size)]
+    rollouts = sample(
+        policy,
+        *left_pad(prompts, config.pad_id),
+        completions_per_prompt=config.group_size,
+        generator=generator,
+        reply=lambda row, completion: task.reply(questions[row], completion),
+        **config.sampling_settings,
+    )
+    own = () if config.call_id is None else (rollouts.unpadded(rollouts.own),)
+    rewards = task.reward(questions, rollouts.unpadded(rollouts.completions), *own)
     rewards = torch.as_tensor(rewards, dtype=torch.float64).detach().cpu()
-    check_shape("task.reward", rewards, (len(questions),))
+    checks.check_shape("task.reward", rewards, (len(questions),))
     return rollouts, rewards
 
 
 def score(policy: nn.Module, rollouts: Rollouts, config: GRPOConfig) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies (N, T) of the completions, with gradient where the loss needs it."""
-    r = rollouts
-    text = (r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
-    given = {"temperature": config.temperature, "entropy_gradient": bool(config.entropy_weight)}
-    with precision(policy, config.dtype), recomputing(policy):
-        return completion_log_probs_and_entropy(policy, *text, **given)
+    """Log-probs and entropies (N, T) of what the policy wrote itself, with gradient."""
+    options = {"temperature": config.temperature, "entropy_gradient": bool(config.entropy_weight)}
+    scored = completion_log_probs_and_entropy(policy, *rollouts.text, **options)
+    return tuple(values.where(rollouts.own, 0.0) for values in scored)
 
 
-def learn(policy, reference, optimizer, rollouts, advantages, config, step=1) -> list[dict]:
-    """K updates on the same rollouts, scored part by part; returns the metrics of each."""
-    parts = parts_of(rollouts, advantages.to(rollouts.completions.device), config)
-    with torch.no_grad():
-        ref_log_probs = [reference and score(reference, part.rollouts, config)[0] for part in parts]
-    all_processes = parallel.loss_weight(rollouts.completion_mask, config.how)
-    updates: list[dict[str, float]] = []
+def learn(
+    policy: nn.Module,
+    reference: nn.Module | None,
+    optimizer: Optimizer,
+    rollouts: Rollouts,
+    advantages: Tensor,  # (N,)
+    config: GRPOConfig,
+    all_reduce: AllReduce = lambda *tensors: tensors,  # one process: the sums are its own
+) -> list[dict[str, float]]:
+    """K updates on the same rollouts; returns the metrics of each."""
+    batches, updates = micro_batches(reference, rollouts, advantages, config), []
+    (whole,) = all_reduce(count(rollouts))  # rows and tokens that each micro-batch divides by
     for update in range(config.inner_epochs):
         optimizer.zero_grad()
-        found = []
-        for part, ref in zip(parts, ref_log_probs):
-            with parallel.last_pass_syncs(policy, part is parts[-1]):
-                loss, metrics = loss_of(part, ref, policy, config, step if update == 0 else None)
-                (loss * part.share * all_processes).backward()
-            found.append({**metrics, "loss": loss.item()})
+        shares = []
+        for batch in batches:
+            loss, metrics = loss_of(policy, batch, whole, config, first=update == 0)
+            loss.backward()
+            shares.append(metrics)
+        all_reduce(*[p.grad for p in policy.parameters() if p.grad is not None])
         norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
-        whole = together(found, parts, config)
-        check_finite(whole["loss"], norm, whole, step)
+        metrics = add_up(shares, batches, whole, config, all_reduce) | {"grad_norm": norm.item()}
+        checks.check_finite(metrics)
         optimizer.step()
-        updates.append({**whole, "grad_norm": norm.item()})
+        updates.append(metrics)
     return updates
 
 
-def loss_of(part: Part, ref_log_probs, policy, config, step) -> tuple[Tensor, dict[str, float]]:
-    """`grpo_loss` of some rows; at a first update, of this step, the ratio has to be 1."""
-    log_probs, entropy = score(policy, part.rollouts, config)  # (n, T)
-    if config.check and step is not None:
-        check_first_update(config, log_probs, part.rollouts, step)
-    settings = config.only(LOSS)  # the entropy is a mean over tokens, whatever `how` says
-    settings["entropy_weight"] *= part.tokens / part.share
-    return grpo_loss(
-        log_probs,
-        part.rollouts.log_probs,  # those it was sampled with: held fixed over all K updates
-        part.advantages,
-        part.rollouts.completion_mask,
-        ref_log_probs=ref_log_probs,
-        entropy=entropy,
-        max_length=config.max_new_tokens,
-        **settings,
-    )
-
-
-def frozen_copy(policy: nn.Module) -> nn.Module:
-    """The reference policy: the policy as it is before its first update."""
-    return copy.deepcopy(policy).eval().requires_grad_(False)
-
-
-def measure(step, began, rollouts, rewards, advantages, updates, config) -> StepMetrics:
+def measure(
+    step: int,
+    began: float,  # by time.perf_counter
+    rollouts: Rollouts,
+    rewards: Tensor,  # (N,)
+    advantages: Tensor,  # (N,)
+    updates: list[dict[str, float]],
+    config: GRPOConfig,
+) -> StepMetrics:
     """What a dashboard shows of a step."""
     mean = {name: fmean(update[name] for update in updates) for name in updates[0]}
     return StepMetrics(
@@ -285,53 +171,65 @@ def measure(step, began, rollouts, rewards, advantages, updates, config) -> Step
     )
 
 
-def ended(rollouts: Rollouts, eos_id: StopIds) -> Tensor:
-    """(N,) bool: whether the last token of a completion is EOS."""
-    last = rollouts.completion_mask.sum(dim=1, keepdim=True) - 1
-    return is_stop(rollouts.completions.gather(1, last)[:, 0], eos_id)
+def micro_batches(
+    reference: nn.Module | None, rollouts: Rollouts, advantages: Tensor, config: GRPOConfig
+) -> list[MicroBatch]:
+    """`rows_per_pass` rows at a time; those of advantage 0 only for a KL or an entropy bonus.
+
+    If all have advantage 0, one row stays: its gradient is 0, and AdamW goes on by its averages.
+    """
+    advantages = advantages.to(rollouts.completions.device)
+    rows = torch.arange(len(advantages), device=advantages.device)
+    if not config.kl_weight and not config.entropy_weight:
+        rows = advantages.nonzero()[:, 0] if advantages.any() else rows[:1]
+    batches = []
+    for some in rows.split(config.rows_per_pass):
+        written = rollouts[some].trimmed()
+        with torch.no_grad():
+            ref_log_probs = score(reference, written, config)[0] if reference else None
+        batches.append((written, advantages[some], ref_log_probs))
+    return batches
 
 
-def check_ends(rollouts: Rollouts, config: GRPOConfig, step: int) -> None:
-    """Raise RuntimeError if no completion of the first step ends: it cannot learn to stop."""
-    wanted = config.check and step == 1 and config.eos_id is not None
-    if wanted and not ended(rollouts, config.eos_id).any():
-        raise RuntimeError(
-            f"policy: none of the {len(rollouts.completions)} completions of the first step ended "
-            f"with eos_id = {config.eos_id} (is it the token that the policy was taught?)"
-        )
+def loss_of(
+    policy: nn.Module, batch: MicroBatch, whole: Tensor, config: GRPOConfig, *, first: bool
+) -> tuple[Tensor, dict[str, float]]:
+    """A micro-batch's share of loss and metrics; at a first update, the ratio has to be 1."""
+    rollouts, advantages, ref_log_probs = batch
+    log_probs, entropy = score(policy, rollouts, config)  # (n, T)
+    old_log_probs = rollouts.log_probs  # of the sampler: held fixed over all K updates
+    if config.check and first:
+        checks.check_first_ratio(log_probs, old_log_probs, rollouts.own)
+    terms = {"ref_log_probs": ref_log_probs, "entropy": entropy, "whole": tuple(whole.tolist())}
+    settings = {**terms, **config.loss_settings}
+    loss, metrics = grpo_loss(log_probs, old_log_probs, advantages, rollouts.own, **settings)
+    return loss, {**metrics, "loss": loss.item()}
 
 
-def check_first_update(
-    config: GRPOConfig, log_probs: Tensor, rollouts: Rollouts, step: int
-) -> None:
-    """Raise RuntimeError if the ratio is not 1, though the policy is still the one that sampled."""
-    apart = (log_probs.detach() - rollouts.log_probs)[rollouts.completion_mask].abs()
-    off, most, how = apart.max().item(), 1e-3, "up to"  # sums with and without a cache differ
-    if config.dtype == "bfloat16":  # single tokens may be off by more than a tenth
-        off, most, how = apart.mean().item(), 0.1, "on average"
-    if not off <= most:
-        raise RuntimeError(
-            f"policy: the ratio at the first update of step {step} is off 1 by {how} "
-            f"{math.expm1(off):.3g}, expected 1: sampling and scoring disagree about the same text "
-            "(dropout, position ids, a cache that forgets?)"
-        )
+def count(*written: Rollouts) -> Tensor:
+    """(2,): rows, and tokens that the policy wrote itself."""
+    return torch.tensor([(len(r.own), int(r.own.sum())) for r in written]).sum(dim=0)
 
 
-def check_weights(weights: Sequence[Tensor]) -> None:
-    """Raise ValueError for weights of half precision, which swallow small steps (notebook 09)."""
-    half = {p.dtype for p in weights} & {torch.float16, torch.bfloat16}
-    if half:
-        raise ValueError(
-            f"policy: expected weights in float32, got {half.pop()}, in which a small step of the "
-            'optimizer rounds to none; load it with dtype=torch.float32, and set dtype="bfloat16"'
-        )
+def add_up(
+    shares: list[dict[str, float]],
+    batches: list[MicroBatch],
+    whole: Tensor,
+    config: GRPOConfig,
+    all_reduce: AllReduce,
+) -> dict[str, float]:
+    """The metrics of a whole batch; entropy and mean ratio over the rows that were scored."""
+    extremes = {"ratio/min": min, "ratio/max": max}  # these alone are of this process's rows
+    metrics = {name: extremes.get(name, sum)(share[name] for share in shares) for name in shares[0]}
+    sums = torch.tensor([*metrics.values()], dtype=torch.float64)
+    scored = count(*(rollouts for rollouts, *_ in batches)) / whole.double()  # fractions
+    all_reduce(sums, scored)
+    metrics |= {n: x for n, x in zip(metrics, sums.tolist()) if n not in extremes}
+    metrics["entropy"] /= scored[1].item()
+    metrics["ratio/mean"] /= scored[int(config.level == "token")].item()
+    return metrics
 
 
-def check_finite(loss: float, norm: Tensor, metrics: Mapping[str, float], step: int) -> None:
-    """Raise FloatingPointError before an update that would make every weight NaN."""
-    for name, value in (("loss", loss), ("gradient's norm", norm.item())):
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"the {name} is {value} at step {step}: expected a finite number "
-                f"(the ratio is between {metrics['ratio/min']:.3g} and {metrics['ratio/max']:.3g})"
-            )
+def frozen_copy(policy: nn.Module) -> nn.Module:
+    """The reference policy: the policy as it is before its first update."""
+    return copy.deepcopy(policy).eval().requires_grad_(False)

@@ -1,19 +1,12 @@
 """A tiny Llama for the 32 tokens of `arithmetic`, transformers' own."""
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from minigrpo.arithmetic import BOS, EOS, PAD, VOCABULARY, warmup_batch
+from minigrpo.arithmetic import BOS, EOS, PAD, VOCABULARY
 from minigrpo.files import data_folder
-from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain
-
-WARMUP = PretrainConfig(steps=400, lr=5e-3, matrix_lr=None, weight_decay=0.01, warmup=30)
-WARMUP_ROWS = 128  # in a batch; AdamW alone, because at this size Muon does no better
 
 
 def tiny_llama(seed: int = 0) -> LlamaForCausalLM:
@@ -47,10 +40,3 @@ def load_policy(folder: str | Path | None = None) -> LlamaForCausalLM:
     if astray or size != len(VOCABULARY):
         raise ValueError(f"folder: expected 32 tokens and all weights, got {size}, astray {astray}")
     return policy.eval()
-
-
-def warm_up(
-    policy: nn.Module, config: PretrainConfig = WARMUP, **settings: object
-) -> Iterator[PretrainMetrics]:
-    """Teach a policy to add and to answer in form, without reward; settings of warmup_documents."""
-    return pretrain(policy, partial(warmup_batch, WARMUP_ROWS, **settings), config)

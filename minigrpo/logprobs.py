@@ -3,17 +3,34 @@
 They stay in log space: a product of 100 probabilities underflows float32, a sum of logs does not.
 """
 
-import inspect
 from functools import partial
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from minigrpo.checks import check_log_probs, check_mask, check_prompts, check_sampling, check_shape
-from minigrpo.gpt import next_token_pairs, positions_from_mask
+from minigrpo import checks
 
 SLICE = 2**24  # logits that are copied at a time, 64 MiB in float32
+SHORT = 512  # up to so many prompt tokens, logits are made at all positions: at the last one alone,
+# a copy of the model may round differently, and the KL to a reference would not begin at exactly 0
+
+
+def positions_from_mask(attention_mask: Tensor) -> Tensor:
+    """(N, S), 1 = real -> (N, S): only real tokens count, so that left padding moves nothing."""
+    return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
+
+
+def past_padding(mask: Tensor, new: int) -> dict[str, Tensor]:
+    """What lets a model read past padding: the mask (N, S), positions of the `new` last tokens."""
+    positions = positions_from_mask(mask)[:, mask.shape[1] - new :]
+    return {"attention_mask": mask.long(), "position_ids": positions}
+
+
+def next_token_pairs(logits: Tensor, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Predictions (N, S-1, V), targets (N, S-1): `logits[:, s]` has read 0..s, predicts s + 1."""
+    return logits[:, :-1], input_ids[:, 1:]
 
 
 def next_token_log_probs(
@@ -29,7 +46,7 @@ def next_token_log_probs(
     probabilities reach `top_p` (nucleus, Holtzman et al. 2020, arXiv 1904.09751), and renormalizes.
     Tokens cut off get -inf. Logits of half precision are computed in float32.
     """
-    check_sampling(temperature, top_k, top_p)
+    checks.check_sampling(temperature, top_k, top_p)
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     log_probs = torch.log_softmax(logits / temperature, dim=-1)
@@ -43,9 +60,9 @@ def next_token_log_probs(
     return log_probs
 
 
-def _only(log_probs: Tensor, tokens: Tensor, kept: Tensor | bool) -> Tensor:
-    """Renormalized over those of the tokens (..., K) that are kept."""
-    keep = torch.zeros_like(log_probs, dtype=torch.bool).scatter_(-1, tokens, kept)
+def _only(log_probs: Tensor, tokens: Tensor, chosen: Tensor | bool) -> Tensor:
+    """Renormalized over those of the tokens (..., K) that are chosen."""
+    keep = torch.zeros_like(log_probs, dtype=torch.bool).scatter_(-1, tokens, chosen)
     return torch.log_softmax(log_probs.masked_fill(~keep, -float("inf")), dim=-1)
 
 
@@ -54,8 +71,9 @@ def token_log_probs(
     input_ids: Tensor,  # (N, S)
     attention_mask: Tensor | None = None,  # (N, S), 1 = real token; None = no padding
     *,
-    temperature: float = 1.0,  # as the text was sampled
-    **cut: float | None,  # top_k and top_p, too
+    temperature: float = 1.0,  # this and the next two: as the text was sampled
+    top_k: int | None = None,
+    top_p: float | None = None,
 ) -> Tensor:
     """Log-probs (N, S-1) of every token given the tokens before it, in one forward pass.
 
@@ -64,26 +82,19 @@ def token_log_probs(
     """
     if input_ids.dim() != 2:  # of three dimensions, the wrong one might be shifted
         raise ValueError(f"input_ids: expected (N, S), got {tuple(input_ids.shape)}")
-    predictions, targets = next_token_pairs(_logits(model, input_ids, attention_mask), input_ids)
-    distribution = next_token_log_probs(predictions, temperature=temperature, **cut)  # (N, S-1, V)
+    padding = {}
+    if attention_mask is not None:
+        checks.check_mask("attention_mask", attention_mask, input_ids.shape)
+        checks.check_one_piece("attention_mask", attention_mask)
+        padding = past_padding(attention_mask, input_ids.shape[1])
+    predictions, targets = next_token_pairs(model(input_ids, **padding).logits, input_ids)
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    distribution = next_token_log_probs(predictions, **settings)  # (N, S-1, V)
     log_probs = distribution.gather(-1, targets[..., None]).squeeze(-1)
     if attention_mask is None:
         return log_probs
     real = attention_mask.bool()
     return torch.where(real[:, 1:] & real[:, :-1], log_probs, 0.0)
-
-
-def _logits(
-    model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, last: int = 0
-) -> Tensor:
-    """(N, S, V), or of the last positions alone. Padding on the left moves no position."""
-    given = {"attention_mask": None, "position_ids": None}
-    if attention_mask is not None:
-        check_mask("attention_mask", attention_mask, input_ids.shape)
-        given["attention_mask"] = attention_mask.long()
-        given["position_ids"] = positions_from_mask(attention_mask)
-    given |= {"use_cache": False, **only_last(model, last)} if last else {}
-    return model(input_ids, **given).logits[:, -last:]
 
 
 def completion_logits(
@@ -92,75 +103,64 @@ def completion_logits(
     prompt_mask: Tensor,  # (N, P), padded on the left, 1 = real token
     completions: Tensor,  # (N, T)
     completion_mask: Tensor,  # (N, T), 1 up to and including EOS
-) -> Tensor:
-    """Logits (N, T, V), with gradient: column t has read all that comes before completion token t.
+) -> list[Tensor]:
+    """Logits (N, T, V), with gradient, in one or two pieces, since to join them is to copy them.
 
-    Each different prompt is read once, however many rows answer it. The completions go on from the
-    keys and values of that reading, through which the gradient flows back into it.
+    Column t has read all before completion token t. Each different prompt is read once, however
+    many rows answer it; they go on from its keys and values, through which the gradient flows back.
     """
-    pieces = _logits_in_pieces(model, prompt_ids, prompt_mask, completions, completion_mask)
-    return torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]
-
-
-def _logits_in_pieces(model, prompt_ids, prompt_mask, completions, completion_mask) -> list[Tensor]:
-    """`completion_logits` as one or two tensors, since to join them is to copy them."""
-    check_prompts("prompt_mask", prompt_mask, prompt_ids)
-    check_shape("completion_mask", completion_mask, completions.shape)
-    seen = torch.cat([prompt_mask.bool(), completion_mask.bool()], dim=1)  # (N, P + T)
+    checks.check_prompts("prompt_mask", prompt_mask, prompt_ids)
+    checks.check_shape("completion_mask", completion_mask, completions.shape)
+    readable = torch.cat([prompt_mask.bool(), completion_mask.bool()], dim=1)  # (N, P + T)
+    checks.check_one_piece("completion_mask", readable)
     # A prompt is its tokens and its mask; `source` says which one each row answers.
     keys = torch.cat([prompt_ids, prompt_mask.to(prompt_ids.dtype)], dim=1)
     different, source = keys.unique(dim=0, return_inverse=True)  # (U, 2 P), (N,)
     T, padded = completions.shape[1], not bool(prompt_mask.all())
 
-    def read(ids: Tensor, mask: Tensor, cache=None, **given):  # mask: of all that's read by then
-        positions = positions_from_mask(mask)[:, -ids.shape[1] :]
-        given |= {"attention_mask": mask.long(), "position_ids": positions} if padded else {}
-        return model(ids, past_key_values=cache, use_cache=True, **given)
+    def read(ids: Tensor, mask: Tensor, cache=None, **options):  # mask: of all that's read by then
+        options |= past_padding(mask, ids.shape[1]) if padded else {}
+        return model(ids, past_key_values=cache, use_cache=True, **options)
 
-    cache = None
-    if not recomputes(model):  # or its layers keep no cache
-        # Of a short prompt all logits: for single positions a copy of the model may round
-        # differently, and the KL to a reference would not begin at exactly 0.
-        short = different.numel() <= 1024
-        output = read(*different.chunk(2, dim=1), **({} if short else only_last(model, 1)))
-        cache = output.past_key_values
-    if cache is None:  # every row is read from the start
+    short = different.numel() <= 2 * SHORT  # ids and mask
+    output = read(*different.chunk(2, dim=1), **({} if short else only_last(model)))
+    cache = output.past_key_values
+    if cache is None:  # a model that keeps none reads every row from the start
         whole = torch.cat([prompt_ids, completions[:, :-1]], dim=1)
-        return [_logits(model, whole, seen[:, :-1], last=T)]
+        padding = past_padding(readable[:, :-1], whole.shape[1]) if padded else {}
+        return [model(whole, **padding | dict.fromkeys(only_last(model), T)).logits[:, -T:]]
     logits = output.logits[source, -1:]  # (N, 1, V): what comes right after the prompt
     if T == 1:  # the last token predicts nothing that is scored
         return [logits]
     cache.batch_select_indices(source)
-    return [logits, read(completions[:, :-1], seen[:, :-1], cache=cache).logits]
+    return [logits, read(completions[:, :-1], readable[:, :-1], cache=cache).logits]
 
 
-def only_last(model: nn.Module, positions: int) -> dict[str, int]:
-    """What makes a transformers model return the logits of its last positions alone; or nothing."""
-    parameters = inspect.signature(getattr(model, "module", model).forward).parameters
-    return {"logits_to_keep": positions} if "logits_to_keep" in parameters else {}
-
-
-def recomputes(model: nn.Module) -> bool:
-    """Whether its layers are to be run again in the backward pass (gradient checkpointing)."""
-    return any(getattr(m, "gradient_checkpointing", False) and m.training for m in model.modules())
+def only_last(model: nn.Module) -> dict[str, int]:
+    """What makes a transformers model return the logits of its last position alone; or nothing."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
 
 
 def completion_log_probs_and_entropy(
-    model: nn.Module, *text: Tensor, temperature: float = 1.0, entropy_gradient: bool = True
+    model: nn.Module,
+    prompt_ids: Tensor,  # these four: see `completion_logits`, and `Rollouts.text`
+    prompt_mask: Tensor,
+    completions: Tensor,
+    completion_mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies (N, T) of the completions, with gradient, exactly 0 where masked.
 
-    text: prompt_ids, prompt_mask, completions, completion_mask, see `completion_logits`. Of the
-    logits (N, T, V) no copy is kept, in any precision, and their gradient alone is as large.
+    Keeps no copy of the logits (N, T, V), in any precision; only their gradient is as large.
     """
-    check_sampling(temperature, None, None)
-    completions, real = text[2], text[3].bool()
-    found, at = [], 0
-    for logits in _logits_in_pieces(model, *text):  # (N, columns, V)
-        tokens = completions[:, at : at + logits.shape[1]]
-        found.append(_score(logits, tokens, temperature, entropy_gradient))
-        at += logits.shape[1]
-    log_probs, entropy = (torch.cat(pieces, dim=1) for pieces in zip(*found))
+    checks.check_sampling(temperature, None, None)
+    pieces = completion_logits(model, prompt_ids, prompt_mask, completions, completion_mask)
+    tokens = completions.split([logits.shape[1] for logits in pieces], dim=1)
+    scored = [_score(*pair, temperature, entropy_gradient) for pair in zip(pieces, tokens)]
+    log_probs, entropy = (torch.cat(values, dim=1) for values in zip(*scored))
+    real = completion_mask.bool()
     return torch.where(real, log_probs, 0.0), torch.where(real, entropy, 0.0)
 
 
@@ -172,24 +172,24 @@ def _score(
     The copies that a slice needs are made again in the backward pass, so none of them is kept.
     """
 
-    def score_slice(part: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:  # (n, V), (n,)
-        part = part.float() if part.dtype in (torch.float16, torch.bfloat16) else part
-        part = part if temperature == 1 else part / temperature
-        log_probs = part.gather(-1, ids[:, None])[:, 0] - part.logsumexp(dim=-1)
-        return log_probs, token_entropy(part if entropy_gradient else part.detach())
+    def score_slice(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:  # (n, V), (n,)
+        rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+        rows = rows if temperature == 1 else rows / temperature
+        log_probs = rows.gather(-1, ids[:, None])[:, 0] - rows.logsumexp(dim=-1)
+        return log_probs, token_entropy(rows if entropy_gradient else rows.detach())
 
     again = partial(checkpoint, score_slice, use_reentrant=False, preserve_rng_state=False)
     (N, T, V), score = logits.shape, again if logits.numel() > SLICE else score_slice
-    pieces = (x.flatten(0, 1).split(max(1, SLICE // V)) for x in (logits, tokens))
-    found = [score(part, ids) for part, ids in zip(*pieces)]
-    log_probs, entropy = (torch.cat(values).view(N, T) for values in zip(*found))
+    slices = (x.flatten(0, 1).split(max(1, SLICE // V)) for x in (logits, tokens))
+    scored = [score(rows, ids) for rows, ids in zip(*slices)]
+    log_probs, entropy = (torch.cat(values).view(N, T) for values in zip(*scored))
     return log_probs, entropy
 
 
 def sequence_log_probs(log_probs: Tensor, mask: Tensor) -> Tensor:
     """log pi(o | q) = sum_t log pi(o_t | q, o_<t): (N, T) and its mask -> (N,), in nats."""
-    check_log_probs("log_probs", log_probs, log_probs.shape)
-    check_mask("mask", mask, log_probs.shape)
+    checks.check_log_probs("log_probs", log_probs, log_probs.shape)
+    checks.check_mask("mask", mask, log_probs.shape)
     return torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
 
 
@@ -203,5 +203,5 @@ def token_entropy(logits: Tensor) -> Tensor:
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean where the mask is 1, over everything or along `dim`; the others are never read."""
-    check_shape("mask", mask, values.shape)
+    checks.check_shape("mask", mask, values.shape)
     return torch.where(mask.bool(), values, 0.0).sum(dim=dim) / mask.bool().sum(dim=dim)

@@ -2,9 +2,10 @@
 
     loss = aggregate( -clipped surrogate + kl_weight * KL ) - entropy_weight * mean entropy
 
-Values and gradients are those of TRL 1.16's GRPOTrainer where it has the same setting (the tests
-compare them), but for one thing: equal rewards have advantages of exactly 0.
+Values and gradients are TRL 1.16's where it has the setting, but equal rewards give exactly 0.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ def equal_groups(rewards: Tensor, group_size: int) -> Tensor:
 def policy_ratio(
     log_probs: Tensor,  # (N, T) under the new policy
     old_log_probs: Tensor,  # (N, T) under the one that wrote the text
-    mask: Tensor,  # (N, T), 1 = real token; the others are never read
+    mask: Tensor,  # (N, T), 1 = counts; values at the others are never used
     *,
     level: str = "token",
 ) -> Tensor:
@@ -121,32 +122,35 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip: tuple[float, floa
 
 def aggregate(
     per_token: Tensor,  # (N, T)
-    mask: Tensor,  # (N, T), 1 = real token; the others are never read
+    mask: Tensor,  # (N, T), 1 = counts; values at the others are never used
     *,
     how: str = "sequence_mean",
     max_length: int | None = None,  # for "constant": tokens a completion may have, not the width T
+    whole: tuple[int, int] | None = None,  # (rows, tokens) of a larger batch to divide by
 ) -> Tensor:
     """(N, T) -> (): one number from one per token; a row without a token is a 0 that counts.
 
     "sequence_mean": the mean of each row, then of the rows (GRPO); "token_mean": one mean over all
-    tokens (DAPO); "constant": the sum over N * max_length (Dr. GRPO).
+    tokens (DAPO); "constant": the sum over N * max_length (Dr. GRPO). Parts of a whole add up.
     """
     check_choice("how", how, ("sequence_mean", "token_mean", "constant"))
     check_shape("mask", mask, per_token.shape)
-    (N, _), kept = per_token.shape, _unmasked(per_token, mask)
+    values, (rows, tokens) = _unmasked(per_token, mask), whole or (len(mask), _count(mask))
+    check_counts(len(mask), rows=rows)  # of the whole, not of one of its parts
+    check_counts(int(_count(mask)), tokens=int(tokens))
     if how == "sequence_mean":
-        return (kept.sum(dim=-1) / _count(mask, dim=-1)).mean()
+        return (values.sum(dim=-1) / _count(mask, dim=-1)).sum() / rows
     if how == "token_mean":
-        return kept.sum() / _count(mask)
+        return values.sum() / tokens
     check_counts(max_length=max_length)
-    return kept.sum() / (N * max_length)
+    return values.sum() / (rows * max_length)
 
 
 def grpo_loss(
     log_probs: Tensor,  # (N, T) under the policy that learns, with gradient
     old_log_probs: Tensor | None,  # (N, T) of the sampler; None = on-policy: the same, ratio 1
     advantages: Tensor,  # (N,)
-    completion_mask: Tensor,  # (N, T), 1 up to and including EOS; a row may be all 0
+    completion_mask: Tensor,  # (N, T), 1 where the policy wrote: `Rollouts.own`; may be all 0
     *,
     ref_log_probs: Tensor | None = None,  # (N, T) under the reference policy
     level: str = "token",  # of the ratio, see `policy_ratio`
@@ -154,6 +158,7 @@ def grpo_loss(
     surrogate: str = "clip",  # or "cispo": the capped ratio is a constant weight of log_probs
     how: str = "sequence_mean",  # see `aggregate`
     max_length: int | None = None,
+    whole: tuple[int, int] | None = None,  # see `aggregate`, too
     kl_weight: float = 0.0,  # beta
     estimator: str = "k3",  # see `kl_estimate`
     kl_correction: bool = False,  # multiply the KL estimate by the ratio
@@ -163,7 +168,7 @@ def grpo_loss(
     """The loss () to minimize, and what a dashboard shows of it.
 
     Equation 3 of DeepSeekMath (arXiv 2402.03300) with the settings of its descendants (`VARIANTS`).
-    What is masked is never read: neither value nor gradient depend on it. With "cispo" (arXiv
+    What is masked is never used: neither value nor gradient depend on it. With "cispo" (arXiv
     2506.13585, equation 4) no token loses its gradient, and clip[0] is not used.
     """
     check_choice("surrogate", surrogate, ("clip", "cispo"))
@@ -185,33 +190,40 @@ def grpo_loss(
         objective = clipped_surrogate(ratio, A, clip)
     else:
         objective = ratio.clamp(max=1 + clip[1]).detach() * A * new
-    loss = policy_loss = aggregate(-objective.expand_as(new), mask, how=how, max_length=max_length)
+    average = partial(aggregate, mask=mask, how=how, max_length=max_length, whole=whole)
+    mean = partial(aggregate, mask=mask, how="token_mean", whole=whole)
+    loss = policy_loss = average(-objective.expand_as(new))
 
-    counted = mask if level == "token" else torch.ones_like(ratio, dtype=torch.bool)
-    metrics = {"policy_loss": policy_loss, **_ratio_metrics(ratio, A, counted, clip, surrogate)}
+    counted = mask if level == "token" else None
+    metrics = _ratio_metrics(ratio, A, counted, clip, surrogate, whole)
+    metrics["policy_loss"] = policy_loss
     if ref_log_probs is not None:
         ref = _real("ref_log_probs", ref_log_probs, mask).detach()
         kl = kl_estimate(new, ref, estimator=estimator)
         kl = kl * ratio if kl_correction else kl
         if kl_weight:
-            loss = loss + kl_weight * aggregate(kl, mask, how=how, max_length=max_length)
-        metrics["kl"] = aggregate(kl, mask, how="token_mean")
+            loss = loss + kl_weight * average(kl)
+        metrics["kl"] = mean(kl)
     if entropy is not None:
-        metrics["entropy"] = aggregate(_real("entropy", entropy, mask), mask, how="token_mean")
+        metrics["entropy"] = mean(_real("entropy", entropy, mask))
         if entropy_weight:
             loss = loss - entropy_weight * metrics["entropy"]
     return loss, {name: value.item() for name, value in metrics.items()}
 
 
 @torch.no_grad()
-def _ratio_metrics(ratio, A, counted, clip, surrogate) -> dict[str, Tensor]:
-    """Extremes of the ratios that count, and the fractions whose gradient the clip has stopped."""
+def _ratio_metrics(ratio, A, mask, clip, surrogate, whole) -> dict[str, Tensor]:
+    """Extremes of the ratios, and the fractions whose gradient the clip has stopped."""
+    if mask is None:  # one ratio per row, and every row counts
+        mask, whole = torch.ones_like(ratio).bool(), whole and (whole[0], whole[0])
+    mean = partial(aggregate, mask=mask, how="token_mean", whole=whole)
     low = ((ratio < 1 - clip[0]) & (A < 0) & (surrogate == "clip")).double()
     high = ((ratio > 1 + clip[1]) & (A > 0)).double()
-    there = ratio[counted] if counted.any() else ratio.new_ones(1)
-    metrics = {f"ratio/{name}": getattr(there, name)() for name in ("min", "mean", "max")}
+    there = ratio[mask] if mask.any() else ratio.new_ones(1)
+    metrics = {"ratio/min": there.min(), "ratio/max": there.max()}
+    metrics["ratio/mean"] = mean(ratio) if mask.any() else there.mean()
     for name, clipped in (("low", low), ("high", high), ("region", low + high)):
-        metrics[f"clip_ratio/{name}_mean"] = aggregate(clipped, counted, how="token_mean")
+        metrics[f"clip_ratio/{name}_mean"] = mean(clipped)
     return metrics
 
 

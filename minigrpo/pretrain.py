@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 
 from minigrpo.checks import check_counts, check_shape
-from minigrpo.files import load_run, save_run
-from minigrpo.gpt import next_token_pairs
+from minigrpo.logprobs import next_token_pairs
 
 Batch = Tensor | tuple[Tensor, Tensor]  # ids (N, S), or (ids, mask); mask (N, S), 1 = learn
 
@@ -28,10 +26,9 @@ class PretrainConfig:
     warmup: int = 20  # steps in which the learning rates rise from 0; then they fall to 0 again
     seed: int = 0  # of the batches
     eval_every: int = 50  # steps between evaluations; one more after the last step
-    save_every: int = 100  # steps between checkpoints; one more after the last step
 
     def __post_init__(self) -> None:
-        check_counts(steps=self.steps, eval_every=self.eval_every, save_every=self.save_every)
+        check_counts(steps=self.steps, eval_every=self.eval_every)
         if not 0 <= self.warmup < self.steps:  # or the learning rates would be negative
             raise ValueError(f"warmup: expected 0 to {self.steps - 1} steps, got {self.warmup}")
 
@@ -40,16 +37,14 @@ class PretrainConfig:
 class PretrainMetrics:
     step: int  # steps done so far
     loss: float  # mean cross-entropy of this batch before the step, nats per token
-    grad_norm: float  # of the whole gradient, before it was clipped
-    lr_scale: float  # what both learning rates were multiplied by
     val_loss: float | None  # what `evaluate` returned, or None between evaluations
-    seconds: float  # spent training in this process, evaluations left out
+    seconds: float  # spent training so far, evaluations left out
 
 
 def documents_batch(documents: Sequence[tuple[list[int], list[int]]], pad_id: int) -> Batch:
     """Stack pairs (ids given, ids to learn), padded on the right, to ids and loss mask (N, S)."""
-    rows = [torch.tensor([*given, *learned]) for given, learned in documents]
-    masks = [torch.arange(len(row)) >= len(given) for row, (given, _) in zip(rows, documents)]
+    rows = [torch.tensor([*prompt, *learned]) for prompt, learned in documents]
+    masks = [torch.arange(len(row)) >= len(prompt) for row, (prompt, _) in zip(rows, documents)]
     return pad_sequence(rows, True, pad_id), pad_sequence(masks, True, False)
 
 
@@ -97,46 +92,32 @@ def pretrain(
     config: PretrainConfig,
     *,
     evaluate: Callable[[nn.Module], float] | None = None,  # the validation loss
-    checkpoint: str | Path | None = None,  # a file; if it exists, the run goes on from it
 ) -> Iterator[PretrainMetrics]:
     """Train the model, yielding metrics at each step; RuntimeError before a step that is NaN."""
     optimizers = make_optimizers(model, config)
     device, batches = next(model.parameters()).device, torch.Generator().manual_seed(config.seed)
-    run = {
-        "settings": asdict(config),
-        "modules": {"model": model, **{type(opt).__name__: opt for opt in optimizers}},
-        "generators": {"batches": batches, "torch": torch.default_generator},  # for dropout
-    }
-    done, seconds = load_run(checkpoint, **run) if checkpoint else 0, 0.0
-    scale = partial(lr_scale, config=config)
-    schedules = [LambdaLR(opt, scale, last_epoch=done - 1) for opt in optimizers]
-    for step in range(done + 1, config.steps + 1):
+    schedules, seconds = [LambdaLR(o, partial(lr_scale, config=config)) for o in optimizers], 0.0
+    for step in range(1, config.steps + 1):
         began = time.perf_counter()
         batch = next_batch(batches)
         ids, *mask = (x.to(device) for x in (batch if isinstance(batch, tuple) else (batch,)))
         loss = next_token_loss(model(ids).logits, ids, *mask)
         model.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
-        for part in (*optimizers, *schedules):
-            part.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        for stepper in (*optimizers, *schedules):
+            stepper.step()
         seconds += time.perf_counter() - began
-
-        last = step == config.steps
-        if checkpoint and (last or step % config.save_every == 0):
-            save_run(checkpoint, step=step, **run)
-        val_loss = evaluate(model) if evaluate and (last or step % config.eval_every == 0) else None
-        yield PretrainMetrics(step, loss.item(), norm.item(), scale(step - 1), val_loss, seconds)
+        due = step == config.steps or step % config.eval_every == 0
+        val_loss = evaluate(model) if evaluate and due else None
+        yield PretrainMetrics(step, loss.item(), val_loss, seconds)
 
 
 @torch.no_grad()
 def validation_loss(
     model: nn.Module, ids: Tensor, length: int, *, max_windows: int | None = None
 ) -> float:
-    """Mean cross-entropy over the text ids (L,), cut into consecutive windows, in nats per token.
-
-    Windows share a token with the next. The first token, and a rest at the end, aren't predicted.
-    """
+    """Mean cross-entropy, nats per token, of ids (L,) in windows that overlap by a token."""
     starts = torch.arange(0, len(ids) - length + 1, length - 1)
     if max_windows is not None and len(starts) > max_windows:
         starts = starts[torch.linspace(0, len(starts) - 1, max_windows).long()]

@@ -25,7 +25,7 @@ class TextTask:
     """Continue one of a few texts, and be rewarded by a function of what was written."""
 
     texts: Sequence[str]  # the prompts to draw from
-    score: Callable[[str], float] = letter_share  # text of one completion -> its reward
+    grade: Callable[[str], float] = letter_share  # text of one completion -> its reward
     tokenizer: CharTokenizer = field(default_factory=CharTokenizer)
 
     def prompts(self, n: int, generator: torch.Generator) -> list[Tensor]:
@@ -37,7 +37,7 @@ class TextTask:
         return [self.tokenizer.encode(self.texts[i]) for i in torch.cat(order)[:n].tolist()]
 
     def reward(self, prompts: Sequence[Tensor], completions: Sequence[Tensor]) -> list[float]:
-        return [self.score(self.tokenizer.decode(completion)) for completion in completions]
+        return [self.grade(self.tokenizer.decode(completion)) for completion in completions]
 
 
 class Tags(NamedTuple):

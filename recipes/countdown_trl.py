@@ -21,10 +21,9 @@ from fractions import Fraction
 from random import Random
 
 from gsm8k_trl import options, smoke, train
-from running import count, folder_of
+from running import count, folder_of, load_rows
 
-from minigrpo.text.prompts import parts
-from minigrpo.text.recipes import load_rows
+from minigrpo.text.prompts import thought_and_answer
 
 SYSTEM = (
     "Think step by step. Answer in exactly this form: "
@@ -69,14 +68,14 @@ def draw_rows(n: int, *, held_out: bool, counts: Sequence[int], largest: int) ->
 
     ValueError: there aren't so many.
     """
-    random, found = Random(int(held_out)), {}
+    random, rows = Random(int(held_out)), {}
     for _ in range(100 * n):
         numbers, target = draw(counts, largest, random)
         if 10 <= target <= 99 and target not in numbers and is_held_out(numbers) == held_out:
-            found.setdefault((*sorted(numbers), target), row(numbers, target))
-        if len(found) == n:
-            return [*found.values()]
-    raise ValueError(f"--largest {largest}: expected {n} different questions, found {len(found)}")
+            rows.setdefault((*sorted(numbers), target), row(numbers, target))
+        if len(rows) == n:
+            return [*rows.values()]
+    raise ValueError(f"--largest {largest}: expected {n} different questions, found {len(rows)}")
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]] | None:
@@ -115,29 +114,30 @@ def equation_reward(
     `(25 - 7) + 3` is an answer, and so is `(25 - 7) + 3 = 21` if the right side is the target.
     """
     rewards = []
-    for prompt, completion, given, goal in zip(prompts, completions, numbers, target, strict=True):
-        found = parts(prompt, completion)
-        left, *right = found.answer[0].split("=") if found else [""]
+    rows = zip(prompts, completions, numbers, target, strict=True)
+    for prompt, completion, allowed, goal in rows:
+        parts = thought_and_answer(prompt, completion)
+        left, *right = parts.answer[0].split("=") if parts else [""]
         made = evaluate(left.translate(str.maketrans("×÷−", "*/-")).strip())
         said = [text.strip() for text in right] in ([], [str(goal)])
-        rewards.append(float(said and made == (Fraction(goal), sorted(given))))
+        rewards.append(float(said and made == (Fraction(goal), sorted(allowed))))
     return rewards
 
 
 def rows_from(data: str, held_out: bool) -> list[dict]:
     """Questions of a data set with the columns "nums" and "target", split by the same rule."""
     rows = []
-    for given in load_rows(data, "train", ("nums", "target")):
+    for question in load_rows(data, "train", ("nums", "target")):
         try:
-            nums = given["nums"]
+            nums = question["nums"]
             nums = [*map(int, json.loads(nums) if isinstance(nums, str) else nums)]
-            rows.append(row(nums, int(given["target"])))
+            rows.append(row(nums, int(question["target"])))
         except (ValueError, TypeError):
-            got = f"{given['nums']!r} and {given['target']!r}"
+            got = f"{question['nums']!r} and {question['target']!r}"
             raise ValueError(
                 f"{data}: expected nums like [3, 7, 25], a target, got {got}"
             ) from None
-    rows = [one for one in rows if is_held_out(one["numbers"]) == held_out]
+    rows = [question for question in rows if is_held_out(question["numbers"]) == held_out]
     if not rows:
         side = "held out" if held_out else "trained on"
         raise ValueError(f"{data}: expected more questions, found none to be {side}")

@@ -5,7 +5,8 @@
     python grpo_one_file.py --smoke    seconds, with the small model that ships with the course
 
 To make it yours, replace `SHOTS`, `make_data` and `reward`. It's Algorithm 1 of DeepSeekMath (arXiv
-2402.03300) with one reference for the whole run, and DAPO's mean over all tokens (2503.14476).
+2402.03300) with one reference for the whole run, and DAPO's mean over all tokens (2503.14476): the
+loop of notebook 07 and of minigrpo/grpo.py, for a tokenizer and texts.
 Shapes: N = P * G rows, G completions for each of P prompts; S prompt tokens, T completion tokens.
 """
 
@@ -18,12 +19,14 @@ import tempfile
 import time
 from itertools import combinations, product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+Settings = argparse.Namespace  # what `parse` returns
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -50,60 +53,100 @@ def make_data() -> tuple[list[dict], list[dict]]:
 
 def reward(completion: str, answer: str) -> float:
     """0.2 for the form, and 1 more for the right answer. It never sees the prompt."""
-    found = re.fullmatch(r"\s*<think>[^<]*</think>\s*<answer>([^<]*)</answer>\s*", completion)
-    return 0.2 + (found[1].strip() == answer) if found else 0.0
+    form = re.fullmatch(r"\s*<think>[^<]*</think>\s*<answer>([^<]*)</answer>\s*", completion)
+    return 0.2 + (form[1].strip() == answer) if form else 0.0
 
 
 # ----------------------------------------- The algorithm -----------------------------------------
-def train_step(policy, reference, optimizer, tokenizer, rows, cfg) -> tuple[dict, str]:
-    """Answer P questions G times each, compare the answers of a group, learn what was better."""
-    ids, mask, old_log_probs, texts, rewards = rollout(policy, tokenizer, rows, cfg.group_size, cfg)
-    advantages = group_advantages(rewards, cfg.group_size).to(old_log_probs)  # (N,)
-    T = old_log_probs.shape[1]
-    tokens = mask[:, -T:].sum()  # of all N rows, so that every token weighs the same
-    useful = advantages if reference is None else torch.ones_like(advantages)
-    useful = useful.nonzero()[:, 0]  # without a KL, an advantage of 0 has no gradient
+class Rollouts(NamedTuple):
+    """N completions, with the prompts they answer."""
+
+    ids: Tensor  # (N, S + T), padded on both sides
+    mask: Tensor  # (N, S + T) bool, True = real token
+    log_probs: Tensor  # (N, T), with which each token was drawn: the old ones of the ratio
+
+
+def rollout(
+    policy: nn.Module, tokenizer, prompts: list[dict], G: int, cfg: Settings, greedy: bool = False
+) -> tuple[Rollouts, list[str], Tensor]:
+    """Ask each question G times: N = P * G completions, their texts, and their rewards (N,)."""
+    chats = [[*SHOTS, {"role": "user", "content": row["question"]}] for row in prompts]
+    texts = ["".join(turn["content"] + "\n" for turn in chat) for chat in chats]
+    if cfg.chat:  # the template writes the special tokens, too
+        texts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+    batch = tokenizer(texts, padding=True, add_special_tokens=not cfg.chat, return_tensors="pt")
+    prompt_ids, prompt_mask = batch["input_ids"].to(DEVICE), batch["attention_mask"].to(DEVICE)
+    rollouts = sample(policy, prompt_ids, prompt_mask.bool(), G, cfg, greedy)
+    completions = rollouts.ids[:, prompt_ids.shape[1] :]  # (N, T)
+    stops = completions.new_tensor(policy.generation_config.eos_token_id)
+    real = rollouts.mask[:, prompt_ids.shape[1] :] & ~torch.isin(completions, stops)
+    texts = [tokenizer.decode(ids[written]) for ids, written in zip(completions, real)]
+    answers = [row["answer"] for row in prompts for _ in range(G)]
+    return rollouts, texts, torch.tensor([*map(reward, texts, answers)], dtype=torch.float64)
+
+
+def score(policy: nn.Module, rollouts: Rollouts, cfg: Settings) -> Tensor:
+    """Log-probs (N, T) of the completions under the policy as it is now, with gradient."""
+    ids, mask, T = rollouts.ids, rollouts.mask, rollouts.log_probs.shape[1]
+    dist, _ = predict(policy, ids[:, :-1], mask[:, :-1], cfg, last=T)  # (N, T, V)
+    log_probs = dist.gather(-1, ids[:, -T:, None])[..., 0]  # (N, T)
+    return log_probs.masked_fill(~mask[:, -T:], 0.0)
+
+
+def learn(
+    policy: nn.Module,
+    reference: nn.Module | None,
+    optimizer: torch.optim.Optimizer,
+    rollouts: Rollouts,
+    advantages: Tensor,  # (N,)
+    cfg: Settings,
+) -> list[dict]:
+    """K updates on the same rollouts; returns the metrics of each."""
+    T, advantages = rollouts.log_probs.shape[1], advantages.to(rollouts.log_probs)
+    tokens = rollouts.mask[:, -T:].sum()  # of all N rows: passes divide by it, so that they add up
+    rows = advantages if reference is None else torch.ones_like(advantages)
+    rows = rows.nonzero()[:, 0]  # without a KL, an advantage of 0 has no gradient
+    updates = []
     for _ in range(cfg.inner_epochs):
-        for start in range(0, len(useful), cfg.rows_per_pass):  # the gradients of passes add up
-            part = useful[start : start + cfg.rows_per_pass]  # rows
-            log_probs = score(policy, ids[part], mask[part], T, cfg)  # (rows, T)
-            ref = score(reference, ids[part], mask[part], T, cfg) if reference else None
-            loss = grpo_loss(log_probs, old_log_probs[part], ref, advantages[part, None], cfg)
-            ((loss * mask[part, -T:]).sum() / tokens).backward()
-        grad_norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.step()
         optimizer.zero_grad()
-    metrics = {
+        for start in range(0, len(rows), cfg.rows_per_pass):  # the gradients of passes add up
+            some = rows[start : start + cfg.rows_per_pass]
+            batch = Rollouts(*(values[some] for values in rollouts))
+            log_probs = score(policy, batch, cfg)  # (n, T)
+            with torch.no_grad():
+                ref_log_probs = score(reference, batch, cfg) if reference else None
+            loss = grpo_loss(log_probs, batch.log_probs, advantages[some, None], cfg, ref_log_probs)
+            ((loss * batch.mask[:, -T:]).sum() / tokens).backward()
+        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        updates.append({"grad_norm": norm.item()})
+    return updates
+
+
+def measure(
+    rollouts: Rollouts, rewards: Tensor, advantages: Tensor, updates: list[dict]
+) -> dict[str, float]:
+    """What a log shows of a step."""
+    tokens = rollouts.mask[:, -rollouts.log_probs.shape[1] :].sum().item()
+    return {
         "reward": rewards.mean().item(),
         "zero_advantage": (advantages == 0).double().mean().item(),  # rows that teach nothing
-        "entropy": -(old_log_probs.sum() / tokens).item(),  # nats per token, estimated
-        "length": tokens.item() / len(texts),
-        "grad_norm": grad_norm.item(),
+        "entropy": -rollouts.log_probs.sum().item() / tokens,  # nats per token, estimated
+        "length": tokens / len(rewards),
+        **updates[-1],
     }
-    return metrics, texts[0]
-
-
-def rollout(policy, tokenizer, rows, G, cfg, greedy=False):
-    """Ask each question G times: what `sample` returns, the N texts, and their rewards (N,)."""
-    chats = [[*SHOTS, {"role": "user", "content": row["question"]}] for row in rows]
-    prompts = ["".join(turn["content"] + "\n" for turn in chat) for chat in chats]
-    if cfg.chat:  # the template writes the special tokens, too
-        prompts = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
-    batch = tokenizer(prompts, padding=True, add_special_tokens=not cfg.chat, return_tensors="pt")
-    prompt_ids, prompt_mask = batch["input_ids"].to(DEVICE), batch["attention_mask"].to(DEVICE)
-    ids, mask, log_probs = sample(policy, prompt_ids, prompt_mask.bool(), G, cfg, greedy)
-    completions = ids[:, prompt_ids.shape[1] :]  # (N, T)
-    stops = ids.new_tensor(policy.generation_config.eos_token_id)
-    kept = mask[:, prompt_ids.shape[1] :] & ~torch.isin(completions, stops)
-    texts = [tokenizer.decode(row[real]) for row, real in zip(completions, kept)]
-    answers = [row["answer"] for row in rows for _ in range(G)]
-    rewards = torch.tensor([*map(reward, texts, answers)], dtype=torch.float64)
-    return ids, mask, log_probs, texts, rewards
 
 
 @torch.no_grad()
-def sample(policy, prompt_ids, prompt_mask, G, cfg, greedy=False) -> tuple[Tensor, Tensor, Tensor]:
-    """G completions of each prompt, temperature 1: ids and mask (N, S + T), log-probs (N, T)."""
+def sample(
+    policy: nn.Module,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    G: int,
+    cfg: Settings,
+    greedy: bool = False,
+) -> Rollouts:
+    """G completions of each prompt (P, S), temperature 1, prompt by prompt."""
     S, T = prompt_ids.shape[1], cfg.max_new_tokens
     ids = pad(prompt_ids, (0, T)).repeat_interleave(G, dim=0)  # (N, S + T)
     mask = pad(prompt_mask, (0, T)).repeat_interleave(G, dim=0)
@@ -127,19 +170,14 @@ def sample(policy, prompt_ids, prompt_mask, G, cfg, greedy=False) -> tuple[Tenso
         if not going.all():
             active = active[going]
             cache.batch_select_indices(going.nonzero()[:, 0])
-    return ids[:, : end + 1], mask[:, : end + 1], log_probs[:, : end + 1 - S]
+    return Rollouts(ids[:, : end + 1], mask[:, : end + 1], log_probs[:, : end + 1 - S])
 
 
-def score(policy, ids, mask, T, cfg) -> Tensor:
-    """Log-probs (N, T) of the completions under the policy as it is now, with gradient."""
-    dist, _ = predict(policy, ids[:, :-1], mask[:, :-1], cfg, last=T)  # (N, T, V)
-    log_probs = dist.gather(-1, ids[:, -T:, None])[..., 0]  # (N, T)
-    return log_probs.masked_fill(~mask[:, -T:], 0.0)
-
-
-def predict(policy, ids, mask, cfg, last=1, cache=None):
+def predict(
+    policy: nn.Module, ids: Tensor, mask: Tensor, cfg: Settings, last: int = 1, cache=None
+) -> tuple[Tensor, object]:
     """Log-probs of the V possible next tokens at the `last` places of ids, and the cache."""
-    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]  # padding has none
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     inputs = {"attention_mask": mask.long(), "position_ids": positions, "logits_to_keep": last}
     caching = {"past_key_values": cache, "use_cache": not torch.is_grad_enabled()}
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=cfg.bf16):
@@ -157,13 +195,19 @@ def group_advantages(rewards: Tensor, group_size: int) -> Tensor:
     return advantages.masked_fill(equal, 0.0).flatten()
 
 
-def grpo_loss(log_probs, old_log_probs, ref_log_probs, A, cfg) -> Tensor:
+def grpo_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    A: Tensor,
+    cfg: Settings,
+    ref_log_probs: Tensor | None = None,
+) -> Tensor:
     """(N, T): each token's clipped objective, A is (N, 1), and its KL (k3) to the reference."""
     ratio = (log_probs - old_log_probs).exp()  # new over old
     loss = -torch.minimum(ratio * A, ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * A)
     if ref_log_probs is not None:
-        d = ref_log_probs - log_probs
-        loss = loss + cfg.kl_weight * (torch.expm1(d) - d)
+        d = log_probs - ref_log_probs
+        loss = loss + cfg.kl_weight * (torch.expm1(-d) + d)
     return loss
 
 
@@ -221,10 +265,13 @@ def main(cfg) -> None:
     for step in range(len(log) + 1, cfg.steps + 1):
         began = time.perf_counter()
         torch.manual_seed(10**6 * cfg.seed + step)  # a run that was stopped goes on with the same
-        rows = [data[i] for i in torch.randperm(len(data))[: cfg.prompts_per_step]]
-        metrics, text = train_step(policy, reference, optimizer, tokenizer, rows, cfg)
+        prompts = [data[i] for i in torch.randperm(len(data))[: cfg.prompts_per_step]]
+        rollouts, texts, rewards = rollout(policy, tokenizer, prompts, cfg.group_size, cfg)
+        advantages = group_advantages(rewards, cfg.group_size)  # (N,)
+        updates = learn(policy, reference, optimizer, rollouts, advantages, cfg)
+        metrics = measure(rollouts, rewards, advantages, updates)
         log.append({"step": step, **metrics, "seconds": time.perf_counter() - began})
-        print(f"{step:4} reward {metrics['reward']:.2f} {text!r}", flush=True)
+        print(f"{step:4} reward {metrics['reward']:.2f} {texts[0]!r}", flush=True)
         lines = [",".join(map(str, line)) for line in (log[0], *(each.values() for each in log))]
         (cfg.out / "log.csv").write_text("\n".join(lines) + "\n")
         if step == cfg.steps or step % cfg.save_every == 0:

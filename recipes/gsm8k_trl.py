@@ -20,6 +20,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from gsm8k import HUB, gsm8k_rows, like_gsm8k
 from running import (
     CsvLog,
     Stop,
@@ -32,6 +33,7 @@ from running import (
     count,
     folder_of,
     held_out,
+    load_config,
     save_model,
 )
 from transformers import AutoModelForCausalLM, PretrainedConfig, TrainerCallback
@@ -39,9 +41,7 @@ from transformers.pytorch_utils import Conv1D
 
 from minigrpo.files import atomic_path, data_folder
 from minigrpo.scaling.trl import require_trl
-from minigrpo.text.gsm8k import HUB, gsm8k_rows, like_gsm8k
 from minigrpo.text.prompts import answer_reward
-from minigrpo.text.recipes import load_config
 from minigrpo.text.shots import tags_reward
 
 
@@ -96,7 +96,7 @@ def check(o: argparse.Namespace) -> tuple:
     config, tokenizer = load_config(o.model)
     if o.template:
         tokenizer.chat_template = Path(o.template).read_text(encoding="utf-8")
-    check_chat(tokenizer, "--template FILE (such as recipes/plain_chat.jinja)")
+    check_chat(tokenizer)
     tokenizer.padding_side = "left"
     # The same token is no harm: padding is told by its position, here and in TRL.
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -115,7 +115,7 @@ def check(o: argparse.Namespace) -> tuple:
 def settings(o: argparse.Namespace, room: int) -> dict:
     """This run in the words of TRL's GRPOConfig."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    found = {
+    arguments = {
         "output_dir": o.out,
         # The batch: rows in a pass x passes x processes = questions x completions.
         "per_device_train_batch_size": o.rows_per_pass,
@@ -151,9 +151,9 @@ def settings(o: argparse.Namespace, room: int) -> dict:
         "disable_tqdm": True,
     }
     if o.vllm:
-        found |= {"use_vllm": True, "vllm_mode": "colocate"}
-        found |= {"vllm_gpu_memory_utilization": o.vllm_share, "vllm_max_model_length": room}
-    return found
+        arguments |= {"use_vllm": True, "vllm_mode": "colocate"}
+        arguments |= {"vllm_gpu_memory_utilization": o.vllm_share, "vllm_max_model_length": room}
+    return arguments
 
 
 class Journal(TrainerCallback):
@@ -180,8 +180,8 @@ class Journal(TrainerCallback):
 
 def newest_checkpoint(out: str) -> tuple[int, str | None]:
     """Steps and folder of the last checkpoint that is whole: trainer_state.json is written last."""
-    found = sorted(Path(out).glob("checkpoint-[0-9]*"), key=lambda folder: int(folder.name[11:]))
-    for folder in reversed(found):
+    folders = sorted(Path(out).glob("checkpoint-[0-9]*"), key=lambda folder: int(folder.name[11:]))
+    for folder in reversed(folders):
         try:
             state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
             return state["global_step"], str(folder)
@@ -230,11 +230,11 @@ def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right=answe
         with torch.autocast(o.device, torch.bfloat16, enabled=trainer.args.bf16):
             return held_out(policy, tokenizer, test, reward=right, max_new_tokens=o.tokens)
 
-    def alone(task, *given) -> None:
+    def alone(task, *arguments) -> None:
         """Done by one process; the others wait."""
         trainer.accelerator.wait_for_everyone()
         if trainer.accelerator.is_main_process:
-            task(o.out, *given)
+            task(o.out, *arguments)
         trainer.accelerator.wait_for_everyone()
 
     alone(ask, "before", answers)

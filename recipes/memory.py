@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 
 from gsm8k_trl import adapter_size
+from running import load_config, plain_errors
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
-from minigrpo.text.recipes import load_config, memory, plain_errors
+from minigrpo.text.models import memory
 
 
 def shape(kind, width: int, inner: int, layers: int, heads: str, vocabulary: int, tied: bool):

@@ -1,13 +1,14 @@
-"""What a run of a recipe asks before it loads a weight, what it keeps in its folder, how it stops.
+"""What the recipes share: rows and a model to begin with, checks, a folder of files, a way to stop.
 
-The files beside this one import it. Each raises a ValueError (or MemoryError) of one sentence for
-whatever a person can mend.
+Whatever a person can mend is raised as a ValueError (or MemoryError) of one sentence, and
+`plain_errors` prints it and ends with exit code 2.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import importlib.util
 import json
 import math
@@ -19,19 +20,31 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
+from huggingface_hub import constants, get_session
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 # So that the recipes of this checkout start without an installation, and use its own modules.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from minigrpo.files import atomic_path
+from minigrpo.text.models import memory
 from minigrpo.text.prompts import RewardFunction, answer_reward, encode_prompt, format_reward, write
-from minigrpo.text.recipes import first_line, memory, plain_errors
 
+ENDINGS = (".json", ".jsonl", ".csv", ".parquet")
 FREE = {"steps", "save_every", "log", "out"}
 """The settings that may change when a run goes on."""
+AT_ONCE = 32  # held-out questions
 
 
 def count(text: str) -> int:
@@ -41,25 +54,133 @@ def count(text: str) -> int:
     return int(text)
 
 
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """What a person can mend, or has stopped, ends in one sentence instead of a traceback."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # kill is a Ctrl-C
+    try:
+        yield
+    except (ValueError, MemoryError, ImportError, OSError, SafetensorError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except torch.OutOfMemoryError as error:  # of a GPU
+        print(f"error: take fewer rows in one pass: {first_line(error)}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted: with a checkpoint, the same command goes on from it", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first; libraries add paragraphs of advice."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def read_file(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file, by its ending."""
+    if file.suffix == ".parquet":
+        return importlib.import_module("pyarrow.parquet").read_table(file).to_pylist()
+    with file.open(encoding="utf-8-sig", newline="") as text:  # some programs begin with a mark
+        if file.suffix == ".csv":
+            return [*csv.DictReader(text)]
+        if file.suffix == ".json":
+            return [dict(row) for row in json.load(text)]
+        return [dict(json.loads(line)) for line in text if line.strip()]
+
+
+def ask_the_hub(seconds: float = 5.0) -> None:
+    """If the hub doesn't answer, its libraries are told so: they'd try six times, for 25 seconds.
+
+    What is in their cache is found all the same.
+    """
+    answers = []
+
+    def ask() -> None:
+        with suppress(Exception):  # of whichever library they have for it
+            answers.append(get_session().head(constants.ENDPOINT, timeout=seconds))
+
+    asking = Thread(target=ask, daemon=True)  # to look up a name may take longer than the timeout
+    asking.start()
+    asking.join(seconds)
+    if not answers:
+        constants.HF_HUB_OFFLINE = True
+        if datasets := sys.modules.get("datasets"):  # it keeps a copy
+            datasets.config.HF_HUB_OFFLINE = True
+
+
+def load_rows(
+    name_or_file: str | Path,  # a file; or a folder or a name on the hub, for the datasets library
+    split: str,  # "train" or "test"; of a file every tenth row is "test"
+    columns: Sequence[str],  # those that must be there
+    config: str | None = None,  # of a data set on the hub, such as "main"
+) -> list[dict[str, Any]]:
+    """The rows of one side of the split. ValueError: not found, unreadable, or a column missing."""
+    file = Path(name_or_file).expanduser()
+    of_a_file = file.suffix in ENDINGS
+    try:
+        if of_a_file:
+            rows = [r for i, r in enumerate(read_file(file)) if (i % 10 == 9) == (split == "test")]
+        elif file.is_file():
+            raise ValueError(f"the ending {file.suffix!r}")
+        else:
+            local = file.is_dir()
+            if not local:
+                ask_the_hub()
+            hub = importlib.import_module("datasets")
+            where = str(file) if local else str(name_or_file)
+            rows = hub.load_dataset(where, None if local else config, split=split).to_list()
+    except ImportError as error:
+        raise ValueError(f"{name_or_file}: reading it needs pip install {error.name}") from None
+    except Exception as error:  # the datasets library has many of its own
+        what = f"expected a {', '.join(ENDINGS)} file, or a data set that can be loaded"
+        raise ValueError(f"{name_or_file}: {what}, got {first_line(error)}") from None
+    for row in rows or [{}]:
+        if missing := [name for name in columns if name not in row]:
+            wanted, there = " and ".join(missing), ", ".join(map(str, row))
+            there = there or f"no rows in {split}" + " (every tenth of a file is test)" * of_a_file
+            raise ValueError(f"{name_or_file}: expected the columns {wanted}, found {there}")
+        if empty := [name for name in columns if row[name] in (None, "")]:
+            got = str(row)[:80]
+            raise ValueError(f"{name_or_file}: expected {empty[0]} in every row, got {got}")
+    return rows
+
+
+def load_config(name_or_path: str) -> tuple[PretrainedConfig, Any]:
+    """Config and tokenizer of a model, before any of its weights is fetched."""
+    if not Path(name_or_path).is_dir():
+        ask_the_hub()
+    try:
+        config = AutoConfig.from_pretrained(name_or_path)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError(f"{config.model_type}, which is no causal language model")
+        return config, AutoTokenizer.from_pretrained(name_or_path)
+    except (OSError, ValueError) as error:
+        what = "expected a model's folder or its name on the hub"
+        raise ValueError(f"--model {name_or_path}: {what}, got {first_line(error)}") from None
+
+
 def check_installed(package: str) -> None:
     """Raise ValueError, with the command that installs it, if there's no such package."""
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise ValueError(f"{package} is not installed: pip install {package}")
 
 
-def check_chat(tokenizer: Any, instead: str) -> None:
+def check_chat(tokenizer: Any) -> None:
     """Raise ValueError, with what to pass instead, if it can't write a chat."""
     name = f"--model {tokenizer.name_or_path}"
+    instead = "pass --template FILE (such as recipes/plain_chat.jinja) instead"
     if not tokenizer.chat_template:
         what = "its tokenizer has no chat template, so it is no chat model"
-        raise ValueError(f"{name}: {what}; pass {instead} instead")
+        raise ValueError(f"{name}: {what}; {instead}")
     try:
         encode_prompt(
             tokenizer, [{"role": role, "content": "1 + 1?"} for role in ("system", "user")]
         )
     except Exception as error:  # what a template refuses, it says in its own way
         what = f"its chat template refuses a system message ({first_line(error)})"
-        raise ValueError(f"{name}: {what}; pass {instead} instead") from None
+        raise ValueError(f"{name}: {what}; {instead}") from None
 
 
 def check_room(
@@ -104,17 +225,16 @@ def check_memory(config: PretrainedConfig, *, device: str | torch.device, **size
 
 
 def held_out(
-    policy,
-    tokenizer,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Mapping[str, Any]],  # each a "prompt" and columns for the reward
-    at_once: int = 32,
     reward: RewardFunction = answer_reward,  # 1 if right
-    **settings,  # of `minigrpo.text.prompts.write`, such as max_new_tokens
+    **settings: Any,  # of `minigrpo.text.prompts.write`, such as max_new_tokens
 ) -> dict[str, float]:
     """Greedy answers: the fraction right, with its standard error, and the fraction in form."""
     right, form = 0.0, 0.0
-    for at in range(0, len(rows), at_once):
-        batch = rows[at : at + at_once]
+    for at in range(0, len(rows), AT_ONCE):
+        batch = rows[at : at + AT_ONCE]
         columns = {name: [row[name] for row in batch] for name in batch[0]}
         prompts = columns.pop("prompt")
         texts = write(policy, tokenizer, prompts, top_k=1, **settings)[1]
@@ -128,14 +248,14 @@ def held_out(
 def folder_of(o: argparse.Namespace, name: str) -> Iterator[str]:
     """The folder of a run: `--out`, or one in runs/; of a smoke run, one that vanishes with it."""
     with plain_errors(), tempfile.TemporaryDirectory() as temporary:
-        given = o.out
-        yield given or (temporary if o.smoke else f"runs/{name}")
-        if o.smoke and not given:
+        folder = o.out or (temporary if o.smoke else f"runs/{name}")
+        yield folder
+        if folder == temporary:
             print("That folder was a temporary one. --out FOLDER keeps it.")
 
 
-def kept(file: Path, make: Callable[[], dict]) -> dict:
-    """The values in a JSON file. If there's none, those that `make` returns, kept there."""
+def stored(file: Path, make: Callable[[], dict]) -> dict:
+    """The values in a JSON file. If there's none, `make` returns them, and they are put there."""
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
     values = make()
@@ -147,7 +267,7 @@ def kept(file: Path, make: Callable[[], dict]) -> dict:
 def check_same_run(o: argparse.Namespace) -> None:
     """Raise ValueError if the folder has a run with other settings; else note those of this one."""
     mine = {name: value for name, value in vars(o).items() if name not in FREE}
-    before = kept(Path(o.out) / "settings.json", lambda: mine)
+    before = stored(Path(o.out) / "settings.json", lambda: mine)
     for name in {**before, **mine}:
         if before.get(name) != mine.get(name):
             there = f"the run there has {name} = {before.get(name)!r}, and this one "
@@ -156,16 +276,16 @@ def check_same_run(o: argparse.Namespace) -> None:
 
 
 def ask(out: str, when: str, answers: Callable[[], dict]) -> None:
-    """Print what `held_out` finds. It is asked once, since the result is kept in a file."""
-    found = kept(Path(out) / f"{when.replace(' ', '_')}.json", answers)
+    """Print what `held_out` measures. It is asked once, since the result is put in a file."""
+    scores = stored(Path(out) / f"{when.replace(' ', '_')}.json", answers)
     print(
-        f"{when}: {found['right']:.3f} +- {found['error']:.3f} of {found['questions']} "
-        f"held-out questions right, {found['form']:.3f} in form",
+        f"{when}: {scores['right']:.3f} +- {scores['error']:.3f} of {scores['questions']} "
+        f"held-out questions right, {scores['form']:.3f} in form",
         flush=True,
     )
 
 
-def save_model(out: str, policy, tokenizer) -> None:
+def save_model(out: str, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write `model/`, which is there as a whole or not at all."""
     made, model = Path(out) / ".model.part", Path(out) / "model"
     policy.save_pretrained(made)
@@ -177,8 +297,7 @@ def save_model(out: str, policy, tokenizer) -> None:
 class Stop:
     """Ctrl-C or kill ask a run to save the step it is at and end. The second time, it just ends."""
 
-    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
-        self.asked, self.then = False, then
+    asked = False
 
     def __enter__(self) -> Stop:
         self.before = {s: signal.signal(s, self.ask) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -187,7 +306,6 @@ class Stop:
     def ask(self, number: int, frame: Any) -> None:
         print("finishing this step, then saving; once more stops at once", file=sys.stderr)
         self.asked = True
-        self.then()
         signal.signal(number, self.before[number])
 
     def __exit__(self, *_: Any) -> None:
@@ -198,19 +316,11 @@ class Stop:
 class CsvLog:
     """One line per step in a file; of a run that goes on, the steps it repeats are replaced."""
 
-    def __init__(self, path: str | Path, also: str | None = None, **settings: Any) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path, self.rows = Path(path), []
         if self.path.exists():
             with self.path.open(encoding="utf-8", newline="") as file:
                 self.rows = [*csv.DictReader(file)]
-        self.other = importlib.import_module(also) if also else None  # "trackio" or "wandb"
-        if self.other:
-            self.other.init(project="minigrpo", name=self.path.parent.name, config=settings)
-
-    @property
-    def last(self) -> int:
-        """The last step in it."""
-        return int(self.rows[-1]["step"]) if self.rows else 0
 
     def add(self, step: int, **values: float | None) -> None:
         """The file is written anew, in one piece: a run that is killed leaves no half line."""
@@ -222,9 +332,3 @@ class CsvLog:
             table = csv.DictWriter(file, names, restval="")
             table.writeheader()
             table.writerows(self.rows)
-        if self.other:
-            self.other.log({k: v for k, v in values.items() if v is not None}, step=step)
-
-    def close(self) -> None:
-        if self.other:
-            self.other.finish()

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minigrpo.exercises.judge import Case, Exercise, judge_exercise
+from minigrpo.exercises.form import Case, changed
+from minigrpo.exercises.judge import judge_exercise, run_test
 from minigrpo.exercises.reader import find, judge
-from minigrpo.exercises.review import _try
 
 Function = Callable[..., Any]
 
@@ -46,19 +46,22 @@ class Attack:
 
     def refused(self) -> bool:
         """Whether the judge refuses it; in a review it is given the right lines."""
-        line = getattr(find(self.key), "line", None)
+        record = find(self.key)
+        line = record.line if record.bugs else None
         return judge(self.key, self.function, line)[0] != "passed"
 
     def proven(self) -> bool:
         """Whether the witness shows that it is wrong."""
         record = find(self.key)
-        if isinstance(record, Exercise):
-            one = dataclasses.replace(record, wrong=(), cases=(Case("witness", self.witness),))
-            if judge_exercise(one, record.reference)[0] != "passed":
+        if not record.code:
+            witness = dataclasses.replace(record)  # with a case of its own
+            witness.__dict__.update(tried=[Case("witness", self.witness)], slips=[])
+            if judge_exercise(witness, record.reference)[0] != "passed":
                 return False
-            return judge_exercise(one, self.function)[0] != "passed"
-        verdict = _try(self.function, self.refuses or self.accepts or record.code)
-        clean = not verdict.failed and verdict.error is None
+            return judge_exercise(witness, self.function)[0] != "passed"
+        version = self.refuses or self.accepts or changed(record.code, tuple(record.bugs))
+        verdict = run_test(record, self.function, Case("witness", (version,)), 10.0)
+        clean = not verdict.value and verdict.error is None
         return not clean if self.refuses else clean
 
 

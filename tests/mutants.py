@@ -1,23 +1,21 @@
 """Every answer that is one small step away from a right one, and what the judge says about it.
 
-`python tests/mutants.py 2.3 4.` lists the mutants of these exercises that pass and stand in no
-record; without a key it does so for all of them, with a table.
+`python tests/mutants.py 2.3 4.` lists the mutants of these exercises that pass; most of them make
+no difference. Without a key it does so for all of them.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-import dataclasses
-import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from minigrpo.exercises.judge import Answer, Exercise, judge_exercise
+from minigrpo.exercises.form import Exercise, compiled, source
+from minigrpo.exercises.judge import fault_of, no_function, run_case, wanted
 from minigrpo.exercises.reader import all_exercises
-from minigrpo.exercises.records import run
 
 BINARY = {
     ast.Add: (ast.Sub,),
@@ -242,53 +240,49 @@ def with_node(parent: ast.AST, field: str, at: int | None, node: ast.AST) -> Non
         getattr(parent, field)[at] = node
 
 
-def mutants(exercise: Exercise, answer: Answer) -> dict[str, Callable]:
+def mutants(exercise: Exercise, function: Callable) -> dict[str, Callable]:
     """The mutants of a right way by the lines that they have and it has not."""
-    source = inspect.getsource(answer.function)
-    plain = ast.unparse(prepared(source)[0]).splitlines()
-    gradient = {exercise.parameters[place] for place in exercise.gradient}
-    found = {}
-    for tree in mutations(source, gradient):
+    text = source(function)
+    plain = ast.unparse(prepared(text)[0]).splitlines()
+    made = {}
+    for tree in mutations(text, set(exercise.gradient)):
         text = ast.unparse(ast.fix_missing_locations(tree))
         lines = text.splitlines()
         new = [line.strip() for line in lines if line not in plain]
         old = [line.strip() for line in plain if line not in lines]
         name = "; ".join(new) if new != ["pass"] and new else "without " + "; ".join(old)
-        if lines != plain and name not in found:
-            names = dict(answer.function.__globals__)
+        if lines != plain and name not in made:
+            names = dict(function.__globals__)
             with suppress(SyntaxError):
-                run(text + "\n", f"<mutant of {exercise.key}>", names)
-                found[name] = names[answer.function.__name__]
-    return found
+                made[name] = compiled(text + "\n", function.__name__, names, f"<mutant {name}>")
+    return made
 
 
-def survivors(exercise: Exercise) -> tuple[int, dict[str, list[str]]]:
-    """How many mutants there are, and the lines of those that pass, with the right ways."""
-    one_by_one = []  # most of them fail in one of the first, and nobody reads the sentence
-    for case, wanted in zip(exercise.cases, exercise.wanted, strict=True):
-        one_by_one.append(dataclasses.replace(exercise, cases=(case,), wrong=()))
-        one_by_one[-1].__dict__["wanted"] = [wanted]
-    number, passed = 0, {}
-    for answer in (Answer("reference", exercise.reference, ""), *exercise.others):
-        for line, function in mutants(exercise, answer).items():
-            number += 1
-            if all(judge_exercise(one, function)[0] == "passed" for one in one_by_one):
-                passed.setdefault(line, []).append(answer.name)
-    return number, passed
+def passes(exercise: Exercise, function: Callable) -> bool:
+    """Whether it is right in all cases, corners left out; it stops at the first fault."""
+    for case, right in zip(exercise.tried, wanted(exercise), strict=True):
+        if not case.remark:
+            outcome = run_case(exercise, function, case, 1.0)
+            if outcome.changed or fault_of(exercise, case, right, outcome):
+                return False
+    return no_function(function) is None
+
+
+def survivors(exercise: Exercise) -> tuple[int, list[str]]:
+    """How many mutants of the solution there are, and the lines of those that pass."""
+    made = mutants(exercise, exercise.reference)
+    return len(made), [line for line, function in made.items() if passes(exercise, function)]
 
 
 def main(keys: list[str]) -> None:
     for exercise in all_exercises():
-        if isinstance(exercise, Exercise) and (not keys or exercise.key.startswith(tuple(keys))):
+        if not exercise.code and (not keys or exercise.key.startswith(tuple(keys))):
             start = time.monotonic()
             number, passed = survivors(exercise)
             seconds = time.monotonic() - start
-            same = {line for line, _ in exercise.same}
-            print(f"{exercise.key}: {number} mutants, {len(passed)} equivalent, {seconds:.1f} s")
-            for line in passed.keys() - same:
-                print(f"  passes: `{line}` in {', '.join(passed[line])}")
-            for line in same - passed.keys():
-                print(f"  is named, and no mutant that passes: `{line}`")
+            print(f"{exercise.key}: {len(passed)} of {number} mutants pass, {seconds:.1f} s")
+            for line in passed:
+                print(f"  `{line}`")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from minigrpo.clinic.mistakes import mutant
 from minigrpo.gpt import GPT, GPTConfig
-from minigrpo.study.mistakes import mutant
 
 
 def float64(*numbers) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -23,7 +22,6 @@ from minigrpo.arithmetic import (
     EOS,
     EXAMPLE,
     HARDER_LENGTHS,
-    OPERATIONS,
     PAD,
     TAGS,
     THINK,
@@ -40,15 +38,13 @@ from minigrpo.arithmetic import (
     read_question,
     running_totals,
     to_text,
-    warmup_batch,
     warmup_documents,
 )
 from minigrpo.rewards import format_reward, split_parts
+from minigrpo.study.experiments import warmup_batch
 
 ALL_LENGTHS = range(3, BOXES + 1)
-QUESTIONS = st.integers(1, BOXES).flatmap(
-    lambda k: st.tuples(st.integers(0, 9), *[st.integers(0, 23)] * (k - 1))
-)
+QUESTIONS = st.integers(1, BOXES).flatmap(lambda k: st.tuples(*[st.integers(0, 9)] * k))
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -82,7 +78,7 @@ def test_the_vocabulary():
     assert (THINK, END_THINK, ANSWER, END_ANSWER) == (25, 26, 27, 28)
     apart = {PAD, BOS, EOS}
     assert len(apart) == 3
-    assert min(apart) > 28 > max(BLANK, *OPERATIONS["mixed"])  # nothing a question is made of
+    assert min(apart) > 28 > BLANK  # nothing a question is made of
 
 
 @pytest.mark.parametrize(
@@ -90,10 +86,7 @@ def test_the_vocabulary():
     [
         ((7, 4, 9), [7, 1, 0]),
         ((0,), [0]),
-        ((3, 15, 4), [3, 8, 2]),  # 3 - 5 = -2, which is 8; + 4
-        ((6, 20, 21, 22, 23), [6, 2, 6, 2, 8]),  # * 2 * 3 * 7 * 9
-        ((2, 3, 20), [2, 5, 0]),  # from left to right: (2 + 3) * 2
-        ((9, 10, 0), [9, 9, 9]),
+        ((9, 9, 9, 9), [9, 8, 7, 6]),
     ],
 )
 def test_the_running_totals_by_hand(question, totals):
@@ -101,33 +94,27 @@ def test_the_running_totals_by_hand(question, totals):
 
 
 @given(QUESTIONS)
-def test_the_terms_say_what_they_do(question):
-    """Against Python's own arithmetic on the names of the terms, with brackets for the order."""
-    expression = VOCABULARY[question[0]]
-    for term in question[1:]:
-        name = VOCABULARY[term]
-        expression = f"({expression}){name if name[0] in '-*' else '+' + name}"
-    assert running_totals(question)[-1] == eval(expression) % 10
+def test_the_last_total_is_the_sum_modulo_10(question):
+    assert running_totals(question)[-1] == sum(question) % 10
 
 
-@pytest.mark.parametrize("question", [(), (10, 1), (1,) * 10, (1, 24), (1, -1), (25,)])
+@pytest.mark.parametrize("question", [(), (10, 1), (1,) * 10, (1, 10), (1, -1), (25,)])
 def test_what_is_no_question_is_refused(question):
     for function in (running_totals, prompt_ids):
-        with pytest.raises(ValueError, match="question: expected 1 to 9 terms, first a digit"):
+        with pytest.raises(ValueError, match="question: expected 1 to 9 digits, got"):
             function(question)
 
 
-@pytest.mark.parametrize("operations", OPERATIONS)
 @pytest.mark.parametrize("held_out", [False, True])
-def test_questions_are_drawn_as_asked(operations, held_out):
-    options = dict(lengths=(3, 8), operations=operations, held_out=held_out)
+def test_questions_are_drawn_as_asked(held_out):
+    options = dict(lengths=(3, 8), held_out=held_out)
     drawn = draw_questions(400, generator(), **options)
     assert drawn == draw_questions(400, generator(), **options)
     assert drawn != draw_questions(400, generator(1), **options)
     assert {len(q) for q in drawn} == {3, 8}
     assert 140 < sum(len(q) == 3 for q in drawn) < 260
     assert {q[0] for q in drawn} == set(range(10))
-    assert {term for q in drawn for term in q[1:]} == set(OPERATIONS[operations])
+    assert {term for q in drawn for term in q[1:]} == set(range(10))
     assert {is_held_out(q) for q in drawn} == {held_out}
 
 
@@ -143,19 +130,14 @@ def test_the_split_is_the_same_everywhere():
     held_out = [q for q in threes if is_held_out(q)]
     assert (len(held_out), held_out[:3]) == FIXED_SPLIT
     assert not is_held_out(EXAMPLE)
-    mixed = itertools.product(range(10), (4, 15, 22), (0, 19, 23), (7, 12), range(10))
-    held_out = [q for q in mixed if is_held_out(q)]
-    assert (len(held_out), held_out[0], held_out[-1]) == FIXED_MIXED
 
 
 FIXED_SPLIT = (126, [(0, 0, 3), (0, 0, 8), (0, 1, 7)])
-FIXED_MIXED = (228, (0, 4, 0, 7, 6), (9, 22, 23, 12, 1))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"operations": "divide"}, "operations: expected one of add, mixed, got 'divide'"),
         ({"lengths": (3, 10)}, "lengths: expected numbers from 2 to 9"),
         ({"lengths": (1, 3)}, "lengths: expected numbers from 2 to 9"),
     ],
@@ -177,8 +159,8 @@ def test_a_prompt_in_words():
     assert to_text(prompt_ids((7, 4, 9))) == (
         "<s> 2 3 4 <think> 2 5 9 </think> <answer> 9 </answer> 7 4 9 _ _ _ _ _ _ <think>"
     )
-    assert to_text(prompt_ids((7, 14, 23), thinking=False)).endswith(
-        " 7 -4 *9 _ _ _ _ _ _ <think> </think>"
+    assert to_text(prompt_ids((7, 4, 9), thinking=False)).endswith(
+        " 7 4 9 _ _ _ _ _ _ <think> </think>"
     )
     assert to_text([7, END_THINK, ANSWER, 7, END_ANSWER, EOS, PAD, PAD]) == (
         "7 </think> <answer> 7 </answer> </s>"
@@ -262,9 +244,8 @@ def kinds(documents) -> dict[str, list[tuple[list[int], list[int]]]]:
     return found
 
 
-@pytest.mark.parametrize("operations", OPERATIONS)
-def test_the_base_model_never_sees_a_whole_thought_with_its_answer(operations):
-    documents = warmup_documents(3000, generator(), operations=operations)
+def test_the_base_model_never_sees_a_whole_thought_with_its_answer():
+    documents = warmup_documents(3000, generator())
     found = kinds(documents)
     assert {len(read_question(torch.tensor(g))) for g, _ in found["demonstration"]} == {
         *ALL_LENGTHS
@@ -319,19 +300,18 @@ def test_a_share_is_between_0_and_1(name):
 )
 def test_held_out_questions_are_in_neither_warm_up_nor_training():
     """Everything asked is collected from the very ids that a model gets to see."""
-    for operations in OPERATIONS:
-        seen = set()
-        for seed in range(10):
-            for given_ids, _ in warmup_documents(200, generator(seed), operations=operations):
-                form = given_ids if THINK not in given_ids else given_ids[-BOXES - 1 : -1]
-                seen.add(tuple(t for t in form if t != BLANK))
-            task = Arithmetic(lengths=ALL_LENGTHS, operations=operations)
-            seen |= {read_question(prompt) for prompt in task.prompts(200, generator(seed))}
-        task = Arithmetic(lengths=ALL_LENGTHS, operations=operations, held_out=True)
-        held_out = {read_question(prompt) for prompt in task.prompts(1000, generator())}
-        assert len(seen) > 1000 and len(held_out) > 500
-        assert not seen & held_out
-        assert EXAMPLE not in held_out  # the one question that is in every prompt
+    seen = set()
+    for seed in range(10):
+        for given_ids, _ in warmup_documents(200, generator(seed)):
+            form = given_ids if THINK not in given_ids else given_ids[-BOXES - 1 : -1]
+            seen.add(tuple(t for t in form if t != BLANK))
+        task = Arithmetic(lengths=ALL_LENGTHS)
+        seen |= {read_question(prompt) for prompt in task.prompts(200, generator(seed))}
+    task = Arithmetic(lengths=ALL_LENGTHS, held_out=True)
+    held_out = {read_question(prompt) for prompt in task.prompts(1000, generator())}
+    assert len(seen) > 1000 and len(held_out) > 500
+    assert not seen & held_out
+    assert EXAMPLE not in held_out  # the one question that is in every prompt
 
 
 def test_the_ids_of_a_batch_hold_no_other_question():
@@ -359,15 +339,15 @@ COMPLETIONS = {
 }
 
 
-@pytest.mark.parametrize("score", [None, format_reward])
-def test_rewards_are_unchanged_when_the_prompt_is_replaced(score):
+@pytest.mark.parametrize("grade", [None, format_reward])
+def test_rewards_are_unchanged_when_the_prompt_is_replaced(grade):
     task = Arithmetic()
-    if score is not None:
-        task = Arithmetic(score=lambda completion, answer, tags, given: score(completion, tags))
+    if grade is not None:
+        task = Arithmetic(grade=lambda completion, answer, tags, given: grade(completion, tags))
     prompt = prompt_ids((7, 4, 9))
     completions = [torch.tensor(ids) for ids in COMPLETIONS.values()]
     rewards = task.reward([prompt] * 4, completions)
-    if score is None:
+    if grade is None:
         assert rewards == [1, 0, 0, 0]
     for seed in range(20):
         assert task.reward([replaced(prompt, seed)] * 4, completions) == rewards
@@ -379,12 +359,12 @@ def test_rewards_are_unchanged_when_the_prompt_is_replaced(score):
 def test_the_grader_sees_the_completion_only():
     asked = []
 
-    def score(*arguments, **options):
+    def grade(*arguments, **options):
         asked.append((arguments, options))
         return 0.5
 
     completion = torch.tensor(COMPLETIONS["right"])
-    assert Arithmetic(score=score).reward([prompt_ids((7, 4, 9))], [completion]) == [0.5]
+    assert Arithmetic(grade=grade).reward([prompt_ids((7, 4, 9))], [completion]) == [0.5]
     (((seen, answer, tags), options),) = asked
     assert seen is completion
     assert (answer, tags, options) == (0, TAGS, {"given": 1})

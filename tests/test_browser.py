@@ -140,8 +140,8 @@ def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
     right = solution_source("2.4")
     upside_down = right.replace("return (new - old)", "return (old - new)")
     assert upside_down != right
-    wrong = find("2.4").wrong[0]
-    for source, message in ((upside_down, wrong.sentence), (right, ": passed")):
+    sentence, _ = find("2.4").slips[0]
+    for source, message in ((upside_down, sentence), (right, ": passed")):
         cells.nth(stub).locator(".cm-content").click()
         page.keyboard.press("Control+a")
         page.keyboard.insert_text(source)

@@ -14,7 +14,7 @@ from minigrpo.arithmetic import Arithmetic
 from minigrpo.clinic import diagnosis, patients
 from minigrpo.clinic.diagnosis import BUDGET, FIRST_SEED, Case
 from minigrpo.clinic.measure import MEASUREMENTS, TWIN_SEED, Subject, reading
-from minigrpo.clinic.patients import PATIENTS, Patient, names, numbered, records
+from minigrpo.clinic.patients import PATIENTS, Patient, names, notes_by_diagnosis, numbered
 from minigrpo.notebook import progress
 
 DECOYS = sorted({*names()} - {one.name for one in PATIENTS})
@@ -26,7 +26,7 @@ if_ill = pytest.mark.parametrize("patient", ILL, ids=lambda p: p.name)
 
 def read(subject: Subject, one: Patient) -> float:
     at = one.sign_read
-    return reading(subject, at.measurement, at.reading, at.part)
+    return reading(subject, at.measurement, at.reading, at.index)
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def test_25_patients_have_24_diagnoses_and_ten_more_have_no_patient():
     assert len(PATIENTS) == 25 and len({one.name for one in PATIENTS}) == 24
     assert {one.name for one in PATIENTS} < set(names()) and len(DECOYS) == 10
     assert len(names()) == 34 and names()[-1] == "healthy"
-    wards = [kept["ward"] for kept in records().values()]
+    wards = [notes["ward"] for notes in notes_by_diagnosis().values()]
     assert all(wards.count(ward) > 1 for ward in wards)
     assert sorted(one.name for one in numbered()) == sorted(one.name for one in PATIENTS)
     assert [one.name for one in numbered()] != [one.name for one in PATIENTS]
@@ -155,7 +155,7 @@ def test_the_list_of_diagnoses_has_all_under_their_numbers(capsys):
     for number, name in enumerate(names(), 1):
         assert f"{number:4}  {name}\n" in printed
     assert printed.startswith("The reward stays flat\n")
-    for ward in {kept["ward"] for kept in records().values()}:
+    for ward in {notes["ward"] for notes in notes_by_diagnosis().values()}:
         assert printed.count(ward[1:] + "\n") == 1
 
 
@@ -309,7 +309,8 @@ def test_a_diagnosis_that_nobody_has_is_told_its_sign_and_that_it_isnt_here(deco
     for number in (7, 9):
         case = clinic.patient(number)
         text = case.judged(decoy)
-        assert records()[decoy]["sign"] in text and "That isn't what this patient has." in text
+        assert notes_by_diagnosis()[decoy]["sign"] in text
+        assert "That isn't what this patient has." in text
         assert case.patient.patient.name not in text and case.answer == decoy
 
 
@@ -330,7 +331,7 @@ def test_the_first_answer_counts(capsys):
     case.diagnose("k1 as the loss")
     printed = capsys.readouterr().out
     assert "Right." in printed and "Your first answer counts, and it was 'healthy'." in printed
-    clinic.score()
+    clinic.tally()
     assert "1 of 25 patients diagnosed, 0 right" in capsys.readouterr().out
     assert progress.recall("clinic")[str(case.number)]["measured"] == ["transcripts"]
 
@@ -341,7 +342,7 @@ def test_giving_up_counts_as_an_answer(capsys):
     assert "k1 as the loss" in capsys.readouterr().out
     case.diagnose("k1 as the loss")
     assert "first answer counts" in capsys.readouterr().out
-    clinic.score()
+    clinic.tally()
     assert "0 right" in capsys.readouterr().out
 
 
@@ -367,8 +368,8 @@ def test_no_text_says_that_a_gradient_of_0_has_one_cause():
     charts = {one.name: case_of(one).patient.chart.steps for one in ILL}
     flat = [name for name, steps in charts.items() if steps and not any(m.grad_norm for m in steps)]
     assert len(flat) >= 2
-    for kept in records().values():
-        assert "gradient is exactly 0" not in kept["sign"]
+    for notes in notes_by_diagnosis().values():
+        assert "gradient is exactly 0" not in notes["sign"]
 
 
 # --------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import os
 import re
 import signal
@@ -401,8 +400,7 @@ def test_execute_puts_the_solution_below_its_check(folder):
 def test_a_solution_says_why_and_begins_no_html(monkeypatch):
     from minigrpo.exercises import reader
 
-    told = dataclasses.replace(reader.find("1.2"), why="Not a <b>, but `<c>`.")
-    monkeypatch.setattr(reader, "find", lambda key: told)
+    monkeypatch.setattr(reader.find("1.2").reference, "why", "Not a <b>, but `<c>`.")
     source = solutions.solution_cell("1.2").source
     assert source.startswith(
         "<details><summary>Solution (try first)</summary>\n\n```python\nimport"

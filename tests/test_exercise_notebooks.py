@@ -20,10 +20,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from minigrpo.exercises.outside import names_read
+from minigrpo.exercises.form import records
 from minigrpo.exercises.reader import find, solution_source
-from minigrpo.exercises.records import records
-from minigrpo.exercises.review import Review
 from tools.course import lacks
 
 OFFLINE = Path(__file__).with_name("offline")
@@ -74,7 +72,7 @@ def exercise_cells(nb: NotebookNode) -> dict[str, tuple[int, int]]:
                 and "raise NotImplementedError" in c.source
             ]
             assert stubs, f"check({match['key']!r}) has no stub before it"
-            is_review = isinstance(find(match["key"]), Review)
+            is_review = bool(find(match["key"]).bugs)
             assert (
                 bool(match["review"]) == is_review == ("line = None" in nb.cells[stubs[-1]].source)
             )
@@ -100,17 +98,17 @@ def execute(
 def with_line(key: str, source: str) -> str:
     """In a review, with the number of the wrong line too."""
     exercise = find(key)
-    return f"{source}\nline = {exercise.line}" if isinstance(exercise, Review) else source
+    return f"{source}\nline = {exercise.line}" if exercise.bugs else source
 
 
 WRONG = """\
 import minigrpo.exercises.reader as _reader
 
-_wrong = _reader.find({key!r}).wrong[0]
+_said, _wrong = _reader.find({key!r}).slips[0]
 try:
-    _reader.check({key!r}, _wrong.function{line})
+    _reader.check({key!r}, _wrong{line})
 except AssertionError as error:
-    assert _wrong.sentence in str(error)
+    assert _said in str(error)
     print({key!r}, "refuses a wrong answer")
 """
 
@@ -147,10 +145,20 @@ def solve(nb: NotebookNode) -> list[str]:
         cell.source = re.sub(r"\bseconds < \d+", "seconds > 0", cell.source)
         cell.source = re.sub(r"\[\], 200$", "[], 40", cell.source, flags=re.MULTILINE)  # in 06
     for key, (stub, at) in cells.items():
-        line = f", {find(key).line}" if isinstance(find(key), Review) else ""
+        line = f", {find(key).line}" if find(key).bugs else ""
         nb.cells[stub].source = with_line(key, solution_source(key))
         nb.cells[at].source = WRONG.format(key=key, line=line) + nb.cells[at].source
     return list(cells)
+
+
+def names_read(code: CodeType) -> Iterator[str]:
+    """The global names that code reads, the functions inside it included."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_read(constant)
 
 
 def outside(scope: symtable.SymbolTable) -> set[str]:

@@ -22,16 +22,17 @@ from explorer_page import write_explorer
 from test_browser import NOTEBOOKS, browser, screenshot  # noqa: F401
 
 from minigrpo import arithmetic
-from minigrpo.grpo import ADVANTAGE, LOSS, GRPOConfig, train_grpo
+from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.llama import load_policy
 from minigrpo.logprobs import token_log_probs
 from minigrpo.notebook import explorer
-from minigrpo.objective import VARIANTS, group_advantages, grpo_loss
+from minigrpo.objective import ADVANTAGE_SETTINGS, VARIANTS, group_advantages, grpo_loss
 from minigrpo.study.experiments import SUMMIT
 
 PAGE = Path(explorer.__file__).with_name("page.html")
 CONFIG = replace(SUMMIT, steps=2, prompts_per_step=6, group_size=4, lr=1e-3)
 KEPT = 3  # groups
+LOSS_SETTINGS = [name for name in GRPOConfig().loss_settings if name != "max_length"]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def recorded() -> tuple[list, list, list[explorer.Step], torch.nn.Module]:
         metrics.append(m)
         policies.append(copy.deepcopy(policy))
         token = arithmetic.VOCABULARY.__getitem__
-        steps.append(explorer.record(m, policy, base, CONFIG, token, question, groups=KEPT))
+        steps.append(explorer.snapshot(m, policy, base, CONFIG, token, question, groups=KEPT))
     return metrics, policies, steps, base
 
 
@@ -197,7 +198,7 @@ def autograd(s: explorer.Step, settings: Mapping, state: str) -> torch.Tensor:
     advantages = group_advantages(
         s.rewards,
         s.config.group_size,
-        **{k: settings[k] for k in ADVANTAGE.split() if k in settings},
+        **{k: settings[k] for k in ADVANTAGE_SETTINGS if k in settings},
     )
     log_probs = (s.old if state == "first" else s.new).double().requires_grad_()
     loss, _ = grpo_loss(
@@ -207,7 +208,7 @@ def autograd(s: explorer.Step, settings: Mapping, state: str) -> torch.Tensor:
         s.mask,
         ref_log_probs=s.ref.double(),
         max_length=s.config.max_new_tokens,
-        **{k: v for k, v in settings.items() if k in LOSS.split()},
+        **{k: v for k, v in settings.items() if k in LOSS_SETTINGS},
     )
     loss.backward()
     return log_probs.grad
@@ -215,7 +216,8 @@ def autograd(s: explorer.Step, settings: Mapping, state: str) -> torch.Tensor:
 
 def complete(settings: Mapping) -> dict:
     """With every setting, as the page has them: by default those of GRPOConfig."""
-    return {**GRPOConfig().only(f"{ADVANTAGE} {LOSS}"), **settings}
+    usual = {name: getattr(GRPOConfig(), name) for name in (*ADVANTAGE_SETTINGS, *LOSS_SETTINGS)}
+    return {**usual, **settings}
 
 
 def every_setting() -> Iterator[tuple[dict, str]]:

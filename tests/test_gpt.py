@@ -8,13 +8,14 @@ from dataclasses import asdict
 
 import pytest
 import torch
+import train_models
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support import must_fail_on, tiny_gpt
 from torch import nn
 from torch.testing import assert_close
+from train_models import save_gpt
 
-from minigrpo import gpt
 from minigrpo.gpt import (
     GPT,
     MLP,
@@ -23,10 +24,9 @@ from minigrpo.gpt import (
     MultiHeadAttention,
     causal_mask,
     load_gpt,
-    positions_from_mask,
-    save_gpt,
     sinusoids,
 )
+from minigrpo.logprobs import positions_from_mask
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8], [0, 0, 0, 5, 7, 7, 2, 1]])
 LEFT = torch.tensor([[1] * 8, [0] + [1] * 7, [0, 0, 0] + [1] * 5])  # a mask for them
@@ -233,8 +233,8 @@ def test_positions_count_real_tokens():
     ),
     (
         causal_mask,
-        "return ones.tril(diagonal=num_keys - num_queries)",
-        "return ones.tril()",
+        "return torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)",
+        "return torch.ones(num_queries, num_keys, dtype=torch.bool).tril()",
     ),
 )
 def test_reading_in_pieces_with_the_cache_equals_one_pass():
@@ -332,7 +332,7 @@ def test_a_save_that_fails_half_way_leaves_the_old_file(tmp_path, monkeypatch):
         unfinished.write_bytes(before[:50])
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(gpt, "save_file", fail_half_way)
+    monkeypatch.setattr(train_models, "save_file", fail_half_way)
     with pytest.raises(OSError, match="No space left"):
         save_gpt(tiny_gpt(seed=2), path)
     assert path.read_bytes() == before

@@ -14,32 +14,21 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "minigrpo"
 # Lines of Python at most, blank ones and docstrings included. The core is what stands flat.
 ROOMS = {
-    "core": 2160,
+    "core": 1950,
     "study": 485,
-    "notebook": 930,
-    "clinic": 2905,
-    "text": 815,
-    "scaling": 285,
-    "exercises": 1780,
-}
-CORE = {
-    "gpt": 185,
-    "corpus": 125,
-    "pretrain": 150,
-    "logprobs": 210,
-    "sampling": 155,
-    "objective": 240,
-    "rewards": 125,
-    "arithmetic": 280,
-    "llama": 60,
-    "grpo": 340,
-    "parts": 90,
-    "parallel": 90,
+    "notebook": 935,
+    "clinic": 2990,
+    "text": 550,
+    "scaling": 340,
+    "exercises": 985,
+    "records": 3400,
 }
 FILES = {path: path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def room_of(path: Path) -> str:
+    if path.stem.isdecimal():
+        return "records"  # of the exercises, one file for each notebook
     return FILES[path].parts[0] if len(FILES[path].parts) > 1 else "core"
 
 
@@ -75,17 +64,13 @@ def imports(path: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_stays_as_small_as_it_is(room):
+def test_a_room_keeps_to_its_budget(room):
     assert lines(*(path for path in FILES if room_of(path) == room)) <= ROOMS[room]
 
 
-def test_every_file_has_its_room_and_those_of_the_core_their_size():
+def test_every_file_has_its_room_and_the_loop_its_size():
     assert {room_of(path) for path in FILES} == {*ROOMS}
-    stems = {path.stem for path in FILES if room_of(path) == "core"}
-    assert stems == {*CORE, "checks", "files", "__init__"}
-    for name, most in CORE.items():
-        assert lines(PACKAGE / f"{name}.py") <= most, name
-    assert lines(*(PACKAGE / f"{name}.py" for name in ("checks", "files", "__init__"))) <= 145
+    assert lines(PACKAGE / "grpo.py") <= 250
     assert lines(ROOT / "tools" / "course.py") <= 280
 
 
@@ -125,5 +110,5 @@ def test_the_loss_and_the_loop_fit_on_a_screen(file, name):
 def test_from_train_grpo_to_the_optimizer_is_one_short_walk():
     text = (PACKAGE / "grpo.py").read_text(encoding="utf-8")
     walk = text[text.index("def train_grpo(") : text.index("optimizer.step()")]
-    assert len(walk.splitlines()) <= 100
+    assert len(walk.splitlines()) <= 80
     assert re.findall(r"^def (\w+)", walk, re.M) == ["train_grpo", "rollout", "score", "learn"]

@@ -1,109 +1,354 @@
-"""Nothing that an answer is or does leads the judge astray, and nothing of it stays behind."""
+"""The judge is a colleague: what it says is true, and no accident of an answer reaches further."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import inspect
 import math
-import os
 import random
-import re
 import signal
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from minigrpo.exercises import check, judge
-from minigrpo.exercises import judge as judge_key
-from minigrpo.exercises.guard import contained
-from minigrpo.exercises.judge import Case, brief, judge_exercise
-from minigrpo.exercises.reader import find
-from minigrpo.exercises.records import run
+from minigrpo.exercises import answer, check, hint, judge, reader, show, solution
+from minigrpo.exercises.form import Case, Exercise, compiled, exercise, records
+from minigrpo.exercises.judge import brief, judge_exercise, notebook_data
+from minigrpo.exercises.reader import find, solution_source
 
 JUDGE = sys.modules[judge_exercise.__module__]
+KEY = "2.3"
+alarms = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no alarms on this platform")
 
 
 def reference(log_probs, mask):
     return torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
 
 
-def says(function, key="2.3"):
+def stub(*arguments):
+    raise NotImplementedError
+
+
+def says(function, key=KEY, line=None):
     """The message about an answer that is not right."""
-    status, message = judge(key, function)
+    status, message = judge(key, function, line)
     assert status == "not passed", message
     return message
 
 
-def cell(notebook: dict, source: str) -> None:
-    """As a notebook does it: every cell is a file of its own, in one namespace."""
-    number = notebook["cells"] = notebook.get("cells", 0) + 1
-    run(source, f"<cell {number}>", notebook)
+def made(solution, *cases, remark: str = "", **settings) -> Exercise:
+    """An exercise of these arguments."""
+    solution = exercise("made up", **settings)(solution)
+    solution.cases = {f"case {i}": arguments for i, arguments in enumerate(cases, start=1)}
+    return Exercise("9.9", solution, *solution.settings)
 
 
-# what an answer may be ---------------------------------------------------------------------------
-
-
-def test_a_constant_a_pattern_a_loss_or_a_table_beside_the_answer_is_fine():
-    notebook: dict = {"__name__": "__main__"}
-    cell(
-        notebook,
-        "import math, re, torch\nfrom torch import nn\nfrom math import inf\n"
-        "EPS, NAMES, LAYER, LOSS = 0.0, ['a'], {'a': lambda x: x}, nn.MSELoss()\n"
-        "ZERO = torch.zeros(())\nWORD = re.compile('a')\n"
-        "def answer(log_probs, mask):\n"
-        "    NAMES, LAYER, WORD.search('a'), LOSS(ZERO, ZERO), inf\n"
-        "    return torch.where(mask.bool(), log_probs, ZERO + EPS).sum(dim=-1)\n",
-    )
-    assert judge("2.3", notebook["answer"])[0] == "passed"
+# what an answer may be
 
 
 @pytest.mark.parametrize(
-    "value", ["torch.zeros(())", "0.0", "[0.0]", "{'a': 0.0}", "nn.Linear(1, 1)", "np.zeros(1)"]
-)
-def test_data_of_an_earlier_cell_is_refused_and_the_reader_is_told_what_to_do(value):
-    notebook: dict = {"__name__": "__main__"}
-    cell(notebook, f"import numpy as np, torch\nfrom torch import nn\nleftover = {value}")
-    cell(
-        notebook,
-        "def answer(log_probs, mask):\n"
-        "    leftover\n    return torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)\n",
-    )
-    message = says(notebook["answer"])
-    assert "reads 'leftover' from the notebook" in message
-    assert "define what you need inside the function" in message
-
-
-def test_a_model_beside_the_answer_is_no_loss_module():
-    source = "model = nn.Linear(1, 1)\ndef answer(log_probs, mask): return model(log_probs)"
-    notebook = {"nn": nn}
-    exec(source, notebook)  # no source to be had
-    assert "reads 'model' from the notebook" in says(notebook["answer"])
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"),
+    ("function", "told"),
     [
         (torch.ones(2), "got Tensor. Give check its name alone, without calling it."),
         (nn.Linear, "got the class Linear. Write a function"),
-        (asyncio.sleep, "got a coroutine"),
         (None, "got NoneType"),
+        ((x for x in ()), "got generator"),
     ],
 )
-def test_what_is_no_function_is_told_as_such(answer, told):
-    assert told in says(answer)
+def test_what_is_no_function_is_told_as_such(function, told):
+    assert told in says(function)
 
 
-def test_a_generator_is_told_as_such():
-    def answer(log_probs, mask):
+def test_a_generator_function_is_told_as_such():
+    def collects(log_probs, mask):
         yield from log_probs
 
-    assert "got a generator, because it contains `yield`" in says(answer)
-    assert "got a generator" in judge("8.1", answer, 1)[1]
+    assert "got a generator, because it contains `yield`" in says(collects)
+
+
+def test_numbers_and_lists_of_numbers_are_taken_for_tensors():
+    table = made(lambda x: x.sum(dim=1), (torch.ones(2, 3),))
+    for kind in (list, tuple, lambda rows: [*rows], lambda rows: [float(r) for r in rows]):
+        assert judge_exercise(table, lambda x, k=kind: k(x.sum(dim=1)))[0] == "passed"
+    assert (
+        "expected a tensor, got list with something else"
+        in (judge_exercise(table, lambda x: ["3", "3"])[1])
+    )
+    number = made(lambda x: x.mean(), (torch.ones(2, 3),))
+    for value in (1, 1.0, True, np.float32(1), torch.ones(())):
+        assert judge_exercise(number, lambda x, v=value: v)[0] == "passed"
+    message = judge_exercise(number, lambda x: "1")[1]
+    assert "expected a number, got str" in message
+
+
+def test_no_case_asks_for_a_precision():
+    """Buffers of torch.zeros, one-hot rows and float arithmetic are what people write."""
+
+    def buffered(log_probs, mask):
+        out = torch.zeros(log_probs.shape)
+        out[mask.bool()] = log_probs[mask.bool()]
+        return out @ torch.ones(log_probs.shape[1])
+
+    assert judge(KEY, buffered)[0] == "passed"
+
+
+def test_a_corner_is_passed_with_a_remark():
+    def plain(rewards, group_size):
+        groups = rewards.view(-1, group_size)
+        mean, std = groups.mean(1, keepdim=True), groups.std(1, keepdim=True)
+        return ((groups - mean) / (std + 1e-4)).flatten()
+
+    status, message = judge("3.2", plain)
+    assert status == "passed" and "passed, with a remark. " in message and "equal" in message
+
+
+# what it may do
+
+
+def raises(error):
+    def function(log_probs, mask):
+        raise error
+
+    return function
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise SystemExit
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (raises(SystemExit(3)), "raised SystemExit: 3."),
+        (raises(Unspeakable()), "raised Unspeakable."),
+        (raises(ValueError(f"{object()} is\nodd")), "raised ValueError: <object object> is."),
+        (raises(KeyboardInterrupt()), "it was interrupted."),
+        (lambda log_probs, mask: None, "returned None. Is the `return` missing?"),
+        (lambda log_probs: None, "raised TypeError"),
+        (lambda log_probs, mask: torch.complex(log_probs, log_probs).min(), "NotImplementedError"),
+    ],
+)
+def test_whatever_it_raises_is_told(function, told):
+    assert told in says(function)
+
+
+def test_trouble_in_the_backward_pass_is_told_as_such():
+    class Sick(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("nothing comes back")
+
+    message = says(lambda log_probs, mask: Sick.apply(reference(log_probs, mask)))
+    assert "the value is right, but its backward pass raised ValueError: nothing" in message
+
+
+@alarms
+def test_all_cases_together_have_the_time(monkeypatch):
+    monkeypatch.setattr(JUDGE, "SECONDS", 0.3)
+    before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
+    assert "all cases together took more than 0 seconds" in says(lambda *_: time.sleep(60))
+
+    def slow(log_probs, mask):
+        time.sleep(0.05)
+        return reference(log_probs, mask)
+
+    assert "all cases together took" in says(slow)
+    assert time.monotonic() - began < 10
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert "All versions together took your test" in says(lambda f: time.sleep(60), "8.1", 1)
+
+
+@alarms
+def test_a_loop_that_catches_everything_is_stopped(monkeypatch):
+    monkeypatch.setattr(JUDGE, "SECONDS", 0.3)
+
+    def swallows(log_probs, mask):
+        for _ in range(3):
+            try:
+                time.sleep(60)
+            except BaseException:  # noqa: S110
+                pass
+        return reference(log_probs, mask)
+
+    began = time.monotonic()
+    judge(KEY, swallows)
+    assert time.monotonic() - began < 60
+
+
+def test_settings_and_random_numbers_are_put_back():
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
+    expected = torch.rand(1), random.random(), np.random.rand()
+
+    def careless(log_probs, mask):
+        torch.set_printoptions(precision=1)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.autograd.set_detect_anomaly(True)
+        torch.manual_seed(7), random.seed(7), np.random.seed(7)
+        return torch.zeros(len(log_probs))
+
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
+    says(careless)
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected
+    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
+    assert not torch.is_anomaly_enabled() and "0.1235" in repr(torch.tensor(0.123456))
+
+
+def test_a_gradient_is_asked_for_under_no_grad_too():
+    with torch.no_grad():
+        assert judge(KEY, reference)[0] == "passed"
+
+
+def test_what_is_printed_is_shown_short_and_below_the_verdict(capsys):
+    def talks(log_probs, mask):
+        for line in range(5000):
+            print(f"line {line} {'x' * 200}")
+        return log_probs.sum(dim=-1) + 1
+
+    message = says(talks)
+    assert capsys.readouterr().out == ""
+    printed = message[message.index("it printed:") :].splitlines()
+    assert len(printed) == 5 and printed[1].startswith("  line 0 x") and len(printed[1]) < 90
+
+
+def test_each_case_has_fresh_arguments_which_belong_to_the_caller():
+    def writes(log_probs, mask):
+        log_probs[mask == 0] = 0
+        return log_probs.sum(-1)
+
+    def copies(log_probs, mask):
+        return writes(log_probs.clone(), mask)
+
+    assert judge(KEY, copies)[0] == "passed"
+    assert "changes its argument 'log_probs' in place" in says(writes)
+    rows = made(lambda rows: torch.tensor([len(r) for r in rows]), ([[1, 2], [3]],))
+    assert (
+        "changes its argument 'rows'"
+        in (
+            judge_exercise(rows, lambda rows: torch.tensor([len([*r, r.pop()][1:]) for r in rows]))[
+                1
+            ]
+        )
+    )
+    assert judge_exercise(rows, rows.reference)[0] == "passed"
+
+
+# what it reads
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("size", "size"),
+        ("model", "model"),
+        ("torch.ones(1).size, length.model", None),
+        ("inf, float64, isfinite, Tensor, torch, length, EPS", None),
+    ],
+)
+def test_data_of_the_notebook_is_named(line, name):
+    notebook = {"model": nn.Linear(1, 1), "size": torch.ones(3), "EPS": 1e-4}
+    imports = "import torch\nfrom math import inf, isfinite\nfrom torch import float64, Tensor\n"
+    exec(f"{imports}def f(length):\n    {line}\n    return torch.ones(length)", notebook)
+    assert notebook_data(notebook["f"]) == name
+
+
+def test_an_answer_that_reads_the_notebook_is_told():
+    notebook = {"torch": torch, "real": torch.ones(3)}
+    exec("def f(log_probs, mask): return log_probs.sum() + real", notebook)
+    assert "Your function reads 'real' from the notebook" in says(notebook["f"])
+    exec("def g(length): real; return torch.ones(length, length).tril().bool()", notebook)
+    assert "reads 'real' from the notebook instead of its arguments" in says(notebook["g"], "1.2")
+
+
+# what is told
+
+
+def test_a_plain_wrong_value_comes_before_nan_a_shape_or_a_gradient():
+    def solution(x):
+        return x * 2
+
+    cases = [(torch.tensor([math.nan, 1.0]),), (torch.tensor([1.0]),), (torch.tensor([3.0, 4.0]),)]
+    record = made(solution, *cases)
+    message = judge_exercise(record, lambda x: x.nan_to_num(9.0) * 3)[1]
+    assert "Case 'case 2':" in message and "expected [2]\n  got      [3]" in message
+
+
+def test_a_slip_is_named_though_nan_is_there_too():
+    """The habit of a product with the mask hides no mistake."""
+
+    def solution(x, mask):
+        """Said."""
+        total = torch.where(mask.bool(), x, 0.0).sum(dim=-1)
+        return total
+
+    bad = torch.tensor([[1.0, math.nan]]), torch.tensor([[1, 0]])
+    good = torch.tensor([[1.0, 2.0]]), torch.tensor([[1, 1]])
+    record = made(solution, bad, good)
+    record.reference.wrong = {"return -total": "The sign is wrong."}
+    assert "The sign is wrong." in judge_exercise(record, lambda x, m: -(x * m).sum(-1))[1]
+    assert "The sign is wrong." not in judge_exercise(record, lambda x, m: (x * m).sum(-1))[1]
+
+
+def test_inputs_are_shown_as_they_are_with_their_types():
+    message = says(lambda log_probs, mask: log_probs.sum(dim=-1) + 1)
+    assert "    log_probs = [[" in message and "(float32)" in message
+    assert "    mask = [[" in message
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (torch.tensor([[0.123456, math.nan], [1e-8, -0.0]]), "[[0.123456, nan], [1e-08, 0]] (fl"),
+        (torch.zeros(3, 100), "[0, 0, 0, 0, 0, ...] of shape (3, 100) (float32)"),
+        ([torch.ones(2), "a"], "[[1, 1] (float32), 'a']"),
+        (torch.tensor([True, False]), "[1, 0] (bool)"),
+        (torch.tensor(2.5, dtype=torch.float64), "2.5 (float64)"),
+        (object(), ""),
+        (True, "True"),
+    ],
+)
+def test_a_value_in_one_short_line(value, shown):
+    assert brief(value).startswith(shown) and bool(brief(value)) == bool(shown)
+
+
+def test_digits_show_the_difference_and_rounding_is_none():
+    record = made(lambda x: x, (torch.tensor([1.2345]),))
+    assert judge_exercise(record, lambda x: x * (1 + 1e-5))[0] == "passed"
+    message = judge_exercise(record, lambda x: x + 3e-4)[1]
+    assert "expected [1.2345]\n  got      [1.2348]" in message
+
+
+def test_of_a_long_result_the_first_wrong_entry_is_told():
+    record = made(lambda x: x, (torch.arange(60.0).view(2, 30),))
+    message = judge_exercise(record, lambda x: x + 2 * (x > 33))[1]
+    assert "\n  at [1, 4]:\n  expected 34\n  got      36\n" in message
+
+
+def test_gradients_that_are_right_in_the_sum_alone_are_seen():
+    """Every row has the gradient of the row beside it."""
+
+    record = made(lambda x: x.sum(dim=1), (torch.ones(3, 2),), gradient="x")
+
+    def crossed(x):
+        value = x.sum(dim=1)
+        beside = value.roll(1, dims=0)
+        return value.detach() + 2 * beside - 2 * beside.detach()
+
+    message = judge_exercise(record, crossed)[1]
+    assert "the value is right, but its gradient is not" in message
+    cut = says(lambda log_probs, mask: reference(log_probs, mask).detach())
+    assert "no gradient flows back through it" in cut
 
 
 def test_a_function_of_another_name_is_asked_about():
@@ -112,469 +357,185 @@ def test_a_function_of_another_name_is_asked_about():
 
 
 def test_a_branch_that_is_not_written_yet_is_no_stub():
-    def answer(log_probs, mask):
-        if (mask == 1).all() or log_probs.isfinite().all():
+    def half(log_probs, mask):
+        if mask.all():
             return reference(log_probs, mask)
         raise NotImplementedError
 
-    assert "still raises NotImplementedError here" in says(answer)
-
-
-def test_arguments_are_passed_by_name_where_the_notebook_does_so():
-    def with_columns(log_probs, mask, **columns):
-        return reference(log_probs, mask)
-
-    record = dataclasses.replace(find("2.3"), reference=with_columns, wrong=())
-    by_name = dataclasses.replace(record, keywords=("mask", "columns"))
-
-    def right(log_probs, *, mask, **columns):
-        assert columns == {"columns": None}
-        return reference(log_probs, mask)
-
-    assert judge_exercise(by_name, right)[0] == "passed"
-    status, message = judge_exercise(by_name, lambda log_probs, real, **columns: 0)
-    assert status == "not passed" and "argument" in message
-
-
-def test_a_list_is_taken_where_the_record_says_so():
-    listed = dataclasses.replace(find("2.3"), sequence=True, gradient=())
-
-    def answer(log_probs, mask):
-        return reference(log_probs, mask).tolist()
-
-    assert judge_exercise(listed, answer)[0] == "passed"
-    assert "expected a tensor, got list" in says(answer)
-    for entry in (True, "1", None, [1.0]):
-        assert (
-            "expected a tensor, got list" in judge_exercise(listed, lambda lp, m, e=entry: [e])[1]
-        )
-
-
-def test_a_slip_is_told_by_name_in_a_list_as_in_a_tensor():
-    def plain_average(mask, rows):
-        parts = len(mask.split(rows))
-        return [1 / parts] * parts
-
-    told = "You give every part the same weight"
-    for kind in (list, tuple, lambda weights: torch.tensor(weights, dtype=torch.double)):
-        message = says(lambda mask, rows, kind=kind: kind(plain_average(mask, rows)), "11.2")
-        assert told in message
-        assert "expected [0.5556, 0.2222, 0.2222]\n  got      [0.3333, 0.3333, 0.3333]" in message
-    listed = dataclasses.replace(find("11.2"), sequence=False)
-    message = judge_exercise(listed, plain_average)[1]
-    assert told not in message and "expected a tensor, got list" in message
-
-
-# what an answer may do ---------------------------------------------------------------------------
-
-
-def test_a_check_that_is_run_again_says_the_same_of_an_answer_that_calls_itself(capsys):
-    notebook: dict = {"__name__": "__main__"}
-    cell(notebook, "from minigrpo.exercises import check")
-    cell(
-        notebook,
-        "def sequence_log_probs(log_probs, mask):\n"
-        "    if log_probs.shape[1] > 0:\n"
-        "        return log_probs[:, 0] + sequence_log_probs(log_probs[:, 1:], mask[:, 1:])\n"
-        "    return log_probs.sum(dim=-1)",
-    )
-    for _ in range(3):
-        cell(notebook, 'sequence_log_probs = check("2.3", sequence_log_probs)')
-        assert notebook["sequence_log_probs"].status == "not passed"
-    first, *others = capsys.readouterr().out.split("2.3 (log-prob of a sequence)")[1:]
-    assert others == [first, first]
-
-
-def swallows(log_probs, mask):
-    while True:
-        try:
-            time.sleep(0.01)
-        except BaseException:
-            pass
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no alarms on this platform")
-@pytest.mark.parametrize("answer", [lambda log_probs, mask: time.sleep(60), swallows])
-def test_an_answer_that_never_ends_is_stopped(answer, monkeypatch):
-    monkeypatch.setattr(JUDGE, "SECONDS", 0.4)
-    before, start = signal.getsignal(signal.SIGALRM), time.monotonic()
-    assert "was still running after 0 seconds. Is there a loop that never ends?" in says(answer)
-    assert time.monotonic() - start < 10
-    assert signal.getsignal(signal.SIGALRM) is before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no alarms on this platform")
-def test_all_cases_together_have_the_time(monkeypatch):
-    def slow(log_probs, mask):
-        time.sleep(0.25)
-        return reference(log_probs, mask)
-
-    monkeypatch.setattr(JUDGE, "SECONDS", 0.6)
-    assert len(find("2.3").cases) >= 3
-    assert "was still running after" in says(slow)
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no alarms on this platform")
-def test_a_review_that_never_ends_is_stopped(monkeypatch):
-    monkeypatch.setattr(sys.modules["minigrpo.exercises.review"], "SECONDS", 0.3)
-    message = judge("8.1", lambda function: time.sleep(60), 1)[1]
-    assert "was still running after 0 seconds on the right version" in message
-
-
-class Unspeakable(Exception):
-    def __str__(self):
-        raise SystemExit
-
-
-class Stop(BaseException):
-    pass
-
-
-def deeper(log_probs, mask):
-    return deeper(log_probs, mask)
-
-
-def raises(error):
-    def answer(log_probs, mask):
-        raise error
-
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [
-        (raises(SystemExit(3)), "raised SystemExit: 3."),
-        (raises(KeyboardInterrupt()), "raised KeyboardInterrupt."),
-        (raises(Unspeakable()), "raised Unspeakable."),
-        (raises(Stop("now")), "raised Stop: now."),
-        (raises(GeneratorExit()), "raised GeneratorExit."),
-        (deeper, "raised RecursionError"),
-        (lambda lp, m: torch.nested.nested_tensor([lp.sum(-1)]), "nested tensor"),
-        (lambda lp, m: 10**400, "expected a tensor, got "),
-        (lambda lp, m: lp.sum(-1).detach().numpy(), "expected a tensor, got ndarray"),
-        (lambda lp, m: lp.sum(-1).to(torch.complex64), "got complex numbers"),
-        (lambda lp, m: torch.empty(len(lp), device="meta"), "raised NotImplementedError"),
-    ],
-)
-def test_whatever_an_answer_raises_or_returns_is_reported(answer, told):
-    assert told in says(answer)
-
-
-def test_a_huge_whole_number_is_no_accident():
-    assert "expected" in says(lambda samples, correct, k: 10**400, "6.4")
-
-
-class Agrees(torch.Tensor):
-    """Says that it is equal to anything."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func in (torch.isclose, torch.Tensor.eq):
-            return torch.ones(3, dtype=torch.bool)
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-def test_a_tensor_with_opinions_of_its_own_is_compared_as_a_plain_one():
-    message = says(lambda lp, mask: (reference(lp, mask) + 1).as_subclass(Agrees))
-    assert "expected [" in message
-
-
-def test_what_an_answer_patches_or_sets_is_put_back():
-    before = torch.exp, torch.isclose, torch.Tensor.__eq__, torch.nn.functional.softmax, math.exp
-    folder, environment = os.getcwd(), dict(os.environ)
-    torch.manual_seed(5), random.seed(5), np.random.seed(5)
-    expected = torch.rand(1), random.random(), np.random.rand()
-
-    def answer(log_probs, mask):
-        torch.isclose = lambda a, b, **_: torch.ones_like(a, dtype=torch.bool)
-        torch.Tensor.__eq__ = lambda self, other: True
-        torch.Tensor.helper = torch.exp = torch.nn.functional.softmax = math.exp = len
-        sys.modules["minigrpo.logprobs"].masked_mean = None
-        torch.set_default_dtype(torch.float64)
-        torch.set_grad_enabled(False)
-        torch.autograd.set_detect_anomaly(True)
-        torch.use_deterministic_algorithms(True)
-        sys.setrecursionlimit(500)
-        os.environ["MINIGRPO_STRICT"] = "1"
-        os.chdir("/")
-        torch.manual_seed(7), random.seed(7), np.random.seed(7)
-        return torch.zeros(len(log_probs))
-
-    torch.manual_seed(5), random.seed(5), np.random.seed(5)
-    says(answer)
-    assert (torch.rand(1), random.random(), np.random.rand()) == expected
-    after = torch.exp, torch.isclose, torch.Tensor.__eq__, torch.nn.functional.softmax, math.exp
-    assert after == before and not hasattr(torch.Tensor, "helper")
-    assert sys.modules["minigrpo.logprobs"].masked_mean is not None
-    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
-    assert not (torch.is_anomaly_enabled() or torch.are_deterministic_algorithms_enabled())
-    assert (os.getcwd(), dict(os.environ)) == (folder, environment)
-    assert sys.getrecursionlimit() > 500
-
-
-def test_a_review_puts_back_too():
-    def answer(function):
-        torch.allclose = lambda *a, **k: True
-        torch.manual_seed(3)
-
-    torch.manual_seed(1)
-    expected = torch.rand(1)
-    torch.manual_seed(1)
-    judge("8.1", answer, 1)
-    assert torch.rand(1) == expected and torch.allclose.__module__ != __name__
-
-
-def test_a_module_that_an_answer_imports_stays():
-    with contained(reference, 1.0):
-        torch.something_new = math
-        torch.something_else = 1
-    assert torch.something_new is math and not hasattr(torch, "something_else")
-    del torch.something_new
-
-
-def test_a_counter_of_the_notebook_is_put_back():
-    notebook = {"torch": torch, "calls": 0}
-    exec(
-        "def answer(log_probs, mask):\n"
-        "    global calls\n    calls += 1\n    return log_probs.sum(dim=-1) * calls",
-        notebook,
-    )
-    first = says(notebook["answer"])
-    assert says(notebook["answer"]) == first and notebook["calls"] == 0
-
-
-def test_what_an_answer_prints_is_shown_short_and_below_the_verdict(capsys):
-    def answer(log_probs, mask):
-        for line in range(5000):
-            print(f"line {line} {'x' * 200}")
-        return log_probs.sum(dim=-1)
-
-    message = says(answer)
-    assert capsys.readouterr().out == ""
-    printed = message[message.index("it printed:") :].splitlines()
-    assert len(printed) == 5 and printed[1].startswith("  line 0 x") and len(printed[1]) < 90
-    assert printed[-1] == "  ..."
-
-    def right(log_probs, mask):
-        print("shape", tuple(log_probs.shape))
-        return reference(log_probs, mask)
-
-    check("2.3", right)
-    assert "passed, all" in (out := capsys.readouterr().out) and "\n  it printed:\n  shape (" in out
-
-
-def test_each_case_has_fresh_arguments():
-    seen = []
-
-    def answer(log_probs, mask, seen=seen):
-        assert all(log_probs is not a and mask is not b for a, b in seen)
-        seen.append((log_probs, mask))
-        return reference(log_probs, mask)
-
-    assert judge("2.3", answer)[0] == judge("2.3", answer)[0] == "passed"
-    assert len(seen) == 2 * len(find("2.3").cases)
-
-
-# arguments belong to the caller ----------------------------------------------------------------
-
-
-def lists(rows, weight):
-    return weight * torch.tensor([float(sum(row["ids"])) for row in rows])
-
-
-LISTS = dataclasses.replace(
-    find("2.3"),
-    reference=lists,
-    gradient=(),
-    cases=(Case("nested", ([{"ids": [1, 2]}, {"ids": [3]}], torch.ones(2))),),
-    wrong=(),
-)
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("rows[0]['ids'].pop()", "changes its argument 'rows' in place"),
-        ("rows[1]['new'] = 0", "changes its argument 'rows' in place"),
-        ("rows.reverse()", "changes its argument 'rows' in place"),
-        ("weight.mul_(2)", "changes its argument 'weight' in place"),
-        ("weight.requires_grad_()", "switches requires_grad of its argument 'weight'"),
-        ("weight.resize_(1)", "changes its argument 'weight' in place"),
-    ],
-)
-def test_a_change_of_an_argument_is_seen(line, told):
-    names = {"lists": lists}
-    exec(
-        f"def answer(rows, weight):\n    out = lists(rows, weight)\n    {line}\n    return out",
-        names,
-    )
-
-    def answer(rows, weight):
-        return names["answer"](rows, weight).detach()
-
-    assert told in judge_exercise(LISTS, answer)[1]
-    assert judge_exercise(LISTS, lists)[0] == "passed"
-
-
-def test_a_tensor_inside_a_list_is_looked_at_too():
-    def total(rows):
-        return torch.stack([row.sum() for row in rows])
-
-    case = Case("rows", ([torch.ones(2), torch.zeros(3)],))
-    exercise = dataclasses.replace(LISTS, reference=total, cases=(case,))
-    assert judge_exercise(exercise, total)[0] == "passed"
-
-    def switches(rows):
-        return total([row.requires_grad_() for row in rows]).detach()
-
-    def writes(rows):
-        return total([row.mul_(1).add_(0) for row in rows[:1]] + [rows[1].add_(1) - 1])
-
-    assert "switches requires_grad of its argument 'rows'" in judge_exercise(exercise, switches)[1]
-    assert "changes its argument 'rows' in place" in judge_exercise(exercise, writes)[1]
-
-
-def test_a_gradient_left_in_an_argument_is_seen():
-    def answer(log_probs, mask):
-        out = reference(log_probs, mask)
-        out.sum().backward(retain_graph=True)
-        return out
-
-    assert "leaves a gradient in its argument 'log_probs'" in says(answer)
-
-
-def test_a_result_that_still_carries_its_graph_is_refused():
-    cut = dataclasses.replace(find("2.3"), reference=lambda lp, mask: reference(lp, mask).detach())
-    assert judge_exercise(cut, cut.reference)[0] == "passed"
-    status, message = judge_exercise(cut, reference)
-    assert status == "not passed" and "still carries its graph" in message
-
-
-# what is told --------------------------------------------------------------------------------
-
-
-def test_the_inputs_of_the_failing_case_are_shown():
-    message = says(lambda log_probs, mask: log_probs.sum(dim=-1) + 1)
-    lines = message.splitlines()
-    at = lines.index("  with")
-    assert re.fullmatch(r"    log_probs = \[\[.*\]\]", lines[at + 1])
-    assert re.fullmatch(r"    mask = \[\[[01, \]\[]*\]\]", lines[at + 2])
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (torch.tensor([[0.123456, math.nan], [math.inf, -0.0]]), "[[0.1235, nan], [inf, 0]]"),
-        (torch.zeros(3, 100), "[0, 0, 0, 0, 0, ...] of shape (3, 100)"),
-        ([torch.ones(2), "a"], "[[1, 1], 'a']"),
-        (torch.zeros(0, 3), "[]"),
-        (torch.tensor([True, False]), "[1, 0]"),
-        ("x" * 200, "'" + "x" * 159 + " ..."),
-        (object(), ""),
-        (True, "True"),
-    ],
-)
-def test_a_value_in_one_short_line(value, shown):
-    assert brief(value) == shown
-
-
-def test_a_sentence_is_told_only_if_everything_agrees():
-    """Both crash, but not for the same reason."""
-    wrong = dataclasses.replace(find("2.3").wrong[0], function=lambda lp, mask: lp + [1])
-    exercise = dataclasses.replace(find("2.3"), wrong=(wrong,))
-    assert wrong.sentence in judge_exercise(exercise, lambda lp, mask: lp + [1])[1]
-    message = judge_exercise(exercise, lambda lp, mask: lp + "text")[1]
-    assert wrong.sentence not in message and "raised TypeError" in message
-
-
-def test_a_difference_is_told_with_as_many_digits_as_it_takes_and_rounding_is_none():
-    assert judge("2.3", lambda lp, mask: reference(lp, mask) * (1 + 1e-8))[0] == "passed"
-    message = says(lambda lp, mask: reference(lp, mask) + 1e-5 / 3)
-    expected, got = re.search(r"  expected (.*)\n  got      (.*)\n", message).groups()
-    assert expected != got
-    assert max(map(len, re.findall(r"\.(\d+)", expected + got))) <= 8
-
-
-def test_of_a_long_result_the_first_wrong_entry_is_told():
-    def long(log_probs, mask):
-        return torch.arange(60.0).double().view(2, 30)
-
-    def wrong(log_probs, mask):
-        return long(log_probs, mask) + 2 * (torch.arange(60) > 33).view(2, 30)
-
-    exercise = dataclasses.replace(find("2.3"), reference=long, gradient=(), wrong=())
-    message = judge_exercise(exercise, wrong)[1]
-    assert "\n  at [1, 4]:\n  expected 34\n  got      36\n" in message
-
-
-def test_nan_is_told_as_such():
-    message = says(lambda lp, mask: reference(lp, mask) * math.nan)
-    assert "NaN where a number belongs:" in message
-
-
-def test_gradients_that_are_right_in_the_sum_alone_are_seen():
-    """Every row has the gradient of the row beside it."""
-
-    def answer(log_probs, mask):
-        value = reference(log_probs, mask)
-        beside = value.roll(1, dims=0)
-        return value.detach() + beside - beside.detach()
-
-    assert "the value is right, but its gradient is not" in says(answer)
-
-
-def test_numbers_are_of_double_precision_unless_a_case_is_to_be_taken_as_given():
-    seen = []
-
-    def answer(log_probs, mask):
-        seen.append(log_probs.dtype)
-        return reference(log_probs, mask)
-
-    given = torch.ones(1, 2), torch.ones(1, 2)
-    cases = Case("as given", given, as_given=True), Case("otherwise", given)
-    exercise = dataclasses.replace(find("2.3"), cases=cases, wrong=())
-    assert judge_exercise(exercise, answer)[0] == "passed"
-    assert seen == [torch.float32, torch.float64]
-
-
-def test_whole_numbers_are_compared_exactly():
-    def large(log_probs, mask):
-        return torch.tensor([10**9, 10**9 + (log_probs.dim() == 3)])
-
-    exercise = dataclasses.replace(find("2.3"), reference=large, gradient=(), wrong=())
-    assert judge_exercise(exercise, large)[0] == "passed"
-    assert (
-        judge_exercise(exercise, lambda lp, mask: torch.tensor([10**9, 10**9 + 1]))[0] != "passed"
+    assert "your function raises NotImplementedError here" in says(half)
+
+
+# what the reader gets
+
+
+def test_what_check_returns_is_the_readers_function_or_the_solution(capsys):
+    def mine(length):
+        """Mine."""
+        return torch.ones(length, length).tril().bool()
+
+    checked = check("1.2", mine)
+    assert (checked.passed, checked.status, checked.use) == (True, "passed", mine)
+    assert checked(2).tolist() == [[True, False], [True, True]] and checked.__doc__ == "Mine."
+    assert "1.2 (causal mask): passed, all" in capsys.readouterr().out
+    checked = check("1.2", stub)
+    assert repr(checked) == "<exercise 1.2: not attempted>"
+    assert checked.use is find("1.2").reference
+    assert capsys.readouterr().out.startswith("1.2 (causal mask): using the course's version. ")
+    sentence, slip = find("1.2").slips[0]
+    checked = check("1.2", slip)
+    assert checked.status == "not passed" and checked.use is find("1.2").reference
+    assert sentence in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("function", [stub, lambda length: None])
+def test_a_check_that_gets_nothing_new_says_so(function, capsys):
+    """After a SyntaxError in the cell above, `f` is still what the last check returned."""
+    first = check("1.2", function)
+    before = capsys.readouterr().out
+    again = check("1.2", first)
+    assert again.status == first.status != "passed"
+    after = capsys.readouterr().out
+    assert after == before.rstrip() + (
+        "\n(Nothing new since the last check. Did the cell that defines causal_mask run?)\n"
     )
 
 
-@pytest.mark.parametrize(
-    ("test", "told"),
-    [
-        (lambda function: function(torch.ones(1, 1), torch.ones(1, 1)), "There is no assert"),
-        (lambda function: print("fine"), "There is no assert in your test"),
-    ],
-)
-def test_a_test_without_an_assert_is_told_so(test, told):
-    assert told in judge("8.7", test, 1)[1]
+@pytest.mark.parametrize("function", [stub, lambda length: None])
+def test_strict_mode_raises(monkeypatch, function):
+    monkeypatch.setenv("MINIGRPO_STRICT", "1")
+    with pytest.raises(AssertionError, match="1.2"):
+        check("1.2", function)
+    assert check("1.2", find("1.2").reference).passed
 
 
-def helper(found):
-    assert found > 0
+@pytest.mark.parametrize("key", ["1.99", "12.1", "x", "", 2])
+def test_an_unknown_key_is_told_which_there_are(key):
+    with pytest.raises(KeyError, match="expected the key of an exercise .*1"):
+        check(key, stub)
 
 
-def test_an_assert_in_a_helper_counts():
-    message = judge(
-        "8.7", lambda function: helper(function(torch.ones(1, 1), torch.ones(1, 1))), 1
-    )[1]
-    assert "There is no assert" not in message
+def test_hints_lead_on_one_by_one(capsys, monkeypatch):
+    monkeypatch.setattr(reader, "_hints_given", {})
+    hints = find(KEY).hints
+    for number, text in enumerate(hints, start=1):
+        hint(KEY)
+        assert capsys.readouterr().out == f"Hint {number} of {len(hints)} for {KEY}: {text}\n"
+    hint(KEY)
+    assert f'no more than {len(hints)}. solution("{KEY}")' in capsys.readouterr().out
+    with pytest.raises(ValueError, match=f"number: expected 1 to {len(hints)}, got 9"):
+        hint(KEY, 9)
+
+
+@pytest.mark.parametrize("record", [e for n in range(1, 12) for e in records(n).values()], ids=str)
+def test_the_printed_solution_passes_when_pasted(record, capsys):
+    solution(record.key)
+    printed = capsys.readouterr().out
+    assert solution_source(record.key) in printed and "minigrpo.exercises" not in printed
+    namespace: dict = {"__name__": "__main__"}
+    pasted = compiled(printed, record.reference.__name__, namespace)
+    assert judge(record.key, pasted, record.line if record.bugs else None)[0] == "passed"
+
+
+def test_the_last_answer_that_passed_is_kept(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "progress.json"))
+    answer(KEY)
+    assert f"No answer of yours to {KEY} has passed yet." in capsys.readouterr().out
 
 
 def test_the_signature_of_judge():
-    assert [*inspect.signature(judge_key).parameters] == ["key", "function", "line"]
-    assert judge("2.3", reference) == (
-        "passed",
-        f"2.3 ({find('2.3').title}): passed, all {len(find('2.3').cases)} cases.",
+    assert [*inspect.signature(judge).parameters] == ["key", "function", "line"]
+    status, message = judge(KEY, reference)
+    assert status == "passed" and message == (
+        f"{KEY} (log-prob of a sequence): passed, all {len(find(KEY).tried)} cases."
     )
+
+
+# reviews
+
+REVIEWS = [record for record in records(8).values()]
+each_review = pytest.mark.parametrize("review", REVIEWS, ids=lambda r: r.key)
+
+
+@each_review
+def test_a_right_test_without_its_line_is_in_use_and_has_not_passed(review, capsys):
+    checked = check(review.key, review.reference)
+    assert checked.status == "not passed" and checked.use is review.reference
+    assert "Now name the " in capsys.readouterr().out
+    assert judge(review.key, review.reference, review.line)[0] == "passed"
+    lines = {review.line} if isinstance(review.line, int) else {*review.line}
+    others = {*range(1, len(review.shown) + 1)} - lines
+    others -= {number for also in review.also_lines.values() for number in also}
+    assert "wrong" in says(review.reference, review.key, min(others))
+    assert "line: expected the number of a line" in says(review.reference, review.key, 99)
+    assert "line: expected the number" in says(review.reference, review.key, 5.0)
+
+
+@each_review
+def test_the_code_is_shown_with_its_numbers(review, capsys):
+    show(review.key)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line[4:] for line in printed] == review.shown
+    for (right, planted), _ in review.bugs.items():
+        assert planted.strip() in map(str.strip, review.shown)
+        assert right.strip() not in map(str.strip, review.shown)
+
+
+@each_review
+@pytest.mark.parametrize("value", [True, False])
+def test_a_test_that_says_the_same_of_everything_is_refused(review, value):
+    def always(function):
+        function  # noqa: B018
+        assert value, "whatever"
+
+    assert judge(review.key, always, review.line)[0] == "not passed"
+
+
+def test_show_has_nothing_to_show_for_an_exercise():
+    with pytest.raises(KeyError, match="expected the key of a review, got '1.2'"):
+        show("1.2")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("    function(torch.ones(1, 1), torch.ones(1, 1))", "There is no assert in your test"),
+        ("    assert True", "never calls what it is given"),
+        ("    got = function(torch.ones(1, 1), torch.ones(1, 1))\n"
+         "    assert (got == 1, 'the mean of ones')", "a pair is always true"),
+        ("    x = torch.rand(2, 3)\n    assert function(x, torch.ones(2, 3)) == 9",
+         "draws other numbers each time (rand), so chance decides"),
+        ("    got = function(torch.ones(1, 1), torch.ones(1, 1))\n    assert got == 7",
+         "refuses the right version, at `assert got == 7`"),
+        ("    function(torch.ones(1, 1))\n    assert True", "crashed on"),
+        ("    try:\n        assert function(torch.ones(1, 1), torch.ones(1, 1)) == 7\n"
+         "    except AssertionError:\n        pass", "does not see the buggy version"),
+    ],
+)  # fmt: skip
+def test_a_weak_test_is_told_what_it_is(text, told):
+    names = {"torch": torch}
+    warnings.simplefilter("ignore")  # Python warns of a pair, too
+    test = compiled(f"def test_it(function):\n{text}\n", "test_it", names, "<a weak test>")
+    assert told in says(test, "8.7", 1)
+
+
+def test_a_pytest_fail_is_an_assertion():
+    review = find("8.7")
+
+    def fails(function):
+        try:
+            review.reference(function)
+        except AssertionError:
+            pytest.fail("not the mean")
+
+    assert judge("8.7", fails, review.line)[0] == "passed"
+
+
+def test_a_stub_of_a_review_is_no_test_yet():
+    status, message = judge("8.7", stub)
+    assert status == "not attempted" and "no test yet" in message
+
+
+def test_cases_are_numbered_and_named():
+    names = [case.name for case in find(KEY).tried]
+    assert len({*names}) == len(names) and isinstance(find(KEY).tried[0], Case)
+    assert dataclasses.is_dataclass(find(KEY))

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from train_models import build_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from minigrpo import llama
 from minigrpo.arithmetic import (
     EOS,
     PAD,
@@ -33,9 +32,11 @@ from minigrpo.arithmetic import (
 )
 from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig, train_grpo
-from minigrpo.llama import WARMUP, load_policy, tiny_llama, warm_up
+from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.rewards import answer_reward
 from minigrpo.sampling import sample
+from minigrpo.study import experiments
+from minigrpo.study.experiments import WARMUP, warm_up
 
 SHIPPED = data_folder() / "tiny_llama"
 HELD_OUT = draw_questions(200, torch.Generator().manual_seed(7), held_out=True)
@@ -183,13 +184,13 @@ def test_the_base_can_add_and_is_impatient(base):
 
 
 def test_the_warm_up_learns_in_a_few_steps_and_repeats_itself(monkeypatch):
-    monkeypatch.setattr(llama, "WARMUP_ROWS", 32)
+    monkeypatch.setattr(experiments, "WARMUP_ROWS", 32)
     config = replace(WARMUP, steps=8, warmup=2)
     first, again = tiny_llama(), tiny_llama()
     losses = [m.loss for m in warm_up(first, config)]
     assert losses == [m.loss for m in warm_up(again, config)]
     assert losses[-1] < losses[0] - 0.5
-    other = [m.loss for m in warm_up(tiny_llama(), config, operations="mixed")]
+    other = [m.loss for m in warm_up(tiny_llama(), config, torn=0.9)]
     assert other != losses
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minigrpo.study.mistakes import head, mutant, replaced
+from minigrpo.clinic.mistakes import head, mutant, replaced
 
 SOURCE = """\
 def f(x):

@@ -282,24 +282,24 @@ def test_stored_cases_reach_both_sides_of_every_clip_and_rows_without_a_token():
     # the averages
     (
         aggregate,
-        "return (kept.sum(dim=-1) / _count(mask, dim=-1)).mean()",
-        "return kept.sum() / _count(mask)",
+        "return (values.sum(dim=-1) / _count(mask, dim=-1)).sum() / rows",
+        "return values.sum() / _count(mask)",
     ),
     (
         aggregate,
-        "return (kept.sum(dim=-1) / _count(mask, dim=-1)).mean()",
-        "return (kept.sum(dim=-1) / _count(mask, dim=-1)).sum() / _count(mask.any(dim=-1))",
+        "return (values.sum(dim=-1) / _count(mask, dim=-1)).sum() / rows",
+        "return (values.sum(dim=-1) / _count(mask, dim=-1)).sum() / _count(mask.any(dim=-1))",
     ),
     (
         aggregate,
-        "return kept.sum() / _count(mask)",
-        "return (kept.sum(dim=-1) / _count(mask, dim=-1)).mean()",
+        "return values.sum() / tokens",
+        "return (values.sum(dim=-1) / _count(mask, dim=-1)).mean()",
     ),
-    (aggregate, "return kept.sum() / (N * max_length)", "return kept.sum() / 8"),
+    (aggregate, "return values.sum() / (rows * max_length)", "return values.sum() / 8"),
     (
         aggregate,
-        "return kept.sum() / (N * max_length)",
-        "return kept.sum() / mask.numel()",
+        "return values.sum() / (rows * max_length)",
+        "return values.sum() / mask.numel()",
     ),
     # the KL term
     (grpo_loss, "kl = kl * ratio if kl_correction else kl", "pass"),

@@ -18,9 +18,9 @@ from support import float64, must_fail_on, tiny_gpt, tiny_llama, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
-from minigrpo.gpt import positions_from_mask
 from minigrpo.grpo import GRPOConfig, rollout, score, train_grpo
 from minigrpo.llama import load_policy
+from minigrpo.logprobs import positions_from_mask
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.sampling import left_pad, sample
 from minigrpo.study import ppo
@@ -49,7 +49,7 @@ DELTA = "delta = rewards[:, t] + gamma * next_value - values[:, t]"
 ADVANTAGE = "advantages[:, t] = delta + gamma * lam * next_advantage"
 NEXT = "next_value, next_advantage = values[:, t], advantages[:, t]"
 LAST = "next_value = next_advantage = torch.zeros_like(values[:, 0])  # (N,)"
-VALUES = "return torch.where(r.completion_mask, completion_logits(critic, *text).squeeze(-1), 0.0)"
+VALUES = "values = torch.cat(completion_logits(critic, *r.text), dim=1).squeeze(-1)"
 LOSS = "return (values - returns.detach())[mask.bool()].square().mean() / 2"
 
 
@@ -247,7 +247,7 @@ def test_a_critic_begins_at_0_and_shares_nothing_with_the_policy(make):
 @must_fail_on(
     (ppo.state_values, VALUES, VALUES.replace("(-1)", "(-1).roll(1, dims=1)")),
     (ppo.state_values, VALUES, VALUES.replace("(-1)", "(-1).roll(-1, dims=1)")),
-    (ppo.state_values, VALUES, "return completion_logits(critic, *text).squeeze(-1)"),
+    (ppo.state_values, "return torch.where(r.completion_mask, values, 0.0)", "return values"),
 )
 def test_a_value_has_read_all_that_comes_before_its_token():
     for make in POLICIES.values():

@@ -6,17 +6,9 @@ import re
 
 import pytest
 import torch
+from text_models import careless, train_tokenizer, warmup_batch
 
-from minigrpo.text.models import train_tokenizer
-from minigrpo.text.problems import (
-    GAINS,
-    MOST,
-    careless,
-    draw_problem,
-    draw_rows,
-    is_held_out,
-    warmup_batch,
-)
+from minigrpo.text.problems import GAINS, MOST, draw_problem, draw_rows, is_held_out
 from minigrpo.text.prompts import answer_reward, format_reward
 
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from minigrpo.exercises import all_exercises, answer, check, judge, outcome, predict, progress
+from minigrpo.exercises.form import compiled
 from minigrpo.exercises.reader import find
-from minigrpo.exercises.records import run
 from minigrpo.notebook import kept
 from minigrpo.notebook.progress import clinic_line, exercises
 
@@ -336,7 +336,7 @@ def sequence_log_probs(log_probs, mask):
 def written(source: str) -> dict:
     """A notebook's names after a cell with this source."""
     notebook: dict = {"__name__": "__main__", "torch": torch}
-    run(source, "<a cell>", notebook)
+    compiled(source, "__name__", notebook, "<a cell>")
     return notebook
 
 

@@ -18,8 +18,8 @@ from minigrpo import clinic
 from minigrpo.arithmetic import is_held_out, running_totals
 from minigrpo.clinic.trl_answers import VARIANTS
 from minigrpo.exercises import judge
+from minigrpo.exercises.form import notebooks, records
 from minigrpo.exercises.reader import find
-from minigrpo.exercises.records import notebooks, records
 from minigrpo.gpt import load_gpt
 from minigrpo.llama import tiny_llama
 from minigrpo.study.oracle import list_world
@@ -84,9 +84,9 @@ def test_the_transcripts_are_those_of_the_notebook():
 
 
 def test_the_message_in_the_readme_is_what_a_reader_sees():
-    multiplies = find("1.5").wrong[0]
-    assert "hot is cold" in multiplies.sentence
-    told = judge("1.5", multiplies.function)[1].replace("not right yet. You", "not right yet.\nYou")
+    sentence, multiplies = find("1.5").slips[0]
+    assert "hot is cold" in sentence
+    told = judge("1.5", multiplies)[1].replace("not right yet. You", "not right yet.\nYou")
     assert f"```text\n{told}\n```" in text("README.md")
 
 

@@ -172,7 +172,7 @@ def test_a_missing_folder_is_a_sentence(tmp_path):
 
 
 def test_another_model_is_refused_before_it_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(real_run, "load_policy", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr(real_run, "load_pretrained", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(SystemExit, match="expected SmolLM2-135M-Instruct .*, got a llama of"):
         real_run.main([str(data_folder() / "text_llama")])
     with pytest.raises(SystemExit, match="expected SmolLM2.*, got no config.json"):

@@ -23,7 +23,7 @@ from minigrpo.grpo import GRPOConfig, learn
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.sampling import Rollouts, left_pad, sample
-from minigrpo.text.models import load_policy
+from minigrpo.text.models import load_pretrained
 from minigrpo.text.prompts import stop_tokens
 
 NAME = "grpo_one_file.py"
@@ -67,7 +67,7 @@ def model_of(kind: str):
     """A policy that computes in float64, and the tokens that end its texts."""
     if kind == "char GPT":
         return Last(load_gpt(data_folder() / "char_gpt.safetensors").double().eval()), [1, 43]
-    policy, tokenizer = load_policy(data_folder() / kind, device="cpu", dtype=torch.float32)
+    policy, tokenizer = load_pretrained(data_folder() / kind, device="cpu", dtype=torch.float32)
     for name, module in [*policy.named_modules()]:
         if hasattr(module, "variance_epsilon"):
             policy.set_submodule(name, ExactNorm(module))
@@ -94,16 +94,15 @@ def rollouts_of(setting, recipe, G=4) -> Rollouts:
     torch.manual_seed(3)
     ids, mask, log_probs = recipe.sample(setting.policy, *setting.prompts, G, options())
     S = setting.prompts[0].shape[1]
-    found = Rollouts(ids[:, :S], mask[:, :S], ids[:, S:], mask[:, S:], log_probs)
-    lengths = found.completion_mask.sum(dim=1)
+    rollouts = Rollouts(ids[:, :S], mask[:, :S], ids[:, S:], mask[:, S:], log_probs)
+    lengths = rollouts.completion_mask.sum(dim=1)
     assert 1 < lengths.max() and lengths.min() < lengths.max()  # ragged
-    return found
+    return rollouts
 
 
-def whole(r: Rollouts):
-    """The recipe's form again: ids and mask (N, S + T)."""
-    ids = torch.cat([r.prompt_ids, r.completions], dim=1)
-    return ids, torch.cat([r.prompt_mask, r.completion_mask], dim=1)
+def whole(r: Rollouts, recipe):
+    """The recipe's form again."""
+    return recipe.Rollouts(r.input_ids, r.attention_mask, r.log_probs)
 
 
 def test_it_samples_the_same_tokens_with_the_same_log_probs(recipe, setting):
@@ -132,9 +131,8 @@ def test_greedy_completions_are_the_same(recipe, setting):
 
 def test_it_scores_the_same_log_probs(recipe, setting):
     r = rollouts_of(setting, recipe)
-    ours = recipe.score(setting.policy, *whole(r), r.log_probs.shape[1], options())
-    text = r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask
-    theirs, _ = completion_log_probs_and_entropy(setting.policy, *text)
+    ours = recipe.score(setting.policy, whole(r, recipe), options())
+    theirs, _ = completion_log_probs_and_entropy(setting.policy, *r.text)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
     torch.testing.assert_close(ours, r.log_probs, rtol=0, atol=1e-9)
 
@@ -167,7 +165,7 @@ def test_it_has_the_same_loss_and_gradient(recipe, kl_weight):
     ref, found = ref if kl_weight else None, []
     for compute in (
         lambda x: (
-            (recipe.grpo_loss(x, old, ref, A[:, None], options(kl_weight=kl_weight)) * mask).sum()
+            (recipe.grpo_loss(x, old, A[:, None], options(kl_weight=kl_weight), ref) * mask).sum()
             / mask.sum()
         ),
         lambda x: grpo_loss(
@@ -192,7 +190,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("make", ["SGD", "AdamW"])
 @pytest.mark.parametrize("updates", [1, 2])
-def test_it_takes_the_same_step(recipe, setting, case, make, updates, monkeypatch):
+def test_it_takes_the_same_step(recipe, setting, case, make, updates):
     """SGD with a rate of 1 moves by the gradient itself; a second update has ratios beside 1."""
     r = rollouts_of(setting, recipe)
     rewards = torch.tensor([1.2, 0, 0.2, 0, 0.2, 0.2, 0.2, 0.2, 0, 1.2, 1.2, 1.2]).double()
@@ -202,39 +200,39 @@ def test_it_takes_the_same_step(recipe, setting, case, make, updates, monkeypatc
     if reference:  # a different policy, or the KL would be 0
         with torch.no_grad():
             next(reference.parameters()).mul_(1.05)
-    rollout = (*whole(r), r.log_probs, ["text"] * 12, rewards)
-    monkeypatch.setattr(recipe, "rollout", lambda *ignored: rollout)
     advantages = group_advantages(rewards, 4).to(r.log_probs)
     o = options(group_size=4, **given)
     found = []
     for step in (
-        lambda *models: recipe.train_step(*models, None, None, o)[0],
-        lambda *models: learn(*models, r, advantages, config)[-1],
+        lambda *models: recipe.learn(*models, whole(r, recipe), advantages, o),
+        lambda *models: learn(*models, r, advantages, config),
     ):
         policy = copy.deepcopy(setting.policy)
         kind = getattr(torch.optim, make)
         rates = {"lr": 1.0} if make == "SGD" else {"lr": 2e-6, "betas": (0.9, 0.99)}
-        metrics = step(policy, reference, kind(policy.parameters(), weight_decay=0.0, **rates))
-        found.append((metrics, [p.detach() for p in policy.parameters()]))
+        done = step(policy, reference, kind(policy.parameters(), weight_decay=0.0, **rates))
+        found.append((done, [p.detach() for p in policy.parameters()]))
     (ours, mine), (theirs, others) = found
-    assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-8)
+    norms = [[update["grad_norm"] for update in done] for done in (ours, theirs)]
+    assert len(ours) == updates and norms[0] == pytest.approx(norms[1], rel=1e-8)
+    metrics = recipe.measure(whole(r, recipe), rewards, advantages, ours)
     tokens = r.completion_mask.sum().item()
-    assert ours["reward"] == pytest.approx(rewards.mean().item())
-    assert ours["length"] == pytest.approx(tokens / 12)
-    assert ours["entropy"] == pytest.approx(-r.log_probs.sum().item() / tokens, rel=1e-6)
+    assert metrics["reward"] == pytest.approx(rewards.mean().item())
+    assert metrics["length"] == pytest.approx(tokens / 12)
+    assert metrics["entropy"] == pytest.approx(-r.log_probs.sum().item() / tokens, rel=1e-6)
     moved = [not torch.equal(p, start) for p, start in zip(mine, setting.policy.parameters())]
     assert any(moved)
     torch.testing.assert_close(mine, others, rtol=0, atol=1e-10)
 
 
-def test_a_batch_without_spread_changes_nothing(recipe, setting, monkeypatch):
-    r = rollouts_of(setting, recipe)
-    rollout = (*whole(r), r.log_probs, ["text"] * 12, torch.full((12,), 0.2).double())
-    monkeypatch.setattr(recipe, "rollout", lambda *ignored: rollout)
+def test_a_batch_without_spread_changes_nothing(recipe, setting):
+    r, rewards = whole(rollouts_of(setting, recipe), recipe), torch.full((12,), 0.2).double()
     optimizer = torch.optim.SGD(setting.policy.parameters(), lr=1.0)
     before = copy.deepcopy(setting.policy.state_dict())
     o = options(group_size=4, inner_epochs=1)
-    metrics, _ = recipe.train_step(setting.policy, None, optimizer, None, None, o)
+    advantages = recipe.group_advantages(rewards, 4)
+    updates = recipe.learn(setting.policy, None, optimizer, r, advantages, o)
+    metrics = recipe.measure(r, rewards, advantages, updates)
     assert metrics["grad_norm"] == 0 and metrics["zero_advantage"] == 1
     assert all(torch.equal(before[k], v) for k, v in setting.policy.state_dict().items())
 
@@ -277,7 +275,7 @@ def test_a_rollout_has_its_own_texts_and_rewards(recipe, monkeypatch, tmp_path):
     o = recipe.parse(["--smoke", "--out", str(tmp_path)])
     policy, tokenizer = recipe.load(o)
     rows = recipe.make_data()[0][:100:15]
-    ids, mask, log_probs, texts, rewards = recipe.rollout(policy, tokenizer, rows, 8, o)
+    (ids, mask, log_probs), texts, rewards = recipe.rollout(policy, tokenizer, rows, 8, o)
     assert len(texts) == len(rewards) == 8 * len(rows)
     S = ids.shape[1] - log_probs.shape[1]
     for i, text in enumerate(texts):
@@ -287,7 +285,7 @@ def test_a_rollout_has_its_own_texts_and_rewards(recipe, monkeypatch, tmp_path):
         assert rewards[i] == recipe.reward(text, row["answer"])
     assert len({*rewards.tolist()}) > 1 and any(text != texts[0] for text in texts)
     o.chat, o.max_new_tokens = True, 1
-    ids, mask, *_ = recipe.rollout(policy, tokenizer, rows[:1], 1, o)
+    (ids, mask, _), *_ = recipe.rollout(policy, tokenizer, rows[:1], 1, o)
     chat = [*recipe.SHOTS, {"role": "user", "content": rows[0]["question"]}]
     assert (
         tokenizer.decode(ids[0, :-1][mask[0, :-1]])
@@ -303,7 +301,7 @@ def test_a_prompt_has_one_bos(recipe, chat):
     o = recipe.parse(arguments)
     policy, tokenizer = recipe.load(o)
     tokenizer = with_bos(tokenizer)
-    ids, mask, *_ = recipe.rollout(policy, tokenizer, recipe.make_data()[0][:2], 1, o)
+    (ids, mask, _), *_ = recipe.rollout(policy, tokenizer, recipe.make_data()[0][:2], 1, o)
     bos = tokenizer.convert_tokens_to_ids("<|system|>")
     assert ((ids == bos) & mask)[:, :-1].sum(dim=1).tolist() == [1, 1]
     assert all(ids[row, mask[row]][0] == bos for row in (0, 1))
@@ -361,8 +359,8 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, recipe):
     assert [line.split(": ", 1)[1] for line in left] == [
         'sys.exit("stopped; the same command goes on from the last checkpoint")',
     ]
-    policy, tokenizer = load_policy(tmp_path / "a" / "model", device="cpu")
-    assert not torch.equal(policy.lm_head.weight, load_policy(SMALL)[0].lm_head.weight)
+    policy, tokenizer = load_pretrained(tmp_path / "a" / "model", device="cpu")
+    assert not torch.equal(policy.lm_head.weight, load_pretrained(SMALL)[0].lm_head.weight)
     assert len(tokenizer) == 375
     assert len(torch.load(tmp_path / "a" / "checkpoint.pt")["before"]) == len(held_out)
 
@@ -382,8 +380,8 @@ def test_without_a_reward_or_a_rate_a_run_goes_to_its_end_and_changes_nothing(
     assert before.replace("before", "after") == after and "held-out reward after" in after
     log = [*csv.DictReader((tmp_path / "log.csv").open(encoding="utf-8"))]
     assert [float(line["grad_norm"]) > 0 for line in log] == [missing != "a reward"] * 2
-    trained = load_policy(tmp_path / "model", device="cpu")[0].state_dict()
-    start = load_policy(SMALL, device="cpu")[0].state_dict()
+    trained = load_pretrained(tmp_path / "model", device="cpu")[0].state_dict()
+    start = load_pretrained(SMALL, device="cpu")[0].state_dict()
     assert all(torch.equal(start[name], trained[name]) for name in start)
     (group,) = torch.load(tmp_path / "checkpoint.pt")["optimizer"]["param_groups"]
     assert (group["lr"], group["betas"]) == (float(given[1]), (0.9, 0.99))
@@ -399,14 +397,14 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(tmp_path, monkeypatch, r
         return recipe.parse([*short, str(folder)])
 
     recipe.main(given(tmp_path / "whole"))
-    train_step, steps = recipe.train_step, iter(range(1, 4))
+    learn, steps = recipe.learn, iter(range(1, 4))
 
     def stops(*given):
         if next(steps) == 3:
             raise KeyboardInterrupt
-        return train_step(*given)
+        return learn(*given)
 
-    monkeypatch.setattr(recipe, "train_step", stops)
+    monkeypatch.setattr(recipe, "learn", stops)
     with pytest.raises(KeyboardInterrupt):
         recipe.main(given(tmp_path / "parts"))
     monkeypatch.undo()
@@ -414,7 +412,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(tmp_path, monkeypatch, r
     logs, weights = [], []
     for folder in (tmp_path / "whole", tmp_path / "parts"):
         logs.append([*csv.DictReader((folder / "log.csv").open(encoding="utf-8"))])
-        weights.append(load_policy(folder / "model")[0].state_dict())
+        weights.append(load_pretrained(folder / "model")[0].state_dict())
     for line in (*logs[0], *logs[1]):
         assert float(line.pop("seconds")) > 0
     assert logs[0] == logs[1] and [line["step"] for line in logs[0]] == ["1", "2", "3"]

@@ -20,14 +20,14 @@ from huggingface_hub import constants
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from minigrpo.files import data_folder
-from minigrpo.text.gsm8k import gsm8k_rows
-from minigrpo.text.models import load_policy
+from minigrpo.text.models import load_pretrained, memory
 from minigrpo.text.problems import draw_rows
 from minigrpo.text.prompts import answer_reward, write
-from minigrpo.text.recipes import ask_the_hub, load_config, load_rows, memory, plain_errors
 
 ROOT = Path(__file__).resolve().parents[1]
 running = recipe_lines.load("running")
+gsm8k_rows = recipe_lines.load("gsm8k").gsm8k_rows
+load_config, load_rows, plain_errors = running.load_config, running.load_rows, running.plain_errors
 CsvLog, check_memory, free_memory = running.CsvLog, running.check_memory, running.free_memory
 held_out = running.held_out
 ROWS = [{"question": f"{i} + {i}?", "answer": str(2 * i), "note": "a, b"} for i in range(25)]
@@ -120,19 +120,19 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
         raise ConnectionError("no network")
 
     with pytest.raises(ValueError, match="--model no-one/nothing: expected a model's folder or"):
-        monkeypatch.setattr("minigrpo.text.recipes.get_session", refuse)
+        monkeypatch.setattr(running, "get_session", refuse)
         load_config("no-one/nothing")
     assert asked == [1] and copy.HF_HUB_OFFLINE
     assert constants.HF_HUB_OFFLINE and time.monotonic() - began < 5
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("minigrpo.text.recipes.get_session", lambda: time.sleep(5))
-    ask_the_hub(seconds=0.1)  # whatever it hangs in
+    monkeypatch.setattr(running, "get_session", lambda: time.sleep(5))
+    running.ask_the_hub(seconds=0.1)  # whatever it hangs in
     assert constants.HF_HUB_OFFLINE and time.monotonic() - began < 5
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("minigrpo.text.recipes.get_session", Answers)
-    ask_the_hub()
+    monkeypatch.setattr(running, "get_session", Answers)
+    running.ask_the_hub()
     assert not constants.HF_HUB_OFFLINE
 
 
@@ -148,14 +148,14 @@ def test_a_model_that_writes_no_text_is_refused(tmp_path):
 
 
 def test_a_chat_template_that_knows_no_system_is_named():
-    tokenizer = load_policy(data_folder() / "text_llama", device="cpu")[1]
-    running.check_chat(tokenizer, "--shots 3")
+    tokenizer = load_pretrained(data_folder() / "text_llama", device="cpu")[1]
+    running.check_chat(tokenizer)
     tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(ValueError, match="refuses a system message .System role.*; pass --shots"):
-        running.check_chat(tokenizer, "--shots 3")
+    with pytest.raises(ValueError, match="refuses a system message .System role.*; pass --templ"):
+        running.check_chat(tokenizer)
     tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="no chat template.*; pass --shots 3 instead"):
-        running.check_chat(tokenizer, "--shots 3")
+    with pytest.raises(ValueError, match="no chat template.*; pass --template FILE .* instead"):
+        running.check_chat(tokenizer)
 
 
 def test_a_package_that_is_missing_is_named():
@@ -178,10 +178,10 @@ def test_a_folder_keeps_to_one_run(tmp_path):
 
 
 def test_the_second_request_to_stop_is_no_request(capsys):
-    asked = []
-    with running.Stop(lambda: asked.append(1)) as stop:
+    with running.Stop() as stop:
+        assert not stop.asked
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.asked and asked == [1] and "finishing this step" in capsys.readouterr().err
+        assert stop.asked and "finishing this step" in capsys.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
@@ -192,6 +192,30 @@ def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match="a/b: reading it needs pip install datasets"):
         load_rows("a/b", "train", ("question",))
+
+
+def test_a_data_set_is_loaded_by_its_name_or_its_folder(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    asked, columns = [], ("question", "answer")
+
+    def load_dataset(name, config=None, *, split):
+        asked.append((name, config, split))
+        return datasets.Dataset.from_list(ROWS)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "load_dataset", load_dataset)
+        patch.setattr(running, "ask_the_hub", lambda: asked.append("the hub"))
+        assert load_rows("some/set", "train", columns, config="main") == ROWS
+    assert asked == ["the hub", ("some/set", "main", "train")]
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split, rows in (("train", ROWS[:20]), ("test", ROWS[20:])):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    assert load_rows(folder, "test", columns, config="main") == ROWS[20:]
+    with pytest.raises(ValueError, match="no-one/nothing: expected a .json, .jsonl, .csv, .parq"):
+        load_rows("no-one/nothing", "train", columns)
 
 
 def test_memory_by_hand():
@@ -243,7 +267,7 @@ def test_too_little_memory_is_said_before_a_weight_is_there():
 
 
 def test_the_longest_prompt_and_a_completion_fill_the_room_and_no_more():
-    tokenizer = load_policy(data_folder() / "text_llama", device="cpu")[1]
+    tokenizer = load_pretrained(data_folder() / "text_llama", device="cpu")[1]
     prompts = ("How many?", "How many pens does Ann have now?", "Why?")
     longest = max(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
     config = LlamaConfig(**LLAMA.to_dict() | {"max_position_embeddings": longest + 5})
@@ -275,12 +299,15 @@ def test_a_container_has_what_it_was_given(monkeypatch):
     assert free_memory("cpu") == 12345678
 
 
-def test_held_out_questions_are_answered_greedily():
-    policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu", dtype=torch.float32)
+def test_held_out_questions_are_answered_greedily(monkeypatch):
+    policy, tokenizer = load_pretrained(
+        data_folder() / "text_llama", device="cpu", dtype=torch.float32
+    )
     rows = draw_rows(10, torch.Generator().manual_seed(0), held_out=True)
     rows[:3] = [{**row, "answer": "no number"} for row in rows[:3]]
-    found = held_out(policy, tokenizer, rows, at_once=4)
-    assert found == held_out(policy, tokenizer, rows, at_once=10)
+    found = held_out(policy, tokenizer, rows)
+    monkeypatch.setattr(running, "AT_ONCE", 4)
+    assert found == held_out(policy, tokenizer, rows)
     p = found["right"]
     assert 0 < p < found["form"] <= 1 and found["questions"] == 10
     assert found["error"] == math.sqrt(p * (1 - p) / 10)
@@ -329,10 +356,10 @@ def test_what_is_interrupted_while_it_is_written_is_there_as_before_or_not_at_al
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "write_text", part)
-        running.kept(tmp_path / "before.json", lambda: {"right": 0.5})
+        running.stored(tmp_path / "before.json", lambda: {"right": 0.5})
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
-    assert running.kept(tmp_path / "before.json", lambda: {"right": 0.25}) == {"right": 0.25}
-    assert running.kept(tmp_path / "before.json", half) == {"right": 0.25}  # it isn't asked again
+    assert running.stored(tmp_path / "before.json", lambda: {"right": 0.25}) == {"right": 0.25}
+    assert running.stored(tmp_path / "before.json", half) == {"right": 0.25}  # it isn't asked again
 
 
 @pytest.mark.parametrize(
@@ -343,7 +370,7 @@ def test_what_is_interrupted_while_it_is_written_is_there_as_before_or_not_at_al
         (OSError("no file"), 2, "error: no file"),
         (ImportError("TRL is not installed"), 2, "error: TRL is not installed"),
         (torch.OutOfMemoryError("CUDA out of memory\nmore"), 2, "error: take fewer rows in one"),
-        (KeyboardInterrupt(), 130, "interrupted: the same command goes on"),
+        (KeyboardInterrupt(), 130, "interrupted: with a checkpoint, the same command goes on"),
     ],
 )
 def test_what_a_person_can_mend_is_one_sentence(capsys, error, code, said):

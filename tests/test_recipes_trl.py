@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
 from minigrpo.files import data_folder
-from minigrpo.text.gsm8k import SYSTEM, gsm8k_rows, like_gsm8k
-from minigrpo.text.models import load_policy
+from minigrpo.text.models import load_pretrained
 from minigrpo.text.prompts import answer_reward
 
 ROOT = Path(__file__).resolve().parent.parent
+gsm8k = recipe_lines.load("gsm8k")
+SYSTEM, gsm8k_rows, like_gsm8k = gsm8k.SYSTEM, gsm8k.gsm8k_rows, gsm8k.like_gsm8k
 MODEL = data_folder() / "text_llama"
 
 
@@ -53,7 +54,7 @@ def log(out: Path) -> list[dict[str, str]]:
 
 
 def weights(folder: Path) -> torch.Tensor:
-    return load_policy(folder, device="cpu")[0].get_input_embeddings().weight.detach()
+    return load_pretrained(folder, device="cpu")[0].get_input_embeddings().weight.detach()
 
 
 def test_two_steps_of_gsm8k_leave_a_log_a_model_and_what_was_held_out(gsm8k_trl, tmp_path, capsys):

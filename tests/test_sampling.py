@@ -11,9 +11,13 @@ from support import Bigram, must_fail_on, successor, tiny_gpt, tiny_llama, unifo
 from torch import Tensor
 from torch.testing import assert_close
 
-from minigrpo import gpt
-from minigrpo.logprobs import next_token_log_probs, token_log_probs
-from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
+from minigrpo.logprobs import (
+    next_token_log_probs,
+    past_padding,
+    positions_from_mask,
+    token_log_probs,
+)
+from minigrpo.sampling import Rollouts, _read, completion_mask, left_pad, sample
 
 NAN, INF = math.nan, math.inf
 
@@ -30,7 +34,7 @@ EOS = 10
 
 # Lines that are replaced below.
 MASK = "mask = pad(prompt_mask.bool().to(device), (0, max_new_tokens)).repeat_interleave(G, dim=0)"
-WRITE = "ids[active, end], mask[active, end] = token[:, 0].to(ids.dtype), True"
+WRITE = "ids[active, end], mask[active, end] = token.to(ids.dtype), True"
 FIRST = "return ends.cumsum(dim=1) - ends == 0  # no EOS before it"
 
 
@@ -53,16 +57,11 @@ def assert_same(rolled: Rollouts, other: Rollouts) -> None:
 
 
 @must_fail_on(
-    (
-        sample,
-        "position_ids=positions_from_mask(seen)[:, read:] if padded else None,",
-        "position_ids=torch.arange(end)[None, read:],",
-    ),
-    (sample, "attention_mask=seen.long() if padded else None,", "attention_mask=None,"),
+    (_read, "padding = past_padding(mask, new.shape[1]) if padded else {}", "padding = {}"),
     (
         sample,
         "log_probs[active, end - P] = distribution.gather(1, token)[:, 0]",
-        "log_probs[active, end - P] = output.logits[:, -1].log_softmax(-1).gather(1, token)[:, 0]",
+        "log_probs[active, end - P] = logits.log_softmax(-1).gather(1, token)[:, 0]",
     ),
     (
         sample,
@@ -87,9 +86,9 @@ def test_recorded_log_probs_are_those_of_the_scorer():
         "cache.batch_select_indices(torch.arange(len(active)))",
     ),
     (
-        sample,
-        "position_ids=positions_from_mask(seen)[:, read:] if padded else None,",
-        "position_ids=positions_from_mask(seen)[:, : end - read] if padded else None,",
+        past_padding,
+        "positions = positions_from_mask(mask)[:, mask.shape[1] - new :]",
+        "positions = positions_from_mask(mask)[:, :new]",
     ),
 )
 def test_the_cache_changes_nothing():
@@ -100,7 +99,7 @@ def test_the_cache_changes_nothing():
 @must_fail_on(
     (sample, MASK, MASK.replace("prompt_mask.bool()", "torch.ones_like(prompt_mask).bool()")),
     (
-        gpt.positions_from_mask,
+        positions_from_mask,
         "return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)",
         "return torch.arange(attention_mask.shape[1]).expand_as(attention_mask)",
     ),
@@ -134,7 +133,7 @@ def test_completion_mask_keeps_the_first_eos_and_nothing_after_it():
 
 
 @must_fail_on(
-    (sample, WRITE, WRITE.replace("True", "token[:, 0] != eos_id")),
+    (sample, WRITE, WRITE.replace("True", "token != eos_id")),
     (sample, WRITE, WRITE.replace("mask[active, end]", "mask[:, end]")),
 )
 def test_sample_keeps_the_first_eos_and_nothing_after_it():
@@ -162,7 +161,7 @@ def test_nothing_is_read_after_the_last_row_has_ended():
     assert r.completions.shape == r.log_probs.shape == (2, 2)
 
 
-@must_fail_on((sample, "use_cache=use_cache,", "use_cache=False,"))
+@must_fail_on((_read, "new = ids if cache is None else ids[:, -1:]", "new, cache = ids, None"))
 def test_with_the_cache_a_step_reads_only_the_newest_token():
     model, lengths = tiny_gpt(), []
     model.token_embedding.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape))
@@ -170,7 +169,7 @@ def test_with_the_cache_a_step_reads_only_the_newest_token():
     assert lengths == [(5, 5), (5, 1), (5, 1), (5, 1)]
 
 
-@must_fail_on((sample, "read = 0 if cache is None else end", "read = end"))
+@must_fail_on((_read, "new = ids if cache is None else ids[:, -1:]", "new = ids[:, -1:]"))
 def test_a_policy_that_keeps_no_cache_reads_the_whole_text_at_every_step():
     model = successor(6)
     sample(model, torch.tensor([[1, 2], [2, 3]]), max_new_tokens=3)
@@ -223,7 +222,7 @@ def _next_token(logits, temperature=1.0, top_k=None, top_p=1.0) -> dict[int, flo
     (
         sample,
         "token = torch.multinomial(distribution.exp(), 1, generator=generator)  # (active, 1)",
-        "token = torch.multinomial(output.logits[:, -1].softmax(-1), 1, generator=generator)",
+        "token = torch.multinomial(logits.softmax(-1), 1, generator=generator)",
     ),
 )
 def test_frequencies_are_those_of_the_enumerated_distribution():
@@ -246,7 +245,7 @@ def test_frequencies_are_those_of_the_enumerated_distribution():
 def test_top_k_of_one_takes_the_likeliest_token():
     model = tiny_gpt()
     r = sample(model, *RAGGED, max_new_tokens=5, top_k=1)
-    position_ids = gpt.positions_from_mask(r.attention_mask)
+    position_ids = positions_from_mask(r.attention_mask)
     logits = model(r.input_ids, r.attention_mask, position_ids).logits
     assert torch.equal(r.completions, logits[:, 4:-1].argmax(dim=-1))
     assert torch.equal(r.log_probs, torch.zeros(5, 5, dtype=torch.float64))
@@ -282,9 +281,6 @@ def test_without_a_generator_torch_manual_seed_decides():
 # what comes back
 
 
-FAST = "with nullcontext() if end == P else torch.inference_mode():"
-
-
 @must_fail_on(
     (
         sample,
@@ -296,14 +292,19 @@ def test_sampling_leaves_no_graph():
     assert not rollouts(tiny_gpt()).log_probs.requires_grad
 
 
-@must_fail_on((sample, FAST, "with torch.inference_mode():"))
+READ = (
+    "logits, cache = read(ids[::G, :P], mask[::G, :P])  # of the copies of a prompt only the first"
+)
+
+
+@must_fail_on((sample, READ, f"with torch.inference_mode(): {READ}"))
 def test_what_sampling_leaves_behind_can_be_read_by_a_loss():
     """A tensor of inference mode may not be saved for the backward pass."""
     model, made = tiny_llama(), []
     model.model.rotary_emb.register_forward_hook(lambda module, given, table: made.extend(table))
     rolled = sample(model, torch.tensor([[1, 2]]), max_new_tokens=3)
     left = [*vars(rolled).values(), *made[:2]]  # the sines and cosines of the first pass
-    assert len(left) == 7 and not any(value.is_inference() for value in left)
+    assert len(left) == 8 and not any(value.is_inference() for value in left)
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
@@ -322,7 +323,7 @@ def test_rollouts_join_prompt_and_completion():
 
 
 def test_rollouts_move_whole():
-    r = Rollouts(*(torch.ones(2, 3) for _ in range(5)))
+    r = Rollouts(*(torch.ones(2, 3) for _ in range(6)))
     moved = r.to("meta")
     assert {field.device.type for field in vars(moved).values()} == {"meta"}
     assert {field.device.type for field in vars(r).values()} == {"cpu"}
@@ -438,18 +439,18 @@ def test_logits_that_are_no_distribution_are_refused(bad):
 @must_fail_on(
     (
         sample,
-        "distribution = distribution.repeat_interleave(copies, dim=0)",
-        "distribution = distribution.repeat(copies, 1)",
+        "logits = logits.repeat_interleave(G, dim=0)  # (N, V)",
+        "logits = logits.repeat(G, 1)",
     ),
     (
         sample,
-        "cache.batch_repeat_interleave(copies)",
-        "cache.batch_select_indices(torch.arange(len(active)) % len(rows))",
+        "cache.batch_repeat_interleave(G)",
+        "cache.batch_select_indices(torch.arange(len(active)) % (len(active) // G))",
     ),
     (
         sample,
-        "rows = active[::copies]  # of the copies of a prompt only the first is read",
-        "rows = active[: len(active) // copies]",
+        READ,
+        "n = len(ids) // G; logits, cache = read(ids[:n, :P], mask[:n, :P])",
     ),
 )
 def test_prompts_read_once_are_continued_as_if_each_row_had_its_own():

@@ -12,7 +12,7 @@ from minigrpo.grpo import GRPOConfig
 from minigrpo.objective import VARIANTS
 from minigrpo.scaling import run
 from minigrpo.scaling import trl as scaling
-from minigrpo.text.models import load_policy
+from minigrpo.text.models import load_pretrained
 
 needs_trl = pytest.mark.skipif(
     scaling.find_spec("trl") is None, reason="the extra `scale` is not installed"
@@ -21,7 +21,7 @@ needs_trl = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def text_policy():
-    return load_policy(data_folder() / "text_llama", device="cpu")
+    return load_pretrained(data_folder() / "text_llama", device="cpu")
 
 
 def test_settings_by_hand():
@@ -71,7 +71,7 @@ def test_the_cap_of_cispo_is_one_and_more():
         {"baseline": "leave_one_out"},
         {"level": "sequence"},
         {"estimator": "k1"},
-        {"split_invariant": True},
+        {"call_id": 3},
         {"surrogate": "cispo", "how": "constant"},
     ],
     ids=str,
@@ -88,7 +88,7 @@ def test_rows_that_cannot_be_shared():
 
 def test_every_setting_is_translated_or_refused():
     """A new setting of ours must not be dropped in silence."""
-    own = {"steps", "prompts_per_step", "eos_id", "pad_id", "evaluate_every", "save_every", "check"}
+    own = {"steps", "prompts_per_step", "eos_id", "pad_id", "evaluate_every", "check"}
     own |= {"rows_per_pass"}  # changes the memory alone
     source = inspect.getsource(scaling.trl_settings)
     missing = [

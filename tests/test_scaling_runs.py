@@ -18,7 +18,7 @@ import scaling_runs  # noqa: E402
 
 from minigrpo.grpo import GRPOConfig  # noqa: E402
 from minigrpo.scaling import run  # noqa: E402
-from minigrpo.text.models import load_policy  # noqa: E402
+from minigrpo.text.models import load_pretrained  # noqa: E402
 
 
 def test_every_run_is_stored_with_the_present_settings():
@@ -118,7 +118,7 @@ def test_the_command_trains_and_begins_as_the_stored_run_did(trainer, tmp_path, 
     result = torch.load(out, weights_only=True)
     (one,) = (r for r in scaling_runs.stored() if r["what"] == trainer and r["seed"] == 1)
     assert result["rewards"] == pytest.approx(one["curve"][:2], abs=0.1)
-    before, after = load_policy(scaling_runs.BASES[0])[0].state_dict(), result["parameters"]
+    before, after = load_pretrained(scaling_runs.BASES[0])[0].state_dict(), result["parameters"]
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]

@@ -177,6 +177,6 @@ def test_the_data_folder_is_the_one_of_the_checkout():
 
 def test_the_data_folder_of_a_wheel_lies_in_the_package(tmp_path, monkeypatch):
     package = tmp_path / "site-packages" / "minigrpo"
-    monkeypatch.setattr(files, "_PACKAGE", package)
+    monkeypatch.setattr(files, "__file__", str(package / "files.py"))
     (tmp_path / "site-packages" / "data").mkdir(parents=True)  # somebody else's
     assert data_folder() == package / "data"

@@ -1,4 +1,4 @@
-"""The task of the real run: a finite set of problems, its held-out side, epochs that go on."""
+"""The task of the real run: a finite set of problems, its held-out side, epochs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from minigrpo.files import data_folder
-from minigrpo.grpo import GRPOConfig, train_grpo
-from minigrpo.text.models import load_policy
+from minigrpo.text.models import load_pretrained
 from minigrpo.text.problems import draw_rows
 from minigrpo.text.prompts import answer_reward, format_reward, stop_tokens
 from minigrpo.text.shots import SHOTS, Epochs, asked, line_ends, rows, tags_reward
@@ -18,7 +17,7 @@ from minigrpo.text.shots import SHOTS, Epochs, asked, line_ends, rows, tags_rewa
 
 @pytest.fixture(scope="module")
 def small():
-    return load_policy(data_folder() / "text_llama", device="cpu", dtype=torch.float32)
+    return load_pretrained(data_folder() / "text_llama", device="cpu", dtype=torch.float32)
 
 
 def draw(task: Epochs, n: int, generator: torch.Generator) -> list[tuple[int, ...]]:
@@ -96,26 +95,3 @@ def test_a_last_batch_that_is_not_full_is_left_out(small):
     assert [len(draw(task, n, generator)) for n in (8, 4, 4, 8)] == [8, 4, 4, 8]  # begins anew
     with pytest.raises(ValueError, match="expected 22 different ones or more, got 21"):
         task.prompts(22, generator)
-
-
-def test_a_stopped_run_goes_on_within_its_epoch_to_the_bit(small, tmp_path):
-    _, tokenizer = small
-    data = draw_rows(24, torch.Generator().manual_seed(1))
-
-    def run(steps: int, **options) -> list[tuple]:
-        policy, _ = load_policy(data_folder() / "text_llama", device="cpu", dtype=torch.float32)
-        config = GRPOConfig(steps, 4, 2, max_new_tokens=3, rows_per_pass=3, save_every=1)
-        seen = train_grpo(policy, Epochs(tokenizer, data), config, **options)
-        return [
-            (
-                tuple(tuple(ids) for ids in m.rollouts.prompt_ids.tolist()),
-                tuple(tuple(ids) for ids in m.rollouts.completions.tolist()),
-            )
-            for m in seen
-        ]
-
-    whole = run(7)  # six steps are an epoch
-    path = tmp_path / "run.pt"
-    assert run(2, checkpoint=path) + run(7, checkpoint=path) == whole
-    prompts = [prompt for step in whole[:6] for prompt in step[0][::2]]
-    assert len({*prompts}) == 24

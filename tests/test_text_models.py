@@ -6,13 +6,14 @@ import hashlib
 from dataclasses import replace
 
 import pytest
+import text_models
 import torch
+from text_models import FAMILIES, problem_tokenizer, small_model, warm_up
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from minigrpo.files import data_folder
 from minigrpo.sampling import sample
-from minigrpo.text import models as text_models
-from minigrpo.text.models import FAMILIES, load_policy, problem_tokenizer, small_model, warm_up
+from minigrpo.text.models import load_pretrained
 from minigrpo.text.problems import draw_rows
 from minigrpo.text.prompts import stop_tokens
 
@@ -73,7 +74,7 @@ def test_they_write_the_same_in_plain_transformers(family):
     row = draw_rows(1, torch.Generator().manual_seed(3))[0]
     given = tokenizer(row["prompt"], return_tensors="pt")
     written = model.float().generate(**given, max_new_tokens=40, do_sample=False)
-    policy, _ = load_policy(SHIPPED[family], device="cpu", dtype=torch.float32)
+    policy, _ = load_pretrained(SHIPPED[family], device="cpu", dtype=torch.float32)
     stops = stop_tokens(tokenizer, policy)
     ours = sample(policy, given["input_ids"], max_new_tokens=40, top_k=1, eos_id=stops)
     assert written.tolist() == torch.cat([given["input_ids"], ours.completions], dim=1).tolist()

@@ -11,11 +11,11 @@ import thinking
 import torch
 from thinking import Variant
 
-from minigrpo import arithmetic
+from minigrpo import arithmetic, grpo
 from minigrpo.arithmetic import Arithmetic, is_held_out, read_question, running_totals
 from minigrpo.grpo import rollout, train_grpo
-from minigrpo.llama import WARMUP, load_policy, tiny_llama, warm_up
-from minigrpo.study.experiments import SUMMIT, any_thought
+from minigrpo.llama import load_policy, tiny_llama
+from minigrpo.study.experiments import SUMMIT, WARMUP, any_thought, warm_up
 
 EVERY = [(family, name) for family, variants in thinking.FAMILIES.items() for name in variants]
 
@@ -70,7 +70,7 @@ def test_a_changed_setting_changes_what_is_stored(monkeypatch):
             after = [thinking.settings(one) for one in all_of_them]
         changed = [one for one, b, a in zip(all_of_them, before, after) if a != b]
         assert changed == [*concerned], name
-    intervals = replace(SUMMIT, evaluate_every=7, save_every=7)
+    intervals = replace(SUMMIT, evaluate_every=7)
     before = thinking.settings(shipped)
     monkeypatch.setattr(thinking, "SUMMIT", intervals)
     assert thinking.settings(shipped) == before
@@ -209,7 +209,7 @@ def test_each_rewarded_family_changes_what_its_name_says(monkeypatch):
         assert (task.questions, task.seed, config) == (int(name), 5, plain)
     for name, variant in families["paid for any thought"].items():
         task, config = asked_for(variant, monkeypatch)
-        assert task.score is any_thought
+        assert task.grade is any_thought
         assert config == replace(plain, kl_weight=float(name.removeprefix("KL weight ")))
     for name, variant in families["group size"].items():
         task, config = asked_for(variant, monkeypatch)
@@ -251,6 +251,7 @@ def optimizers(monkeypatch) -> list:
             super().step(*args)
 
     monkeypatch.setattr(torch.optim, "AdamW", Spy)
+    monkeypatch.setattr(grpo, "AdamW", Spy)
     return made
 
 
@@ -264,11 +265,11 @@ def test_equal_terms_are_equal(name, base, monkeypatch):
     list(thinking.train(variant, copy.deepcopy(base), 0))
     config = replace(thinking.SUMMIT, lr=lr)
     list(train_grpo(copy.deepcopy(base), Arithmetic(), config))
-    mine, grpo = made
+    mine, theirs = made
     for setting in ("betas", "weight_decay", "lr", "eps"):
-        assert mine.param_groups[0][setting] == grpo.param_groups[0][setting]
-    assert mine.rates == grpo.rates == [lr] * 6  # three steps, two updates each, constant
-    assert max(mine.norms) == pytest.approx(0.1, rel=1e-3) == max(grpo.norms)
+        assert mine.param_groups[0][setting] == theirs.param_groups[0][setting]
+    assert mine.rates == theirs.rates == [lr] * 6  # three steps, two updates each, constant
+    assert max(mine.norms) == pytest.approx(0.1, rel=1e-3) == max(theirs.norms)
 
 
 def test_imitation_sees_new_rows_each_step_and_none_of_the_shipped_warm_up(base, monkeypatch):

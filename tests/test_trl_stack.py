@@ -11,7 +11,7 @@ from minigrpo.files import data_folder
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.scaling.trl import problem_config, problem_rows, trl_loss, trl_trainer
-from minigrpo.text.models import load_policy
+from minigrpo.text.models import load_pretrained
 from minigrpo.text.problems import draw_rows
 from minigrpo.text.prompts import TextProblems, answer_reward, format_reward, write
 
@@ -29,7 +29,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def text_policy():
-    policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu")
+    policy, tokenizer = load_pretrained(data_folder() / "text_llama", device="cpu")
     return policy.double(), tokenizer
 
 

@@ -91,11 +91,11 @@ def processor() -> str:
     """Its model as Linux names it, with the numbers that a name like "AMD EPYC" leaves open."""
     info = Path("/proc/cpuinfo")
     text = info.read_text("utf-8") if info.is_file() else ""
-    found = dict(re.findall(r"^([\w ]+?)\s*: (.+)", text, re.MULTILINE))
-    if "model name" not in found:
+    fields = dict(re.findall(r"^([\w ]+?)\s*: (.+)", text, re.MULTILINE))
+    if "model name" not in fields:
         return platform.processor() or platform.machine()
-    numbers = [f"{key} {found[key]}" for key in ("cpu family", "model") if key in found]
-    return f"{found['model name']} ({', '.join(numbers)})"
+    numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
+    return f"{fields['model name']} ({', '.join(numbers)})"
 
 
 # --------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def cells(line: Results) -> list[str]:
 def over_runs(line: Results) -> Results:
     """The line with the lowest and the highest ratio of all its runs around the last median."""
     ratios = [line["ratio"], *(before["ratio"] for before in line.get("earlier", []))]
-    low, high = min(one["low"] for one in ratios), max(one["high"] for one in ratios)
+    low, high = min(ratio["low"] for ratio in ratios), max(ratio["high"] for ratio in ratios)
     return {**line, "ratio": {**line["ratio"], "low": low, "high": high}}
 
 
@@ -229,14 +229,14 @@ def same(a: Results, b: Results) -> bool:
 
 def distinct(lines: list[Results]) -> list[Results]:
     """The lines, those with the same numbers merged: `a, x` and `a, y` become `a, x and y`."""
-    found: list[Results] = []
+    rows: list[Results] = []
     for line in lines:
-        if found and same(found[-1], line):
-            what = f"{found[-1]['what']} and {line['what'].rpartition(', ')[2]}"
-            found[-1] = {**found[-1], "what": what}
+        if rows and same(rows[-1], line):
+            what = f"{rows[-1]['what']} and {line['what'].rpartition(', ')[2]}"
+            rows[-1] = {**rows[-1], "what": what}
         else:
-            found.append(line)
-    return found
+            rows.append(line)
+    return rows
 
 
 def table(results: Results, name: str) -> str:
@@ -266,14 +266,14 @@ def run_of(line: Results) -> str:
 
 def told(runs: list[str], lines: list[Results]) -> list[str]:
     """Below a table: the runs of its rows, and those before them that its brackets hold too."""
-    found = []
+    sentences = []
     if len(runs) > 1:
-        found = [f"Run {number}: {run}." for number, run in enumerate(runs, 1)]
+        sentences = [f"Run {number}: {run}." for number, run in enumerate(runs, 1)]
     elif runs:
-        found = [f"{runs[0][0].upper()}{runs[0][1:]}."]
-    if before := dict.fromkeys(run_of(one) for line in lines for one in line.get("earlier", [])):
-        found.append(f"The brackets take in the rounds of runs before: {'; '.join(before)}.")
-    return [" ".join(found)] if found else []
+        sentences = [f"{runs[0][0].upper()}{runs[0][1:]}."]
+    if before := dict.fromkeys(run_of(past) for line in lines for past in line.get("earlier", [])):
+        sentences.append(f"The brackets take in the rounds of runs before: {'; '.join(before)}.")
+    return [" ".join(sentences)] if sentences else []
 
 
 def measured_with(on: Results) -> str:
@@ -312,17 +312,17 @@ def run(sections: list[str], quick: bool, measure: Measure, folder: Path = FOLDE
                 "measure all sections"
             )
         results["lines"] = []
-    found = []
+    new_lines = []
     for section in sections:
         print(f"{section} ...", flush=True)
         began = time.perf_counter()
         lines = measure(section, quick)
         print(f"  {section}: {time.perf_counter() - began:.0f} s", flush=True)
-        found += lines
+        new_lines += lines
         results["lines"] = merged(results["lines"], section, lines, measured)
         if not quick:
             save(results, folder)
-    return found
+    return new_lines
 
 
 def main(arguments: list[str] | None = None, measure: Measure = measure_apart) -> None:

@@ -53,9 +53,9 @@ def committed_form(nb: NotebookNode) -> NotebookNode:
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     nb.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
     for cell in nb.cells:
-        kept = ("alt", "tags") if cell.cell_type == "code" else ("tags",)
+        keys = ("alt", "tags") if cell.cell_type == "code" else ("tags",)
         cell.metadata = nbformat.from_dict(
-            {k: cell.metadata[k] for k in kept if k in cell.metadata}
+            {k: cell.metadata[k] for k in keys if k in cell.metadata}
         )
         if cell.cell_type == "code":
             cell.outputs = merge_streams(cell.outputs)

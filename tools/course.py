@@ -164,7 +164,7 @@ async def each(
     at_a_time = min(at_a_time, len(paths))
     places = asyncio.Semaphore(at_a_time)
 
-    async def one(number: int, path: Path) -> None:
+    async def run_notebook(number: int, path: Path) -> None:
         await places.acquire()  # a failure keeps its place, so that nothing follows it
         head, began = f"[{number}/{len(paths)}] {path.stem}", time.perf_counter()
         try:
@@ -180,7 +180,7 @@ async def each(
     order = [*enumerate(paths, start=1)]
     if at_a_time > 1:  # the longest first, so that no core waits for the other at the end
         order.sort(key=lambda entry: [*LONGEST, entry[1].stem].index(entry[1].stem))
-    tasks = [asyncio.create_task(one(number, path)) for number, path in order]
+    tasks = [asyncio.create_task(run_notebook(number, path)) for number, path in order]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in ended:
@@ -234,11 +234,11 @@ def execute_in_place(paths: list[Path], timeout: float) -> None:
             raise CourseError(f"{path.name} is left as it was: " + "\n  ".join(findings))
         nb.cells = with_solutions(nb.cells)
         write(path, as_json(nb))
-        kept.unlink(missing_ok=True)
+        progress_file.unlink(missing_ok=True)
 
     with tempfile.TemporaryDirectory() as folder:  # what is committed knows no reader
-        kept = Path(folder, "progress.json")
-        asyncio.run(each(paths, timeout, done, progress=kept))
+        progress_file = Path(folder, "progress.json")
+        asyncio.run(each(paths, timeout, done, progress=progress_file))
 
 
 def status_of(act: Callable[[], None], *told: type[Exception]) -> int:

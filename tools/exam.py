@@ -112,10 +112,10 @@ async def one_cell(client: NotebookClient, cell: NotebookNode, index: int, resul
         return
     kind, message = failed
     first = f"{kind}: {(message.splitlines() or [''])[0]}"
-    if not (found := CHECK.search(cell.source)):
+    if not (check := CHECK.search(cell.source)):
         result.errors.append(f"{where(cell)}: {first}")
         return
-    key, name = found.groups()
+    key, name = check.groups()
     result.said[key] = message if message.startswith(f"{key} (") else first
 
     async def run(code: str) -> tuple[str, str] | None:
@@ -154,14 +154,14 @@ async def examine_all(
     at_a_time = min(AT_A_TIME, len(todo))
     places = asyncio.Semaphore(at_a_time)
 
-    async def one(nb: NotebookNode, result: Result) -> None:
+    async def examine_in_turn(nb: NotebookNode, result: Result) -> None:
         async with places:
             await examine(nb, result, folder, timeout, at_a_time)
         passed = kept.recall("exercises")
         result.passed = {key for key in result.keys if key in passed}
         print(f"{result.name}: {counted([result])} in {result.seconds:.0f} s", flush=True)
 
-    await asyncio.gather(*(one(nb, result) for nb, result in todo))
+    await asyncio.gather(*(examine_in_turn(nb, result) for nb, result in todo))
 
 
 def counted(results: list[Result]) -> str:

@@ -166,11 +166,11 @@ def words(text: str) -> str:
 
 def documents(root: Path) -> dict[Path, str]:
     """The texts beside the notebooks that get a page too, and its name."""
-    found = [root / GLOSSARY, *sorted((root / "docs").glob("*.md"))]
-    found += [root / "recipes" / "README.md", root / "data" / "README.md"]
+    paths = [root / GLOSSARY, *sorted((root / "docs").glob("*.md"))]
+    paths += [root / "recipes" / "README.md", root / "data" / "README.md"]
     return {
         path: (path.parent.name if path.stem == "README" else path.stem).lower()
-        for path in found
+        for path in paths
         if path.is_file()
     }
 
@@ -179,8 +179,8 @@ def repository(root: Path) -> str:
     """The address of the course, from pyproject.toml, or ""."""
     project = root / "pyproject.toml"
     text = project.read_text(encoding="utf-8") if project.is_file() else ""
-    found = re.search(r'^Repository = "([^"]+)"', text, re.MULTILINE)
-    return found[1].rstrip("/") if found else ""
+    match = re.search(r'^Repository = "([^"]+)"', text, re.MULTILINE)
+    return match[1].rstrip("/") if match else ""
 
 
 def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
@@ -192,17 +192,17 @@ def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
     pages = documents(root)
     address = repository(root)
 
-    def link(found: re.Match[str]) -> str:
-        anchor = found["anchor"] or ""  # JupyterLab and GitHub write the same one in two ways
+    def link(match: re.Match[str]) -> str:
+        anchor = match["anchor"] or ""  # JupyterLab and GitHub write the same one in two ways
         here = anchor and "#" + slug(unquote(html.unescape(anchor)))
-        if not found["path"]:
-            return found["head"] + here
-        target = path.parent / unquote(html.unescape(found["path"]))
+        if not match["path"]:
+            return match["head"] + here
+        target = path.parent / unquote(html.unescape(match["path"]))
         if not target.exists():
-            return found[0]
-        if found["head"].startswith("src"):
+            return match[0]
+        if match["head"].startswith("src"):
             kind, data = guess_type(target.name)[0], base64.b64encode(target.read_bytes())
-            return f"{found['head']}data:{kind};base64,{data.decode()}"
+            return f"{match['head']}data:{kind};base64,{data.decode()}"
         target = target.resolve()
         name = pages.get(target)
         if target.suffix == ".ipynb" and target.parent == root / "notebooks":
@@ -212,8 +212,8 @@ def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
         inside = target.relative_to(root).as_posix() if target.is_relative_to(root) else ""
         if address and inside:
             kind = "tree" if target.is_dir() else "blob"
-            return f"{found['head']}{address}/{kind}/main/{inside}{anchor}"
-        return f"{found['head']}{Path(os.path.relpath(target, out)).as_posix()}{anchor}"
+            return f"{match['head']}{address}/{kind}/main/{inside}{anchor}"
+        return f"{match['head']}{Path(os.path.relpath(target, out)).as_posix()}{anchor}"
 
     return link
 

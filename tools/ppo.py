@@ -62,10 +62,10 @@ Results = dict[str, Any]
 
 def settings() -> Results:
     """All that decides how the runs go, in a form that can be compared with a stored one."""
-    found = {"base": base_checksum(), "config": asdict(SUMMIT), "search": SEARCH}
-    found |= {"search_seed": SEARCH_SEED, "seeds": SEEDS}
-    found |= {"asleep": ASLEEP, "every": EVERY, "batches": BATCHES, "lambdas": LAMBDAS}
-    return json.loads(json.dumps(found))
+    present = {"base": base_checksum(), "config": asdict(SUMMIT), "search": SEARCH}
+    present |= {"search_seed": SEARCH_SEED, "seeds": SEEDS}
+    present |= {"asleep": ASLEEP, "every": EVERY, "batches": BATCHES, "lambdas": LAMBDAS}
+    return json.loads(json.dumps(present))
 
 
 # --------------------------------------------------------------------------------------------
@@ -76,14 +76,14 @@ class Run:
     """One training, and what was seen of it."""
 
     def __init__(
-        self, base: nn.Module, seed: int, own: Results | None = None, look: bool = True
+        self, base: nn.Module, seed: int, ppo_settings: Results | None = None, look: bool = True
     ) -> None:
         self.policy, config = copy.deepcopy(base), replace(SUMMIT, seed=seed)
-        self.critic = None if own is None else critic_of(self.policy)
+        self.critic = None if ppo_settings is None else critic_of(self.policy)
         self.steps: Iterator[StepMetrics] = (
             train_grpo(self.policy, Arithmetic(), config)
-            if own is None
-            else train_ppo(self.policy, self.critic, Arithmetic(), config, **own)
+            if ppo_settings is None
+            else train_ppo(self.policy, self.critic, Arithmetic(), config, **ppo_settings)
         )
         self.seconds: list[float] = []
         self.value_loss: list[float] = []
@@ -95,9 +95,9 @@ class Run:
     def look(self) -> None:
         """Ask the policy the held-out questions."""
         self.curve["step"].append(len(self.seconds))
-        found = evaluate(self.policy)
+        scores = evaluate(self.policy)
         for name in SCORES:
-            self.curve[name].append(round(found[name], 4))
+            self.curve[name].append(round(scores[name], 4))
 
     def step(self) -> None:
         """One step of training."""
@@ -108,37 +108,39 @@ class Run:
         if self.looks and len(self.seconds) % EVERY == 0:
             self.look()
 
-    def found(self) -> Results:
+    def get_curves(self) -> Results:
         """What is stored."""
         critic = {"value_loss": self.value_loss[::EVERY]} if self.value_loss else {}
         return {"curve": self.curve, **critic}
 
 
-def searched(base: nn.Module, own: Results) -> Results:
+def searched(base: nn.Module, ppo_settings: Results) -> Results:
     """A run of PPO with some settings of its own."""
-    run = Run(base, SEARCH_SEED, own)
+    run = Run(base, SEARCH_SEED, ppo_settings)
     for _ in range(SUMMIT.steps):
         run.step()
-    return {**own, "mean_accuracy": round(fmean(run.curve["accuracy"]), 4), **run.found()}
+    accuracy = round(fmean(run.curve["accuracy"]), 4)
+    return {**ppo_settings, "mean_accuracy": accuracy, **run.get_curves()}
 
 
 def best(search: list[Results]) -> Results:
     """The settings whose accuracy is highest on average over the run, so that early counts."""
-    first = max(search, key=lambda one: one["mean_accuracy"])
+    first = max(search, key=lambda run: run["mean_accuracy"])
     return {name: first[name] for name in SEARCH[0]}
 
 
-def compared(base: nn.Module, seed: int, own: Results) -> Results:
+def compared(base: nn.Module, seed: int, ppo_settings: Results) -> Results:
     """Three runs with one seed, and the noise on the way of the second."""
-    runs = {"grpo": Run(base, seed), "ppo": Run(base, seed, own), "asleep": Run(base, seed, ASLEEP)}
+    of_each = {"grpo": None, "ppo": ppo_settings, "asleep": ASLEEP}
+    runs = {name: Run(base, seed, its_settings) for name, its_settings in of_each.items()}
     noise = {}
     for step in range(SUMMIT.steps + 1):
         for run in runs.values() if step else ():
             run.step()
         if step in BATCHES:
             noise[str(step)] = noise_of_the_gradient(runs["ppo"], BATCHES[step], seed)
-    found = {name: run.found() for name, run in runs.items()}
-    return {"seed": seed, **own, **found, "noise": noise}
+    results = {name: run.get_curves() for name, run in runs.items()}
+    return {"seed": seed, **ppo_settings, **results, "noise": noise}
 
 
 # --------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def noise_of_the_gradient(run: Run, batches: int, seed: int) -> Results:
     return {
         "reward": round(R.mean().item(), 4),
         "explained": [round(x, 3) for x in explained.tolist()],
-        "gradients": {name: own.beside(sums["leave one out"]) for name, own in sums.items()},
+        "gradients": {name: summed.beside(sums["leave one out"]) for name, summed in sums.items()},
     }
 
 
@@ -216,13 +218,13 @@ class Gradients:
         """
         B = self.count
         noise = (self.squares - self.total @ self.total / B) / (B - 1)
-        own = (self.total @ self.total - self.squares) / (B * (B - 1))
+        signal = (self.total @ self.total - self.squares) / (B * (B - 1))
         others = (other.total @ other.total - other.squares) / (B * (B - 1))
         both = (self.total @ other.total - self.products) / (B * (B - 1))
-        if own <= 0 or others <= 0:
+        if signal <= 0 or others <= 0:
             return {"noise_to_signal": None, "cosine": None}
-        numbers = {"noise_to_signal": (noise / own).sqrt(), "cosine": both / (own * others).sqrt()}
-        return {name: round(number.item(), 4) for name, number in numbers.items()}
+        ratio, cosine = (noise / signal).sqrt(), both / (signal * others).sqrt()
+        return {"noise_to_signal": round(ratio.item(), 4), "cosine": round(cosine.item(), 4)}
 
 
 # --------------------------------------------------------------------------------------------
@@ -249,19 +251,19 @@ def memory(base: nn.Module) -> Results:
         for network in (base, critic_of(base))
     )
     # Weights, their gradients, the two averages of Adam; of the reference the weights alone.
-    kept = {"grpo": 4 * policy + policy, "ppo": 4 * policy + policy + 4 * critic}
+    resident = {"grpo": 4 * policy + policy, "ppo": 4 * policy + policy + 4 * critic}
     return {
         "policy": policy,
         "critic": critic,
-        "kept": kept,
+        "kept": resident,
         "peak": {"grpo": peak(base, None), "ppo": peak(base, SEARCH[0])},
     }
 
 
-def peak(base: nn.Module, own: Results | None) -> int:
+def peak(base: nn.Module, ppo_settings: Results | None) -> int:
     """The most bytes of tensors at a time, from the copy of the base to the end of two steps."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        run = Run(base, SEARCH_SEED, own, look=False)
+        run = Run(base, SEARCH_SEED, ppo_settings, look=False)
         run.step()
         run.step()
     events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -289,16 +291,16 @@ def save(results: Results) -> None:
     lines = []
     for name, value in results.items():
         rows = (
-            ",\n".join(f"  {json.dumps(one)}" for one in value) if isinstance(value, list) else ""
+            ",\n".join(f"  {json.dumps(run)}" for run in value) if isinstance(value, list) else ""
         )
         lines.append(f'"{name}": ' + (f"[\n{rows}]" if rows else json.dumps(value)))
     with atomic_path(PATH) as unfinished:
         unfinished.write_text("{" + ",\n".join(lines) + "}\n", "utf-8")
 
 
-def show(name: str, found: Results) -> None:
+def show(name: str, run: Results) -> None:
     """A line about a run."""
-    last = "  ".join(f"{score} {found['curve'][score][-1]:.3f}" for score in SCORES)
+    last = "  ".join(f"{score} {run['curve'][score][-1]:.3f}" for score in SCORES)
     print(f"{name:44} {last}", flush=True)
 
 
@@ -314,10 +316,10 @@ def main(arguments: list[str] | None = None) -> None:
     if not results["memory"]:
         results["time"], results["memory"] = timing(base), memory(base)
         save(results)
-    for own in SEARCH[len(results["search"]) :]:
-        results["search"].append(searched(base, own))
+    for ppo_settings in SEARCH[len(results["search"]) :]:
+        results["search"].append(searched(base, ppo_settings))
         save(results)
-        show(f"ppo {own}", results["search"][-1])
+        show(f"ppo {ppo_settings}", results["search"][-1])
     for seed in SEEDS[len(results["runs"]) :]:
         results["runs"].append(compared(base, seed, best(results["search"])))
         save(results)

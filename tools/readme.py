@@ -53,8 +53,8 @@ def with_tables(text: str, page: str) -> str:
     """
     for name in TABLES[page]:
         place = re.compile(rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", re.DOTALL)
-        if (found := len(place.findall(text))) != 1:
-            raise ValueError(f"{page}: expected one pair of comments `{name}`, got {found}")
+        if (count := len(place.findall(text))) != 1:
+            raise ValueError(f"{page}: expected one pair of comments `{name}`, got {count}")
         text = place.sub(lambda match, name=name: f"{match[1]}{made(name)}\n{match[2]}", text)
     return text
 
@@ -65,7 +65,7 @@ def figures(root: Path = ROOT) -> dict[Path, bytes]:
     Raises:
         ValueError: a page names a cell that has no figure.
     """
-    found = {}
+    images = {}
     pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
     named = [match for page in pages for match in IMAGE.findall(page.read_text("utf-8"))]
     for path, notebook, cell_id in named:
@@ -79,8 +79,8 @@ def figures(root: Path = ROOT) -> dict[Path, bytes]:
         ]
         if len(pngs) != 1:
             raise ValueError(f"{path}: cell {cell_id!r} of {notebook} has {len(pngs)} figures")
-        found[root / path] = base64.b64decode(pngs[0])
-    return found
+        images[root / path] = base64.b64decode(pngs[0])
+    return images
 
 
 def main() -> None:

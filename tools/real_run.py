@@ -30,7 +30,7 @@ from minigrpo.files import atomic_path
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.notebook.setup import setup
 from minigrpo.rewards import pass_at_k
-from minigrpo.text.models import load_policy
+from minigrpo.text.models import load_pretrained
 from minigrpo.text.prompts import answer_reward, decode_completion, format_reward, write
 from minigrpo.text.shots import SHOTS, Epochs, line_ends, rows, tags_reward
 
@@ -89,7 +89,7 @@ class Lab:
     """A model, its tokenizer, and the problems as they are asked in one run."""
 
     def __init__(self, folder: Path, shots: str, losses: float = 0.5) -> None:
-        self.policy, self.tokenizer = load_policy(folder, device="cpu", dtype=torch.float32)
+        self.policy, self.tokenizer = load_pretrained(folder, device="cpu", dtype=torch.float32)
         self.stops = line_ends(self.policy, self.tokenizer)
         self.shown = SHOTS[shots]
         self.training = with_losses(rows(shots, held_out=False), losses)
@@ -99,15 +99,15 @@ class Lab:
     def task(self) -> Epochs:
         return Epochs(self.tokenizer, self.training, REWARDS, WEIGHTS, self.stops)
 
-    def write(self, asked: Sequence[Mapping[str, str]], **given: Any) -> list[str]:
+    def write(self, asked: Sequence[Mapping[str, str]], **changes: Any) -> list[str]:
         """One completion of each, or several."""
-        settings = {"max_new_tokens": TOKENS, "eos_id": self.stops, "seed": 5, **given}
+        settings = {"max_new_tokens": TOKENS, "eos_id": self.stops, "seed": 5, **changes}
         texts = []
         for at in range(0, len(asked), AT_ONCE):
             prompts = [row["prompt"] for row in asked[at : at + AT_ONCE]]
             r, _ = write(self.policy, self.tokenizer, prompts, **settings)
-            kept = r.completions.cpu()
-            texts += [decode_completion(self.tokenizer, row, self.stops) for row in kept]
+            completions = r.completions.cpu()
+            texts += [decode_completion(self.tokenizer, row, self.stops) for row in completions]
         return texts
 
 
@@ -115,12 +115,12 @@ def with_losses(asked: Sequence[dict[str, str]], fraction: float) -> list[dict[s
     """All gains, and the first losses, so that these are the given fraction; in the same order."""
     gains = sum(row["kind"] == "gets" for row in asked)
     left = round(gains * fraction / (1 - fraction))
-    kept = []
+    chosen = []
     for row in asked:
         left -= row["kind"] == "loses"
         if row["kind"] == "gets" or left >= 0:
-            kept.append(row)
-    return kept
+            chosen.append(row)
+    return chosen
 
 
 def right(asked: Sequence[Mapping[str, str]], texts: Sequence[str]) -> list[float]:
@@ -132,17 +132,17 @@ def right(asked: Sequence[Mapping[str, str]], texts: Sequence[str]) -> list[floa
 def evaluate(lab: Lab, n: int = HELD_OUT) -> dict[str, Any]:
     """Held-out questions, greedy and sampled: shares of right answers, by kind, and of the form."""
     asked = lab.held_out[:n]
-    found: dict[str, Any] = {"questions": len(asked)}
+    scores: dict[str, Any] = {"questions": len(asked)}
     for way, settings in (("greedy", {"top_k": 1}), ("sampled", {})):
         texts = lab.write(asked, **settings)
         hits = right(asked, texts)
         prompts = [row["prompt"] for row in asked]
-        found[way] = {"right": mean(hits), "form": mean(format_reward(prompts, texts))}
+        scores[way] = {"right": mean(hits), "form": mean(format_reward(prompts, texts))}
         for kind in ("gets", "loses"):
             some = [hit for hit, row in zip(hits, asked) if row["kind"] == kind]
-            found[way] |= {kind: mean(some), f"{kind}, questions": len(some)}
-        found[way]["transcripts"] = texts[:TRANSCRIPTS]
-    return found
+            scores[way] |= {kind: mean(some), f"{kind}, questions": len(some)}
+        scores[way]["transcripts"] = texts[:TRANSCRIPTS]
+    return scores
 
 
 def ask(lab: Lab) -> dict[str, float]:
@@ -185,16 +185,16 @@ def measure(folder: Path, run: Run, before: Mapping[str, Any] | None) -> dict[st
     setup(seed=0)
     torch.set_num_threads(2)
     lab = Lab(folder, run.shots, run.losses)
-    own = config(run, lab.stops, lab.tokenizer.pad_token_id)
+    run_config = config(run, lab.stops, lab.tokenizer.pad_token_id)
     result: dict[str, Any] = {**run._asdict(), "steps": []}
     same = before and before["losses"] == run.losses
     result["ask"] = before["ask"] if same else ask(lab)
     result["held out"] = {"0": before["held out"]["0"] if before else evaluate(lab)}
     with timed("rollout") as sampling, timed("score") as scoring:
-        for m in train_grpo(lab.policy, lab.task, own):
+        for m in train_grpo(lab.policy, lab.task, run_config):
             texts = [
                 decode_completion(lab.tokenizer, row, lab.stops)
-                for row in m.rollouts.completions[: own.group_size]
+                for row in m.rollouts.completions[: run_config.group_size]
             ]
             parts = sum(sampling), sum(scoring)
             result["steps"].append(
@@ -209,8 +209,8 @@ def measure(folder: Path, run: Run, before: Mapping[str, Any] | None) -> dict[st
             scoring.clear()
             print(f"{m.step:3} reward {m.reward:.2f} equal {m.frac_reward_zero_std:.2f} "
                   f"{m.seconds:.0f} s", flush=True)  # fmt: skip
-            if m.step % own.evaluate_every == 0:
-                n = HELD_OUT if m.step == own.steps else MIDWAY
+            if m.step % run_config.evaluate_every == 0:
+                n = HELD_OUT if m.step == run_config.steps else MIDWAY
                 result["held out"][str(m.step)] = evaluate(lab, n)
                 sampling.clear()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on a Mac, else in KiB
@@ -229,19 +229,19 @@ def rounded(value: float) -> float | None:
 
 def settings() -> dict[str, Any]:
     """What decides how the runs go, beside the model and the code of the package."""
-    own = asdict(config(RUNS[0], (0,), 0))
+    common = asdict(config(RUNS[0], (0,), 0))
     for varied in ("lr", "seed", "eos_id", "pad_id"):
-        del own[varied]
+        del common[varied]
     data = {shots: [rows(shots, held_out=side) for side in (False, True)] for shots in SHOTS}
     sizes = [HELD_OUT, MIDWAY, AT_ONCE, TRANSCRIPTS, ASKED, SAMPLES]
-    found = {
-        "config": own,
+    present = {
+        "config": common,
         "rows": fingerprints.of_data(data),
         "sizes": sizes,
         "weights": WEIGHTS,
         "code": fingerprints.of_code(tags_reward, right, ask),
     }
-    return json.loads(json.dumps(found))
+    return json.loads(json.dumps(present))
 
 
 def stored() -> list[dict[str, Any]]:
@@ -250,15 +250,15 @@ def stored() -> list[dict[str, Any]]:
     return results["runs"] if results.get("settings") == settings() else []
 
 
-def name(one: Mapping[str, Any]) -> Run:
+def name(run: Mapping[str, Any]) -> Run:
     """Which run it is."""
-    return Run(one["shots"], one["lr"], one["seed"], one["losses"])
+    return Run(run["shots"], run["lr"], run["seed"], run["losses"])
 
 
 def save(runs: list[dict[str, Any]]) -> None:
     """Written in one piece, in the order of RUNS."""
-    runs = sorted(runs, key=lambda one: RUNS.index(name(one)))
-    lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
+    runs = sorted(runs, key=lambda run: RUNS.index(name(run)))
+    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
     asked = json.dumps([{k: row[k] for k in ("question", "answer")} for row in questions()])
     text = (
         f'{{"settings": {json.dumps(settings())},\n"questions": {asked},\n"runs": [\n{lines}]}}\n'
@@ -277,9 +277,9 @@ def check_model(folder: Path) -> None:
     if not folder.is_dir():
         sys.exit(f"{folder}: no such folder (tools/smollm2.py makes it)")
     file = folder / "config.json"
-    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    if any(found.get(key) != size for key, size in SHAPE.items()):
-        what = f"a {found['model_type']} of another size" if found else "no config.json"
+    its_config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    if any(its_config.get(key) != size for key, size in SHAPE.items()):
+        what = f"a {its_config['model_type']} of another size" if its_config else "no config.json"
         sys.exit(
             f"{folder}: expected SmolLM2-135M-Instruct (tools/smollm2.py makes it), got {what}"
         )
@@ -301,9 +301,9 @@ def main(arguments: list[str] | None = None) -> None:
         done = stored()
         if run in map(name, done) and not options.again:
             continue
-        same = [one for one in done if one["shots"] == run.shots and name(one) != run]
+        same = [other for other in done if other["shots"] == run.shots and name(other) != run]
         result = measure(options.folder, run, next(iter(same), None))
-        save([one for one in done if name(one) != run] + [result])
+        save([other for other in done if name(other) != run] + [result])
         last = list(result["held out"].values())[-1]
         shares = f"right {last['greedy']['right']:.2f} {last['sampled']['right']:.2f}"
         print(*run, shares, flush=True)

@@ -23,11 +23,19 @@ import matplotlib.pyplot as plt
 
 from minigrpo.arithmetic import TRAINED_LENGTHS
 from minigrpo.files import atomic_path
-from minigrpo.llama import WARMUP, WARMUP_ROWS, load_policy
+from minigrpo.llama import load_policy
 from minigrpo.notebook import plots
 from minigrpo.notebook.setup import setup
 from minigrpo.objective import VARIANTS
-from minigrpo.study.experiments import EXPERIMENTS, SUMMIT, Experiment, run, supervised_config
+from minigrpo.study.experiments import (
+    EXPERIMENTS,
+    SUMMIT,
+    WARMUP,
+    WARMUP_ROWS,
+    Experiment,
+    run,
+    supervised_config,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "data" / "results"
@@ -40,7 +48,6 @@ GROUPS = {  # of the figure
         SUMMIT_NAME,
         "a warm-up of its own for each seed",
         "one demonstration in five complete",
-        "mixed operations",
         "no room to think",
         "reward for the form only",
         "reward for any thought",
@@ -73,14 +80,14 @@ def settings(experiment: Experiment) -> Results:
     config = {
         k: list(v) if isinstance(v, tuple) else v for k, v in asdict(experiment.config).items()
     }
-    shown, own = experiment.supervised, experiment.own_base
+    shown, base = experiment.supervised, experiment.own_base
     return {
         "config": config,
         "task": task,
         "supervised": shown,
         "training": None if shown is None else asdict(supervised_config(SUMMIT.steps, 0)),
-        "own_base": None if own is None else dict(own),
-        "warmup": None if own is None else {**asdict(WARMUP), "rows": WARMUP_ROWS},
+        "own_base": None if base is None else dict(base),
+        "warmup": None if base is None else {**asdict(WARMUP), "rows": WARMUP_ROWS},
     }
 
 
@@ -113,7 +120,7 @@ def save(results: Results, folder: Path = FOLDER) -> None:
     stored = results["experiments"]
     lines = []
     for name in filter(stored.get, EXPERIMENTS):
-        runs = ",\n".join(f"   {json.dumps(one)}" for one in stored[name]["runs"])
+        runs = ",\n".join(f"   {json.dumps(run)}" for run in stored[name]["runs"])
         head = json.dumps({key: value for key, value in stored[name].items() if key != "runs"})
         lines.append(f' {json.dumps(name)}: {head[:-1]}, "runs": [\n{runs}]}}')
     text = f'{{"base": "{results["base"]}",\n"experiments": {{\n' + ",\n".join(lines) + "}}\n"
@@ -128,12 +135,12 @@ def save(results: Results, folder: Path = FOLDER) -> None:
 
 def final(runs: list[Results], score: str) -> list[float]:
     """The last value of each seed."""
-    return [one["curve"][score][-1] for one in runs]
+    return [run["curve"][score][-1] for run in runs]
 
 
-def steps_to_good(one: Results) -> float:
+def steps_to_good(run: Results) -> float:
     """The first measured step with a sampled accuracy of GOOD; inf if there is none."""
-    curve = one["curve"]
+    curve = run["curve"]
     return next(
         (s for s, a in zip(curve["step"], curve["accuracy"], strict=True) if a >= GOOD),
         float("inf"),
@@ -183,7 +190,7 @@ def summit_figure(results: Results) -> plt.Figure:
 
 def experiments_figure(results: Results) -> plt.Figure:
     """A dot for each seed of each experiment, in groups, the best of each group first."""
-    ends = {name: final(one["runs"], "accuracy") for name, one in results["experiments"].items()}
+    ends = {name: final(cell["runs"], "accuracy") for name, cell in results["experiments"].items()}
     heights = [len(names) + 1 for names in GROUPS.values()]
     figure, axes = plt.subplots(
         len(GROUPS), 1, sharex=True, figsize=(7, 7.6), gridspec_kw={"height_ratios": heights}

@@ -69,23 +69,23 @@ RUNS = [Run(a, t, k, RATE, s) for t, s, k, a in product(LENGTHS, SEEDS, EPOCHS, 
 ]
 
 
-def config(one: Run) -> GRPOConfig:
+def config(cell: Run) -> GRPOConfig:
     """The settings of one run: those of notebook 03, but for what is varied."""
     return GRPOConfig(
         steps=STEPS,
         prompts_per_step=4,
         group_size=16,
-        max_new_tokens=one.length,
-        inner_epochs=one.epochs,
-        lr=one.lr,
-        seed=one.seed,
-        **ARMS[one.arm],
+        max_new_tokens=cell.length,
+        inner_epochs=cell.epochs,
+        lr=cell.lr,
+        seed=cell.seed,
+        **ARMS[cell.arm],
     )
 
 
-def run(base: nn.Module, one: Run) -> Iterator[StepMetrics]:
+def run(base: nn.Module, cell: Run) -> Iterator[StepMetrics]:
     """Train a copy of `base` to write the letter e; yields what each step saw."""
-    yield from train_grpo(copy.deepcopy(base), TextTask(PROMPTS), config(one))
+    yield from train_grpo(copy.deepcopy(base), TextTask(PROMPTS), config(cell))
 
 
 def settings() -> dict[str, Any]:
@@ -97,12 +97,12 @@ def settings() -> dict[str, Any]:
     return json.loads(json.dumps({"base": checksum, "arms": ARMS, "config": common}))
 
 
-def measure(one: Run) -> dict[str, Any]:
+def measure(cell: Run) -> dict[str, Any]:
     """One run; its curves rounded to four digits."""
     setup(seed=0)
-    steps = list(run(load_gpt(BASE).eval(), one))
+    steps = list(run(load_gpt(BASE).eval(), cell))
     return {
-        **one._asdict(),
+        **cell._asdict(),
         "seconds": round(sum(m.seconds for m in steps), 1),
         "reward": [round(m.reward, 4) for m in steps],
         "clipped": [round(m.clip_low + m.clip_high, 4) for m in steps],  # mean over the updates
@@ -115,15 +115,15 @@ def stored() -> list[dict[str, Any]]:
     return results["runs"] if results.get("settings") == settings() else []
 
 
-def name(one: dict[str, Any]) -> Run:
+def name(run: dict[str, Any]) -> Run:
     """Which run it is."""
-    return Run(*(one[field] for field in Run._fields))
+    return Run(*(run[field] for field in Run._fields))
 
 
 def save(runs: list[dict[str, Any]]) -> None:
     """Written in one piece, in the order of RUNS, one line per run."""
-    runs = sorted(runs, key=lambda one: RUNS.index(name(one)))
-    lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
+    runs = sorted(runs, key=lambda run: RUNS.index(name(run)))
+    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
     text = f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n'
     with atomic_path(PATH) as unfinished:
         unfinished.write_text(text, "utf-8")
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="also what is stored")
     options = parser.parse_args(arguments)
     runs = [] if options.again else stored()
-    missing = [one for one in RUNS if one not in map(name, runs)]
+    missing = [cell for cell in RUNS if cell not in map(name, runs)]
     with multiprocessing.get_context("spawn").Pool(min(2, os.cpu_count() or 1)) as pool:
         for result in pool.imap_unordered(measure, missing):
             runs.append(result)

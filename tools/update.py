@@ -38,10 +38,10 @@ def exercises(notebook: dict[str, Any]) -> Iterator[tuple[str, str, list[dict[st
     """The key of each exercise, the name of its function, and the code cells it is written in."""
     cells: list[dict[str, Any]] = []  # since the last text
     for cell in notebook["cells"]:
-        found = CHECK.search(source(cell)) if cell["cell_type"] == "code" else None
-        if found:
-            yield found[1], found[2], cells
-        cells = [*cells, cell] if cell["cell_type"] == "code" and not found else []
+        check = CHECK.search(source(cell)) if cell["cell_type"] == "code" else None
+        if check:
+            yield check[1], check[2], cells
+        cells = [*cells, cell] if cell["cell_type"] == "code" and not check else []
 
 
 def parameters(code: str, name: str) -> list[str] | None:
@@ -114,17 +114,17 @@ def update(root: Path = ROOT) -> None:
     notebooks = root / "notebooks"
     changed = git("diff", "--name-only", "HEAD", "--", "notebooks/*.ipynb", root=root).split("\n")
     mine = [root / name for name in changed if name and (root / name).is_file()]
-    kept = root / "answers" / datetime.now().strftime("%Y-%m-%d %H.%M.%S.%f")
+    backup = root / "answers" / datetime.now().strftime("%Y-%m-%d %H.%M.%S.%f")
     if mine:
-        kept.mkdir(parents=True)
-        copies = [Path(shutil.copy2(path, kept)) for path in mine]
-        print(f"{len(mine)} notebooks that you have changed are copied to {kept}")
+        backup.mkdir(parents=True)
+        copies = [Path(shutil.copy2(path, backup)) for path in mine]
+        print(f"{len(mine)} notebooks that you have changed are copied to {backup}")
         git("checkout", "HEAD", "--", *changed[:-1], root=root)
     try:
         print(git("pull", "--ff-only", root=root).strip())
     except RuntimeError:
         for path in mine:
-            shutil.copy2(kept / path.name, path)
+            shutil.copy2(backup / path.name, path)
         raise
     if mine:
         bring_back(copies, notebooks)
@@ -140,9 +140,9 @@ def main() -> None:
         except RuntimeError as error:
             sys.exit(f"{error}\nNothing was changed.")
         return
-    if not (found := sorted((old / "notebooks").glob("*.ipynb"))):
+    if not (copies := sorted((old / "notebooks").glob("*.ipynb"))):
         sys.exit(f"{old}: expected a copy of the course, with notebooks/ in it")
-    bring_back(found, ROOT / "notebooks")
+    bring_back(copies, ROOT / "notebooks")
 
 
 if __name__ == "__main__":

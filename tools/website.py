@@ -144,8 +144,8 @@ def page_of_text(text: str, path: Path, root: Path, out: Path) -> str:
 def headings(text: str) -> list[Heading]:
     """The headings of a page that has been built."""
     lines = (line for line in text.splitlines() if line.startswith("<h"))
-    found = filter(None, map(HEADING.match, lines))
-    return [Heading(int(one[1]), one[2], plain(one[3])) for one in found]
+    matches = filter(None, map(HEADING.match, lines))
+    return [Heading(int(match[1]), match[2], plain(match[3])) for match in matches]
 
 
 def minutes(nb: NotebookNode) -> str:
@@ -172,8 +172,8 @@ def picture(nb: NotebookNode, path: Path, out: Path) -> str:
                 target.write_bytes(data)
             size = drawn[0][0].metadata.get("image/png", {})
             told = {"alt": (alts(cell) or [""])[0], **{k: size[k] for k in SIZE if k in size}}
-            given = "".join(f' {name}="{html.escape(str(value))}"' for name, value in told.items())
-            return f'<img src="{target.name}"{given}>'
+            attrs = "".join(f' {name}="{html.escape(str(value))}"' for name, value in told.items())
+            return f'<img src="{target.name}"{attrs}>'
     return ""
 
 
@@ -270,9 +270,9 @@ def entries(names: list[str], out: Path) -> Iterator[list[str]]:
     for name in names:
         file = out / f"{name}.html"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        found = headings(text)
-        title = html.unescape(found[0].text) if found else name
-        for heading in found:
+        page_headings = headings(text)
+        title = html.unescape(page_headings[0].text) if page_headings else name
+        for heading in page_headings:
             where = f"{name}.html" + (f"#{heading.id}" if heading.level > 1 else "")
             yield [html.unescape(heading.text), where, title, ""]
         for key, word, says in WORD.findall(text) if name == "glossary" else ():
@@ -283,8 +283,8 @@ def entries(names: list[str], out: Path) -> Iterator[list[str]]:
 def settle(out: Path) -> None:
     """Let each link between pages lead to its page, or to the index while there is no such page."""
 
-    def link(found: re.Match[str]) -> str:
-        name, anchor = found[1], found[2] or ""
+    def link(match: re.Match[str]) -> str:
+        name, anchor = match[1], match[2] or ""
         there = f"{name}{anchor}"
         if not (out / name).is_file():
             there = f"index.html#{name.removesuffix('.html')}"
@@ -314,6 +314,6 @@ def write_index(paths: list[Path], out: Path, needs: dict[str, str]) -> None:
     known = [*entries([p.stem for p in paths] + [*texts.values()], out)]
     if (out / f"{EXPLORER}.html").is_file():
         known.append(["The explorer", f"{EXPLORER}.html", "07", EXPLORES])
-    found = json.dumps(known, indent=0)
-    write(out / SCRIPT, f"const INDEX = {found};\n{(WEB / SCRIPT).read_text(encoding='utf-8')}")
+    as_json = json.dumps(known, indent=0)
+    write(out / SCRIPT, f"const INDEX = {as_json};\n{(WEB / SCRIPT).read_text(encoding='utf-8')}")
     settle(out)

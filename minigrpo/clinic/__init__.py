@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
-    "diagnosis": ("Case", "diagnoses", "patient", "provenance", "score", "table"),
+    "diagnosis": ("Case", "diagnoses", "patient", "provenance", "table", "tally"),
     "measure": ("MEASUREMENTS",),
     "patients": (
         "PATIENTS", "SHORT", "Patient", "caught", "complaint", "numbered", "record", "run",

@@ -42,14 +42,14 @@ What your function has built in is found out from its answers, or you say it:
 
 def settings(words: list[str]) -> dict[str, Any]:
     """name=value, where a value is a word, a number, or numbers with commas."""
-    given = {}
+    chosen = {}
     for word in words:
         name, _, text = word.partition("=")
         try:
-            given[name] = ast.literal_eval(text)
+            chosen[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            given[name] = text
-    return given
+            chosen[name] = text
+    return chosen
 
 
 def load(target: str) -> Any:
@@ -67,17 +67,17 @@ def load(target: str) -> Any:
     except BaseException as error:
         raise Unjudged(f"{path.name} can't be loaded: {type(error).__name__}: {error}") from None
     if not hasattr(module, function):
-        own = (k for k, v in vars(module).items() if getattr(v, "__module__", "") == "judged")
-        there = ", ".join(k for k in own if callable(getattr(module, k))) or "none"
+        defined = (k for k, v in vars(module).items() if getattr(v, "__module__", "") == "judged")
+        there = ", ".join(k for k in defined if callable(getattr(module, k))) or "none"
         raise Unjudged(f"{path.name} has no {function!r}; its functions are {there}")
     return getattr(module, function)
 
 
 def child(path: str, words: str) -> None:
-    target, given = json.loads(words)
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    target, built_in = json.loads(words)
+    built_in = {k: tuple(v) if isinstance(v, list) else v for k, v in built_in.items()}
     try:
-        report = judge_loss(load(target), **given)
+        report = judge_loss(load(target), **built_in)
     except Unjudged as error:
         report = unjudged(error)
     partial = Path(path).with_suffix(".part")

@@ -57,7 +57,7 @@ def unjudged(why: object) -> Report:
     return Report(None, [], [], f"Not judged: {why}.")
 
 
-def judge_file(target: str, given: dict[str, Any], seconds: float = 60) -> Report:
+def judge_file(target: str, built_in: dict[str, Any], seconds: float = 60) -> Report:
     """Judge in a process of its own, which may hang, print without end, or end Python."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
@@ -66,7 +66,7 @@ def judge_file(target: str, given: dict[str, Any], seconds: float = 60) -> Repor
         command = [sys.executable, "-B", "-m", "minigrpo.clinic", "child", str(path)]
         quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         env = {**os.environ, "PYTHONPATH": python_path}
-        command.append(json.dumps([target, given]))
+        command.append(json.dumps([target, built_in]))
         try:
             ran = subprocess.run(command, timeout=seconds, env=env, **quiet)
         except subprocess.TimeoutExpired:
@@ -91,8 +91,8 @@ class Judged:
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
-            found = type(function).__name__
-            raise Unjudged(f"expected a function with a signature, got {found}") from None
+            kind = type(function).__name__
+            raise Unjudged(f"expected a function with a signature, got {kind}") from None
         self.function, self.mask, self.connected = function, torch.bool, False
         self.dtype = torch.float64
         starred = {p.kind for p in parameters}
@@ -100,17 +100,17 @@ class Judged:
         options = KNOWN if inspect.Parameter.VAR_KEYWORD in starred else {p.name for p in named}
         self.options = {k for k in KNOWN & options if NEEDS.get(k, k) in options}
         self.roles = {p.name: to for p in named if (to := role(p))}
-        seen = set(self.roles.values())
+        roles = set(self.roles.values())
         rest = [p.name for p in named if p.default is p.empty]
         rest = [name for name in rest if name not in KNOWN | self.roles.keys()]
-        if inspect.Parameter.VAR_POSITIONAL in starred and not seen and not rest:
+        if inspect.Parameter.VAR_POSITIONAL in starred and not roles and not rest:
             rest = ["*"] * 4
-        self.kind = self._kind(seen, len(rest))
+        self.kind = self._kind(roles, len(rest))
         self.options -= {"loss": REWARD, "advantages": KNOWN - REWARD}.get(self.kind, set())
         self.named = self.options & {p.name for p in named}  # not only by **options
-        missing = [role for role in KINDS[self.kind] if role not in seen]
-        twice = len(seen) < len(self.roles)
-        if len(rest) != len(missing) or seen - set(KINDS[self.kind]) or twice:
+        missing = [role for role in KINDS[self.kind] if role not in roles]
+        twice = len(roles) < len(self.roles)
+        if len(rest) != len(missing) or roles - set(KINDS[self.kind]) or twice:
             raise Unjudged(
                 "expected the parameters (log_probs, old_log_probs, advantages, completion_mask), "
                 "or (rewards, group_size), or rewards and group_size in place of advantages, then "
@@ -121,24 +121,24 @@ class Judged:
         self.roles |= {} if self.positional else dict(zip(rest, missing))
 
     @staticmethod
-    def _kind(seen: set[str], others: int) -> str:
-        if seen & {"rewards", "group_size"} and "advantages" not in seen:
-            return "rewards" if seen & {"log_probs", "completion_mask"} else "advantages"
-        return "advantages" if not seen and others == 2 else "loss"
+    def _kind(roles: set[str], rest: int) -> str:
+        if roles & {"rewards", "group_size"} and "advantages" not in roles:
+            return "rewards" if roles & {"log_probs", "completion_mask"} else "advantages"
+        return "advantages" if not roles and rest == 2 else "loss"
 
     def __call__(self, inputs: dict[str, Any], settings: dict[str, Any]) -> Any:
         types = {"completion_mask": self.mask}
-        given = {
+        arguments = {
             k: v.to(types.get(k, self.dtype)) if isinstance(v, Tensor) else v
             for k, v in inputs.items()
         }
-        before = {k: v.detach().clone() for k, v in given.items() if isinstance(v, Tensor)}
+        before = {k: v.detach().clone() for k, v in arguments.items() if isinstance(v, Tensor)}
         named = {k: v for k, v in settings.items() if k in self.options}
-        named |= {k: given[k] for k in OPTIONAL if k in self.options and k in given}
-        named |= {name: given[role] for name, role in self.roles.items()}
-        value = self.function(*(given[role] for role in self.positional), **named)
+        named |= {k: arguments[k] for k in OPTIONAL if k in self.options and k in arguments}
+        named |= {name: arguments[role] for name, role in self.roles.items()}
+        value = self.function(*(arguments[role] for role in self.positional), **named)
         for name, x in before.items():
-            if not torch.equal(given[name].nan_to_num(), x.nan_to_num()):
+            if not torch.equal(arguments[name].nan_to_num(), x.nan_to_num()):
                 raise Unjudged(f"it changes its input {name} in place")
         return value
 
@@ -148,22 +148,22 @@ def first(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) and value else value
 
 
-def answer(call: Callable[[dict, dict], Any], one: Probe, settings: dict[str, Any]) -> Answer:
+def answer(call: Callable[[dict, dict], Any], probe: Probe, settings: dict[str, Any]) -> Answer:
     """Value and gradients, zeros where there is none; or the error that was raised."""
-    given = {k: v.clone() if isinstance(v, Tensor) else v for k, v in one.inputs.items()}
-    leaves = [given[k].requires_grad_() for k in ("log_probs", "entropy") if k in given]
+    arguments = {k: v.clone() if isinstance(v, Tensor) else v for k, v in probe.inputs.items()}
+    leaves = [arguments[k].requires_grad_() for k in ("log_probs", "entropy") if k in arguments]
     gradients: Any = [None] * len(leaves)
     try:
         with open(os.devnull, "w") as no, contextlib.redirect_stdout(no), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            value = first(call(given, settings))
+            value = first(call(arguments, settings))
             if leaves and isinstance(value, Tensor) and value.requires_grad:
                 gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
     except Unjudged:
         raise
     except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {error}".splitlines()[0].strip(": ")
-    _check(value, one)
+    _check(value, probe)
     if isinstance(call, Judged):
         call.connected |= value.requires_grad or not leaves
     value = value.detach().double()
@@ -172,34 +172,34 @@ def answer(call: Callable[[dict, dict], Any], one: Probe, settings: dict[str, An
     return [value.reshape(()) if leaves else value, *slopes]
 
 
-def _check(value: Any, one: Probe) -> None:
+def _check(value: Any, probe: Probe) -> None:
     if not isinstance(value, Tensor):
         got = type(value).__name__
         raise Unjudged(f"expected a tensor, or a tuple that begins with one; it returns {got}")
     shape = tuple(value.shape)
-    if "log_probs" in one.inputs and value.numel() != 1:
+    if "log_probs" in probe.inputs and value.numel() != 1:
         raise Unjudged(f"expected a loss that is one number, shape (); it returns shape {shape}")
-    if "log_probs" not in one.inputs and value.shape != one.inputs["rewards"].shape:
+    if "log_probs" not in probe.inputs and value.shape != probe.inputs["rewards"].shape:
         raise Unjudged(f"expected advantages of shape (N,), like the rewards; it returns {shape}")
 
 
-def same(one: Answer, other: Answer) -> bool:
+def same(reply: Answer, right: Answer) -> bool:
     """Equal up to the rounding of float32; two errors are alike."""
-    if isinstance(one, str) or isinstance(other, str):
-        return isinstance(one, str) and isinstance(other, str)
-    numbers = torch.cat([x.flatten() for x in other])
+    if isinstance(reply, str) or isinstance(right, str):
+        return isinstance(reply, str) and isinstance(right, str)
+    numbers = torch.cat([x.flatten() for x in right])
     atol = 1e-7 + 1e-6 * numbers[numbers.isfinite()].abs().sum().item()
     return all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=atol, equal_nan=True)
-        for a, b in zip(one, other)
+        for a, b in zip(reply, right)
     )
 
 
-def shown(one: Answer) -> str:
+def shown(reply: Answer) -> str:
     """An answer in words."""
-    if isinstance(one, str):
-        return f"an error ({one})"
-    value, *gradients = [[float(f"{x:.5g}") + 0.0 for x in t.flatten().tolist()] for t in one]
+    if isinstance(reply, str):
+        return f"an error ({reply})"
+    value, *gradients = [[float(f"{x:.5g}") + 0.0 for x in t.flatten().tolist()] for t in reply]
     if not gradients:
         return str(value)
     words = f"{value[0]}, gradient {gradients[0]}"

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from minigrpo import grpo, objective
 from minigrpo.arithmetic import Arithmetic, read_question, running_totals, to_text
+from minigrpo.clinic.mistakes import Function, mutant
 from minigrpo.llama import tiny_llama
 from minigrpo.logprobs import token_entropy
 from minigrpo.sampling import Rollouts
-from minigrpo.study.mistakes import Function, mutant
 
 Bug = Callable[[Function], Function]
 """From the healthy function to the sick one."""
@@ -65,16 +65,11 @@ def line(*lines: str) -> Bug:
 
 def score(model: nn.Module, rollouts: Rollouts, temperature: float = 1.0) -> Tensor:
     """The completions' log-probs as the loop computes them, bug and all. (N, T)"""
-    r = rollouts
     with torch.no_grad():
-        return grpo.completion_log_probs_and_entropy(
-            model,
-            r.prompt_ids,
-            r.prompt_mask,
-            r.completions,
-            r.completion_mask,
-            temperature=temperature,
-        )[0]
+        scored = grpo.completion_log_probs_and_entropy(
+            model, *rollouts.text, temperature=temperature
+        )
+    return scored[0]
 
 
 def scored_twice(healthy: Function) -> Function:
@@ -92,9 +87,9 @@ def unshifted(healthy: Function) -> Function:
         ids = torch.cat([prompt_ids, completions], dim=1)
         mask = torch.cat([prompt_mask, completion_mask], dim=1)
         logits = model(ids, attention_mask=mask.long()).logits / temperature
-        own = logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)  # no shift
+        chosen = logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)  # no shift
         width = completions.shape[1]
-        log_probs = torch.where(completion_mask, own[:, -width:], 0.0)
+        log_probs = torch.where(completion_mask, chosen[:, -width:], 0.0)
         return log_probs, token_entropy(logits[:, -width:])
 
     return sick
@@ -116,16 +111,9 @@ graph_in_old = line("old = new")
 kl_to_old = line("ref = old")
 # Its gradient is that of k1. Its value is k3's, so that the KL of every patient has one ruler.
 gradient_of_k1 = line('return {"k3": d + (torch.expm1(-d)).detach()}[estimator]')
-detached_entropy = line('metrics["entropy"] = aggregate(entropy.detach(), mask, how="token_mean")')
+detached_entropy = line('metrics["entropy"] = mean(entropy.detach())')
 wrong_side = line("return torch.minimum(ratio, ratio.clamp(1 - low, 1 + high)) * advantages")
-padding_counted = line(  # the scorer's part of an unmasked sum: it scores the padding too
-    "completions, real = text[2], torch.ones_like(text[3]).bool()"
-)
-denominator_only = line(
-    "mask = torch.ones_like(completion_mask).bool()",
-    "return loss * mask.numel() / completion_mask.sum(), "
-    "{name: value.item() for name, value in metrics.items()}",
-)
+padding_scored = line("real = torch.ones_like(completion_mask).bool()")
 padded_on_the_right = line(
     "rows = [pad(torch.as_tensor(s), (0, longest - len(s)), value=pad_id) for s in sequences]",
     "return torch.stack(rows), torch.ones(len(rows), longest, dtype=torch.bool)",
@@ -154,7 +142,7 @@ def sampled_with(**options: Any) -> Callable[[Function], Function]:
     """The sampler cuts or sharpens the distribution; the scorer does not know."""
 
     def bug(healthy: Function) -> Function:
-        return lambda *args, **given: healthy(*args, **{**given, **options})
+        return lambda *args, **settings: healthy(*args, **{**settings, **options})
 
     return bug
 
@@ -169,24 +157,62 @@ def rounded(healthy: Function) -> Function:
 
 
 def eos_masked(healthy: Function) -> Function:
-    def sick(policy, reference, optimizer, rollouts, advantages, config, step):
+    def sick(policy, reference, optimizer, rollouts, advantages, config, **options):
         written = rollouts.completions != config.eos_id  # ids != pad, where pad is eos
-        rollouts = replace(rollouts, completion_mask=rollouts.completion_mask & written)
-        return healthy(policy, reference, optimizer, rollouts, advantages, config, step)
+        rollouts = replace(rollouts, own=rollouts.own & written)
+        return healthy(policy, reference, optimizer, rollouts, advantages, config, **options)
 
     return sick
 
 
+def padding_left(healthy: Function) -> Function:
+    """The loop's part of an unmasked sum: what the scorer says of the padding stays."""
+
+    def sick(policy: nn.Module, rollouts: Rollouts, config: grpo.GRPOConfig) -> Any:
+        return healthy(policy, replace(rollouts, own=torch.ones_like(rollouts.own)), config)
+
+    return sick
+
+
+def by_its_own_count(bug: Bug) -> Bug:
+    """A loss that divides by the tokens it sees, though the loop says how many the batch has.
+
+    What it says counts with their share of the batch, as the right loss of some rows does.
+    """
+
+    def counted(healthy: Function) -> Function:
+        def loss(log_probs, old, advantages, mask, *, whole=None, **settings):
+            value, metrics = bug(healthy)(log_probs, old, advantages, mask, **settings)
+            share = mask.sum().item() / whole[1] if whole else 1.0
+            extremes = ("ratio/min", "ratio/max")
+            metrics = {k: x if k in extremes else x * share for k, x in metrics.items()}
+            return value * share, metrics
+
+        return loss
+
+    return counted
+
+
+denominator_only = by_its_own_count(
+    line(
+        "mask = torch.ones_like(completion_mask).bool()",
+        "return loss * mask.numel() / completion_mask.sum(), "
+        "{name: value.item() for name, value in metrics.items()}",
+    )
+)
+
+
+@by_its_own_count
 def per_micro_batch(healthy: Function) -> Function:
     def sick(log_probs, old, advantages, mask, *, ref_log_probs=None, entropy=None, **settings):
-        def part(rows):
-            some = [None if x is None else x[rows] for x in (old, ref_log_probs, entropy)]
+        def micro_batch(rows):
+            tensors = [None if x is None else x[rows] for x in (old, ref_log_probs, entropy)]
             return healthy(
-                log_probs[rows], some[0], advantages[rows], mask[rows],
-                ref_log_probs=some[1], entropy=some[2], **settings,
+                log_probs[rows], tensors[0], advantages[rows], mask[rows],
+                ref_log_probs=tensors[1], entropy=tensors[2], **settings,
             )  # fmt: skip
 
-        losses, metrics = zip(*map(part, torch.arange(len(log_probs)).split(8)))
+        losses, metrics = zip(*map(micro_batch, torch.arange(len(log_probs)).split(8)))
         mean = {key: sum(m[key] for m in metrics) / len(metrics) for key in metrics[0]}
         return torch.stack(losses).mean(), mean
 
@@ -210,10 +236,10 @@ class ReadsThePrompt(Arithmetic):
     def reward(self, prompts, completions):
         rewards = []
         for prompt, completion in zip(prompts, completions, strict=True):
-            found = re.findall(
+            answers = re.findall(
                 r"<answer> (\d) </answer>", to_text(torch.cat([prompt, completion.cpu()]))
             )
-            rewards.append(float(len(found) > 1 and found[-1] == found[0]))
+            rewards.append(float(len(answers) > 1 and answers[-1] == answers[0]))
         return rewards
 
 
@@ -222,5 +248,5 @@ class ComparesText(Arithmetic):
 
     def reward(self, prompts, completions):
         right = [f"{running_totals(read_question(prompt))[-1]:.1f}" for prompt in prompts]
-        found = [re.findall(r"<answer> (\S+) </answer>", to_text(c)) for c in completions]
-        return [float(have[-1:] == [want]) for have, want in zip(found, right, strict=True)]
+        answers = [re.findall(r"<answer> (\S+) </answer>", to_text(c)) for c in completions]
+        return [float(a[-1:] == [r]) for a, r in zip(answers, right, strict=True)]

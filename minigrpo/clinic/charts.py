@@ -70,14 +70,14 @@ DASHBOARD = {  # by the names of TRL's dashboard, in brackets
 
 def dashboard(chart: Chart) -> Readings:
     """At the first step, and the mean of the last three."""
-    found: Readings = {"steps done": len(chart.steps)}
+    readings: Readings = {"steps done": len(chart.steps)}
     for name, metric in DASHBOARD.items():
         first = [getattr(m, metric) for m in chart.steps[:1]]
-        found[name] = (math.nan if first in ([], [None]) else first[0], chart.last(metric))
+        readings[name] = (math.nan if first in ([], [None]) else first[0], chart.last(metric))
     low, high = ([getattr(m, side) for m in chart.steps] for side in ("clip_low", "clip_high"))
     clipped = [a + b for a, b in zip(low, high)] or [math.nan]
-    found[CLIPPED] = (clipped[0], fmean(clipped[-3:]))
-    return found
+    readings[CLIPPED] = (clipped[0], fmean(clipped[-3:]))
+    return readings
 
 
 def shown(value: Value) -> str:
@@ -98,7 +98,7 @@ def shown(value: Value) -> str:
 def side_by_side(columns: Mapping[str, Readings]) -> str:
     """Readings of the same names as a table, a column for each run."""
     names = list(next(iter(columns.values())))
-    cells = {run: [shown(found[name]) for name in names] for run, found in columns.items()}
+    cells = {run: [shown(readings[name]) for name in names] for run, readings in columns.items()}
     left = max(map(len, names))
     widths = {run: max(len(run), *map(len, rows)) for run, rows in cells.items()}
     lines = [" " * left + "".join(f"  {run:>{widths[run]}}" for run in cells)]

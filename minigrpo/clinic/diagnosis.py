@@ -11,7 +11,7 @@ from functools import cache
 from minigrpo.clinic import measure as measuring
 from minigrpo.clinic.charts import Readings, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject
-from minigrpo.clinic.patients import Patient, complaint, names, numbered, record, records
+from minigrpo.clinic.patients import Patient, complaint, names, notes_by_diagnosis, numbered, record
 from minigrpo.notebook import progress
 
 BUDGET = 3
@@ -36,10 +36,10 @@ class Case:
 
     def __str__(self) -> str:
         """What the patient tells, and what any dashboard shows of both."""
-        one = self.patient.patient
-        c = one.setting.config
+        patient = self.patient.patient
+        c = patient.setting.config
         lines = [
-            f"Patient {self.number}. {one.setting.told}",
+            f"Patient {self.number}. {patient.setting.told}",
             f"{c.steps} steps of {c.prompts_per_step} prompts x {c.group_size} completions of at "
             f"most {c.max_new_tokens} tokens, {c.inner_epochs} updates per batch.",
             f"Clip {c.clip[0]:g}, KL weight {c.kl_weight:g}, entropy weight {c.entropy_weight:g}. "
@@ -92,18 +92,18 @@ class Case:
                 f"You've used your {BUDGET} measurements of patient {self.number}: "
                 f"{', '.join(self.measured)}. Time for case.diagnose(...)."
             )
-        found = {who: MEASUREMENTS[name][1](s) for who, s in self._both.items()}
-        empty = _says_nothing(next(iter(found.values())))
+        results = {who: MEASUREMENTS[name][1](s) for who, s in self._both.items()}
+        empty = _says_nothing(next(iter(results.values())))
         if name not in self.measured and not self.answer and not empty:
             self.measured.append(name)
         free = "nothing here, so it's free; " if empty else ""
         left = f"{free}{max(0, BUDGET - len(self.measured))} of {BUDGET} measurements left"
         head = f"{name}, patient {self.number} ({left})"
-        sentences = {who: one for who, one in found.items() if isinstance(one, str)}
-        if len({*sentences.values()}) == 1 and len(sentences) == len(found):
+        sentences = {who: result for who, result in results.items() if isinstance(result, str)}
+        if len({*sentences.values()}) == 1 and len(sentences) == len(results):
             return f"{head}\n{sentences.popitem()[1]}"
         lines = [f"{who}: {sentence}" for who, sentence in sentences.items()]
-        rest = {who: one for who, one in found.items() if who not in sentences}
+        rest = {who: result for who, result in results.items() if who not in sentences}
         return "\n".join([head, *lines, *([_listed(rest)] if rest else [])])
 
     def diagnose(self, answer: int | str = "") -> None:
@@ -117,18 +117,18 @@ class Case:
         name, trouble = _named(answer)
         if name is None:
             return trouble
-        one, first = self.patient.patient, self._first(name)
+        patient, first = self.patient.patient, self._first(name)
         known = _first_answer(self.number)
         note = "" if first else f"\nYour first answer counts, and it was {known!r}."
-        if name == one.name:
-            return f"Patient {self.number}: {name}. Right.\n{self._told()}{note}"
+        if name == patient.name:
+            return f"Patient {self.number}: {name}. Right.\n{self._explanation()}{note}"
         note += "\nThis patient's measurements are free now."
         return f"Patient {self.number}: {name!r} isn't it.\n{self._against(name)}{note}"
 
     def reveal(self) -> None:
         """Give up: print what a right diagnosis is told."""
         self._first("given up")
-        print(f"Patient {self.number}: {self.patient.patient.name}.\n{self._told()}")
+        print(f"Patient {self.number}: {self.patient.patient.name}.\n{self._explanation()}")
 
     def _first(self, name: str) -> bool:
         """Keep the first answer, here and in the file of progress; whether this is it."""
@@ -145,18 +145,18 @@ class Case:
         )
         return first
 
-    def _told(self) -> str:
-        one = self.patient.patient
-        says = complaint(one)
-        test = f"{one.question} It says: {says}" if says else one.question
+    def _explanation(self) -> str:
+        patient = self.patient.patient
+        says = complaint(patient)
+        test = f"{patient.question} It says: {says}" if says else patient.question
         lines = [
-            f"What: {one.what}.",
-            f"Its sign: {one.sign}.",
-            *([self._evidence(one)] if one.sign_read else []),
+            f"What: {patient.what}.",
+            f"Its sign: {patient.sign}.",
+            *([self._evidence(patient)] if patient.sign_read else []),
             f"The smallest test: {test}",
-            f"Cure: {one.cure}.",
-            f"Harm at these settings: {one.harm}.",
-            f"Provenance: {provenance(one)}.",
+            f"Cure: {patient.cure}.",
+            f"Harm at these settings: {patient.harm}.",
+            f"Provenance: {provenance(patient)}.",
         ]
         return "\n".join(lines)
 
@@ -164,7 +164,7 @@ class Case:
         """The reading that decides, of patient and twin."""
         at = named.sign_read
         here, twin = (
-            measuring.reading(s, at.measurement, at.reading, at.part) for s in self._both.values()
+            measuring.reading(s, at.measurement, at.reading, at.index) for s in self._both.values()
         )
         taken = at.measurement in ("dashboard", *self.measured)
         where = _where(named) + ("" if taken else " (not taken)")
@@ -172,21 +172,20 @@ class Case:
 
     def _against(self, name: str) -> str:
         """Why a wrong diagnosis is not the right one."""
-        one = self.patient.patient
+        patient = self.patient.patient
         if name == "healthy":
-            return (
-                f"Something is off, and it's more than a seed or rounding. Look at {_where(one)}."
-            )
-        ward = records()[name]["ward"]
-        hint = "\nThe ward is the right one." if ward == one.ward else ""
+            look = f"Look at {_where(patient)}."
+            return f"Something is off, and it's more than a seed or rounding. {look}"
+        ward = notes_by_diagnosis()[name]["ward"]
+        hint = "\nThe ward is the right one." if ward == patient.ward else ""
         named = next((p for p in numbered() if p.name == name), None)
         if named is None:
-            sign = records()[name]["sign"]
-            look = f" Look at {_where(one)}." if one.sign_read else ""
+            sign = notes_by_diagnosis()[name]["sign"]
+            look = f" Look at {_where(patient)}." if patient.sign_read else ""
             return f"Its sign would be: {sign}.\nThat isn't what this patient has.{look}{hint}"
         at = named.sign_read
         here, twin = (
-            measuring.reading(s, at.measurement, at.reading, at.part) for s in self._both.values()
+            measuring.reading(s, at.measurement, at.reading, at.index) for s in self._both.values()
         )
         if math.isnan(here):
             why = "There is nothing of that to measure here."
@@ -200,17 +199,17 @@ class Case:
         return f"Its sign would be: {named.sign}.\n{self._evidence(named)} {why}{hint}"
 
 
-def _says_nothing(found: Readings | str) -> bool:
+def _says_nothing(readings: Readings | str) -> bool:
     """Whether a measurement had nothing to measure in the patient."""
-    if isinstance(found, str):
+    if isinstance(readings, str):
         return True
-    parts = [part for v in found.values() for part in (v if isinstance(v, tuple) else (v,))]
+    parts = [part for v in readings.values() for part in (v if isinstance(v, tuple) else (v,))]
     return all(isinstance(part, float) and math.isnan(part) for part in parts)
 
 
-def _where(one: Patient) -> str:
+def _where(patient: Patient) -> str:
     """Where the sign of a bug is seen."""
-    at = one.sign_read.measurement
+    at = patient.sign_read.measurement
     return "the chart" if at == "dashboard" else f'"{at}"'
 
 
@@ -218,13 +217,14 @@ def _or_none(value: float) -> str:
     return "nothing" if math.isnan(value) else shown(value)
 
 
-def _listed(found: dict[str, Readings]) -> str:
-    """Readings side by side; texts, which are long, one run beneath the other."""
-    if not any(isinstance(v, str) for v in next(iter(found.values())).values()):
-        return side_by_side(found)
+def _listed(columns: dict[str, Readings]) -> str:
+    """Readings side by side; texts, which are long, one run beneath the other, line by line."""
+    if not any(isinstance(v, str) for v in next(iter(columns.values())).values()):
+        return side_by_side(columns)
     lines = []
-    for who, rows in found.items():
-        lines += [f"{who}:", *(f"  {name.strip()}   {text}" for name, text in rows.items())]
+    for who, rows in columns.items():
+        lines.append(f"{who}:")
+        lines += [f"  {name}   {line}" for name, text in rows.items() for line in text.split("\n")]
     return "\n".join(lines)
 
 
@@ -255,31 +255,30 @@ def patient(number: int) -> Case:
     """The case with this number, 1 to 25; it is run when somebody looks."""
     if isinstance(number, bool) or number not in range(1, len(numbered()) + 1):
         raise ValueError(f"number: expected 1 to {len(numbered())}, got {number!r}")
-    one = numbered()[number - 1]
-    return Case(number, Subject(one, number + FIRST_SEED))
+    return Case(number, Subject(numbered()[number - 1], number + FIRST_SEED))
 
 
 def diagnoses() -> None:
     """Print the numbered list of diagnoses, by symptom."""
     ward = None
-    for number, (name, kept) in enumerate(records().items(), 1):
-        if kept["ward"] != ward:
-            ward = kept["ward"]
+    for number, (name, notes) in enumerate(notes_by_diagnosis().items(), 1):
+        if notes["ward"] != ward:
+            ward = notes["ward"]
             print(ward[0].upper() + ward[1:])
         print(f"  {number:2}  {name}")
 
 
-def score() -> None:
+def tally() -> None:
     """Print how many patients you've seen, and how many you got right at the first attempt."""
     print(progress.clinic_line(len(numbered())))
 
 
 def provenance(name: str | Patient) -> str:
     """Where such a bug was seen, and what the link really shows."""
-    one = record(name) if isinstance(name, str) else name
-    if one.seen == "none":
+    known = record(name) if isinstance(name, str) else name
+    if known.seen == "none":
         return "we know of no public thread"
-    return f"{one.seen}: {one.shows} ({one.link})"
+    return f"{known.seen}: {known.shows} ({known.link})"
 
 
 # --------------------------------------------------------------------------------------------
@@ -291,15 +290,15 @@ HEAD = ("symptom", "likely cause", "measure", "sign", "cure")
 def table() -> str:
     """Symptom, causes, what to measure, its sign, and cure, as an HTML table."""
     rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in HEAD) + "</tr>"]
-    ill = [record for record in numbered() if record.sign_read]
-    ill.sort(key=lambda one: names().index(one.name))
-    for one in ill:
-        together = [other for other in ill if other.ward == one.ward]
-        symptom = f'<td rowspan="{len(together)}"><b>{html.escape(one.ward)}</b></td>'
-        at = one.sign_read.measurement
+    ill = [patient for patient in numbered() if patient.sign_read]
+    ill.sort(key=lambda patient: names().index(patient.name))
+    for patient in ill:
+        together = [p for p in ill if p.ward == patient.ward]
+        symptom = f'<td rowspan="{len(together)}"><b>{html.escape(patient.ward)}</b></td>'
+        at = patient.sign_read.measurement
         where = "chart" if at == "dashboard" else at
-        sign = f"{one.sign}; in large runs: {one.large}" if one.large else one.sign
-        cells = (one.name, where, sign, one.cure)
+        sign = f"{patient.sign}; in large runs: {patient.large}" if patient.large else patient.sign
+        cells = (patient.name, where, sign, patient.cure)
         row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        rows.append(f"<tr>{symptom if together[0] is one else ''}{row}</tr>")
+        rows.append(f"<tr>{symptom if together[0] is patient else ''}{row}</tr>")
     return "<table>\n" + "\n".join(rows) + "\n</table>"

@@ -45,15 +45,15 @@ def _steps(config: GRPOConfig, steps: int, **changes: Any) -> list[StepMetrics]:
 
 def _loss(config: GRPOConfig) -> Callable[..., Tensor]:
     settings = {"level": config.level, "how": config.how, "max_length": config.max_new_tokens}
-    return lambda *given: grpo.grpo_loss(*given, **settings)[0]
+    return lambda *tensors: grpo.grpo_loss(*tensors, **settings)[0]
 
 
 def _with_reference(config: GRPOConfig) -> Callable[..., Tensor]:
-    return lambda *given: grpo.grpo_loss(*given[:4], ref_log_probs=given[4], kl_weight=1.0)[0]
+    return lambda *tensors: grpo.grpo_loss(*tensors[:4], ref_log_probs=tensors[4], kl_weight=1.0)[0]
 
 
 def _with_entropy(config: GRPOConfig) -> Callable[..., Tensor]:
-    return lambda *given: grpo.grpo_loss(*given[:4], entropy=given[4], entropy_weight=0.1)[0]
+    return lambda *tensors: grpo.grpo_loss(*tensors[:4], entropy=tensors[4], entropy_weight=0.1)[0]
 
 
 def _kl(config: GRPOConfig) -> Callable[..., Tensor]:
@@ -61,7 +61,7 @@ def _kl(config: GRPOConfig) -> Callable[..., Tensor]:
 
 
 def _advantages(config: GRPOConfig) -> Callable[..., Tensor]:
-    return lambda *given: grpo.group_advantages(*given)
+    return lambda *arguments: grpo.group_advantages(*arguments)
 
 
 def _reward(config: GRPOConfig) -> Callable[[list[int]], float]:
@@ -72,8 +72,8 @@ def _reward(config: GRPOConfig) -> Callable[[list[int]], float]:
 def _score(config: GRPOConfig) -> Callable[..., Tensor]:
     def log_probs(model: nn.Module, prompt: Tensor, completion: Tensor) -> Tensor:
         real = torch.ones_like(prompt, dtype=torch.bool)
-        given = (model, prompt, real, completion, real)
-        return grpo.completion_log_probs_and_entropy(*given)[0]
+        text = (prompt, real, completion, real)
+        return grpo.completion_log_probs_and_entropy(model, *text)[0]
 
     return log_probs
 

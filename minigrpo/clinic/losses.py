@@ -53,9 +53,9 @@ class Finding(NamedTuple):
 class Trial:
     """One function: what it answers to every probe, and what that says of it."""
 
-    def __init__(self, judged: Judged, given: dict[str, Any]) -> None:
-        self.judged, self.kind, self.given = judged, judged.kind, given
-        self.assumed, self.uncovered, self.turned = dict(given), {}, []
+    def __init__(self, judged: Judged, built_in: dict[str, Any]) -> None:
+        self.judged, self.kind, self.built_in = judged, judged.kind, built_in
+        self.assumed, self.uncovered, self.turned = dict(built_in), {}, []
         self.about = about = {True: self.kind != "loss", False: self.kind != "advantages"}
         self.forms = [form for form in FORMS if about[form[0].function in ADVANTAGES]]
         self.probes: list[tuple[int, Probe]] = []
@@ -64,48 +64,48 @@ class Trial:
         self.ask()
         self.fit()
 
-    def settings(self, one: Probe) -> dict[str, Any]:
+    def settings(self, probe: Probe) -> dict[str, Any]:
         """Those of a probe, as far as the function has them, and what is known of the others."""
-        wanted = {**DEFAULTS, **one.settings}
-        if "how" not in self.judged.options - self.given.keys():
+        wanted = {**DEFAULTS, **probe.settings}
+        if "how" not in self.judged.options - self.built_in.keys():
             wanted = {"max_length": 5, **wanted}  # it may be the constant that is divided by
         return {**{k: v for k, v in wanted.items() if k in self.judged.options}, **self.assumed}
 
     def choose_form(self) -> None:
         """The first dtype of the mask, and set of options, with which nothing is raised."""
-        one, judged, known = PROBES[self.kind][0], self.judged, self.judged.options
+        probe, judged, known = PROBES[self.kind][0], self.judged, self.judged.options
         types = (torch.float64, torch.float32), (torch.bool, torch.long, torch.float64)
         for dtype, options, mask in product(types[0], (known, judged.named), types[1]):
             judged.options, judged.mask, judged.dtype = options, mask, dtype
-            if not isinstance(answer(judged, one, self.settings(one)), str):
+            if not isinstance(answer(judged, probe, self.settings(probe)), str):
                 return
         judged.options, judged.mask, judged.dtype = known, torch.bool, torch.float64
 
     def ask(self) -> None:
         asked_for = set()
-        for number, one in enumerate(PROBES[self.kind]):
-            key = repr([one.inputs, self.settings(one)])
+        for number, probe in enumerate(PROBES[self.kind]):
+            key = repr([probe.inputs, self.settings(probe)])
             if key in asked_for:  # without the option that it lacks, it's a case that there was
                 continue
             asked_for.add(key)
-            reply = answer(self.judged, one, self.settings(one))
-            asked = [f"{k}={v!r}" for k, v in one.settings.items()
-                     if k in self.judged.options and k not in self.given]  # fmt: skip
-            one = one._replace(what=", ".join([one.what, *asked]))
-            if one.inputs.get("old_log_probs", 0) is None:
+            reply = answer(self.judged, probe, self.settings(probe))
+            asked = [f"{k}={v!r}" for k, v in probe.settings.items()
+                     if k in self.judged.options and k not in self.built_in]  # fmt: skip
+            probe = probe._replace(what=", ".join([probe.what, *asked]))
+            if probe.inputs.get("old_log_probs", 0) is None:
                 asked = ["old_log_probs=None"]
             if isinstance(reply, str) and asked:
                 self.uncovered.setdefault(asked[0], reply)
             else:
-                self.probes.append((number, one))
+                self.probes.append((number, probe))
                 self.got.append(reply)
         errors = [reply for reply in self.got if isinstance(reply, str)]
         if len(errors) == len(self.got):
             raise Unjudged(f"it raises {errors[0] if errors else 'an error in every case'}")
         if not self.judged.connected:
             raise Unjudged("the loss has no gradient, nothing connects it with log_probs")
-        for (_, one), before in list(zip(self.probes, self.got))[:4]:
-            again = answer(self.judged, one, self.settings(one))
+        for (_, probe), before in list(zip(self.probes, self.got))[:4]:
+            again = answer(self.judged, probe, self.settings(probe))
             if not same(again, before):
                 two = f"{asking.shown(before)} and {asking.shown(again)}"
                 why = "it is random or keeps something between calls"
@@ -120,19 +120,19 @@ class Trial:
     def assume(self, **more: Any) -> None:
         """Take it that this is built in; a constant is found out."""
         self.assumed.update(more)
-        own = {*self.judged.options, *self.given}
-        if "how" in own and self.assumed.get("how") != "constant" or "max_length" in own:
+        known = {*self.judged.options, *self.built_in}
+        if "how" in known and self.assumed.get("how") != "constant" or "max_length" in known:
             return
         self.assumed.pop("max_length", None)
         if self.assumed.get("how") == "constant":  # the gradients are smaller by it than with 1
             self.assumed["max_length"] = 1
             sizes = [
-                (mine[1].abs().sum() / got[1].abs().sum()).item()
-                for mine, got in zip(self.answers(), self.got)
+                (right[1].abs().sum() / got[1].abs().sum()).item()
+                for right, got in zip(self.answers(), self.got)
                 if not isinstance(got, str) and got[1].abs().sum() > 0
             ]
-            whole = [round(s) for s in sizes if 1.5 < s < 1e9 and abs(s - round(s)) < 1e-3]
-            self.assumed["max_length"] = max(whole, key=whole.count, default=1)
+            integers = [round(s) for s in sizes if 1.5 < s < 1e9 and abs(s - round(s)) < 1e-3]
+            self.assumed["max_length"] = max(integers, key=integers.count, default=1)
 
     def agreement(self, **more: Any) -> int:
         """To how many probes the right code says the same. A wrong sign hides nothing else."""
@@ -147,7 +147,7 @@ class Trial:
 
     def fit(self) -> None:
         """Find out what is built in, one option after the other, twice."""
-        known = self.judged.options | self.given.keys()
+        known = self.judged.options | self.built_in.keys()
         wanted = [k for k in BUILT_IN if self.about[k in REWARD] and k not in known]
         self.turned = [k for k in wanted if k not in NEEDS or NEEDS[k] in self.judged.options]
         for option in self.turned * 2:
@@ -157,25 +157,25 @@ class Trial:
 
     # ----- which mistakes
 
-    def agrees(self, one: Probe, got: Answer, right: Answer) -> bool:
+    def agrees(self, probe: Probe, got: Answer, right: Answer) -> bool:
         """The same answer. With one ratio per row, a row without a token may be a constant."""
         if same(got, right) or isinstance(got, str) or isinstance(right, str):
             return same(got, right)
-        level = self.settings(one).get("level", "token")
-        empty = self.kind != "advantages" and 0 in one.inputs["completion_mask"].sum(1)
+        level = self.settings(probe).get("level", "token")
+        empty = self.kind != "advantages" and 0 in probe.inputs["completion_mask"].sum(1)
         return level != "token" and empty and same(got[1:], right[1:])
 
     def explain(self, most: int = 4) -> Finding:
         """The mistakes with which the right code answers the same, as few as possible."""
         right = self.answers()
         pairs = enumerate(zip(self.probes, self.got, right))
-        wrong = [i for i, ((_, one), got, r) in pairs if not self.agrees(one, got, r)]
+        wrong = [i for i, ((_, probe), got, r) in pairs if not self.agrees(probe, got, r)]
         named: list[Form] = []
         explained = 0
         while wrong and explained < len(wrong) and len(named) < most:
             best: tuple[int, int, Form] | None = None
             for form in self.forms:
-                if form[0].name in [other[0].name for other in named]:
+                if form[0].name in [earlier[0].name for earlier in named]:
                     continue
                 try:
                     told = self.answers(*sum(named, ()), *form)
@@ -194,70 +194,73 @@ class Trial:
 
     def finding(self) -> Finding:
         """`explain` with what was found out; if something stays open, with other settings too."""
-        found = [first := self.explain()]
+        findings = [first := self.explain()]
         varied = ("how", "surrogate") if self.kind == "loss" else ("scale", "eps", "baseline")
         varied = [option for option in varied if option in self.turned]
         for values in product(*(BUILT_IN[option] for option in varied)):
-            whole = found[-1].explained == len(found[-1].wrong)
-            if whole and (len(found[-1].forms) < 2 or "surrogate" not in varied):
+            complete = findings[-1].explained == len(findings[-1].wrong)
+            if complete and (len(findings[-1].forms) < 2 or "surrogate" not in varied):
                 break
             defaults = {option: DEFAULTS[option] for option in self.turned}
             self.assume(**{**defaults, **dict(zip(varied, values))})
-            if self.assumed.get("max_length") != 1 or "max_length" in self.given:
-                other = self.assumed.get("surrogate") != first.assumed.get("surrogate")
-                found.append(self.explain(1 if other or first.explained == len(first.wrong) else 4))
-        best = max(found, key=lambda f: (f.explained - len(f.wrong), -len(f.forms)))
+            if self.assumed.get("max_length") != 1 or "max_length" in self.built_in:
+                other_surrogate = self.assumed.get("surrogate") != first.assumed.get("surrogate")
+                briefly = other_surrogate or first.explained == len(first.wrong)
+                findings.append(self.explain(1 if briefly else 4))
+        best = max(findings, key=lambda f: (f.explained - len(f.wrong), -len(f.forms)))
         self.assumed = best.assumed
         return best if 2 * best.explained >= len(best.wrong) else best._replace(forms=[])
 
     # ----- cautions
 
-    def changed(self, one: Probe, **inputs: Any) -> Answer:
-        one = one._replace(inputs={**one.inputs, **inputs})
-        return answer(self.judged, one, self.settings(one))
+    def changed(self, probe: Probe, **inputs: Any) -> Answer:
+        probe = probe._replace(inputs={**probe.inputs, **inputs})
+        return answer(self.judged, probe, self.settings(probe))
 
     def under_the_mask(self, garbage: float) -> Answer:
         """What it answers with garbage where the mask is 0."""
-        one = next(p for _, p in self.probes if (p.inputs["completion_mask"] == 0).any())
-        padding = one.inputs["completion_mask"] == 0
+        probe = next(p for _, p in self.probes if (p.inputs["completion_mask"] == 0).any())
+        padding = probe.inputs["completion_mask"] == 0
         names = ("log_probs", "old_log_probs", *OPTIONAL)
-        dirty = {k: one.inputs[k].masked_fill(padding, garbage * i) for i, k in enumerate(names, 1)}
-        return self.changed(one, **dirty)
+        dirty = {
+            k: probe.inputs[k].masked_fill(padding, garbage * i) for i, k in enumerate(names, 1)
+        }
+        return self.changed(probe, **dirty)
 
     def leaks(self, name: str) -> bool:
         """Whether a gradient reaches this input."""
-        one = self.probes[0][1]
-        graph = one.inputs[name].clone().requires_grad_()
-        log_probs = one.inputs["log_probs"].clone().requires_grad_()
-        inputs = {**one.inputs, "log_probs": log_probs, name: graph}
+        probe = self.probes[0][1]
+        graph = probe.inputs[name].clone().requires_grad_()
+        log_probs = probe.inputs["log_probs"].clone().requires_grad_()
+        inputs = {**probe.inputs, "log_probs": log_probs, name: graph}
         try:
-            value = asking.first(self.judged(inputs, self.settings(one)))
+            value = asking.first(self.judged(inputs, self.settings(probe)))
             (gradient,) = torch.autograd.grad(value.sum(), [graph], allow_unused=True)
         except Exception:  # nothing was connected, or it refuses such an input
             return False
         return gradient is not None and bool((gradient != 0).any())
 
     def cautions(self) -> list[str]:
-        found = []
+        names = []
         if self.kind != "advantages":
             clean, nan = self.under_the_mask(0.0), self.under_the_mask(float("nan"))
             finite = not isinstance(nan, str) and all(x.isfinite().all() for x in nan)
             if not isinstance(clean, str) and not finite and not self.reads_padding():
-                found.append("mask_by_multiplication")
+                names.append("mask_by_multiplication")
             paid = "advantages" if self.kind == "loss" else "rewards"
-            found += ["advantages_not_detached"] * self.leaks(paid)
-            found += ["old_log_probs_not_detached"] * self.leaks("old_log_probs")
+            names += ["advantages_not_detached"] * self.leaks(paid)
+            names += ["old_log_probs_not_detached"] * self.leaks("old_log_probs")
         if self.kind != "loss":
-            one = self.probes[0][1]
-            tensors = {k: v for k, v in one.inputs.items() if isinstance(v, Tensor)}
+            probe = self.probes[0][1]
+            tensors = {k: v for k, v in probe.inputs.items() if isinstance(v, Tensor)}
             three = {k: v[:1].repeat_interleave(3, dim=0) for k, v in tensors.items()}
             three |= {"rewards": torch.full((3,), 0.1, dtype=torch.float64), "group_size": 3}
-            equal = self.changed(one, **three)
+            equal = self.changed(probe, **three)
             trace = 0.0 if isinstance(equal, str) else equal[0].abs().max()
-            found += ["equal_rewards_not_exactly_zero"] * bool(0 < trace < 1e-3)
-            alone = self.changed(one, group_size=1)
-            found += ["group_of_one_accepted"] * (not isinstance(alone, str))
-        return found
+            names += ["equal_rewards_not_exactly_zero"] * bool(0 < trace < 1e-3)
+            alone = self.changed(probe, group_size=1)
+            names += ["group_of_one_accepted"] * (not isinstance(alone, str))
+        return names
 
     def reads_padding(self) -> bool:
         """Whether numbers under the mask change the answer."""
@@ -283,42 +286,42 @@ class Trial:
                 of_entropy = torch.zeros_like(slope) if of_entropy is None else of_entropy
                 words = f"a batch of {tuple(slope.shape)} of TRL's {variant}"
                 cases.append((Probe(words, inputs, options), [loss, slope, of_entropy]))
-        kept = [(p, theirs) for p, theirs in cases if self.can_be_asked(p)]
-        return [(p, t, answer(self.judged, p, self.settings(p))) for p, t in kept], len(cases)
+        asked = [(p, theirs) for p, theirs in cases if self.can_be_asked(p)]
+        return [(p, t, answer(self.judged, p, self.settings(p))) for p, t in asked], len(cases)
 
-    def can_be_asked(self, one: Probe) -> bool:
+    def can_be_asked(self, probe: Probe) -> bool:
         known = {**DEFAULTS, **self.assumed}
-        free = self.judged.options - self.given.keys()
-        if one.inputs.get("old_log_probs", 0) is None and "old_log_probs=None" in self.uncovered:
+        free = self.judged.options - self.built_in.keys()
+        if probe.inputs.get("old_log_probs", 0) is None and "old_log_probs=None" in self.uncovered:
             return False
-        uncovered = any(f"{k}={v!r}" in self.uncovered for k, v in one.settings.items())
-        fits = all(k in free or known.get(k) == v for k, v in one.settings.items())
+        uncovered = any(f"{k}={v!r}" in self.uncovered for k, v in probe.settings.items())
+        fits = all(k in free or known.get(k) == v for k, v in probe.settings.items())
         return fits and not uncovered
 
 
 # ----- the report
 
 
-def judge_loss(function: Callable | str, **given: Any) -> Report:
+def judge_loss(function: Callable | str, **built_in: Any) -> Report:
     """Judge a loss, or a function that makes advantages.
 
-    `given` are options of `grpo_loss` or `group_advantages` that it has built in. "file.py:name"
+    `built_in` are options of `grpo_loss` or `group_advantages` that it has built in. "file.py:name"
     is judged in a process of its own, as `python -m minigrpo.clinic judge` does.
     """
     if isinstance(function, str):
-        return asking.judge_file(function, given)
+        return asking.judge_file(function, built_in)
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
-        trial = Trial(Judged(function), checked(given))
+        trial = Trial(Judged(function), checked(built_in))
         return report(trial, trial.finding())
     except Unjudged as error:
         return asking.unjudged(error)
 
 
-def checked(given: dict[str, Any]) -> dict[str, Any]:
+def checked(built_in: dict[str, Any]) -> dict[str, Any]:
     """What is said to be built in, if it makes sense."""
-    for name, value in given.items():
+    for name, value in built_in.items():
         like = DEFAULTS.get(name, 1)
         kinds = {tuple: (tuple,), str: (str,), bool: (bool, int)}.get(type(like), (int, float))
         if name not in {*DEFAULTS, "max_length"}:
@@ -326,28 +329,30 @@ def checked(given: dict[str, Any]) -> dict[str, Any]:
             raise Unjudged(f"expected one of {known} to be set, got {name!r}")
         if not isinstance(value, kinds):
             raise Unjudged(f"{name}: expected something like {like!r}, got {value!r}")
-    for kind, one in (("advantages", PROBES["advantages"][0]), ("loss", PROBES["loss"][0])):
-        mine = {k: v for k, v in given.items() if (k in REWARD) == (kind == "advantages")}
-        if "max_length" not in mine and mine.get("how") == "constant":
-            mine["max_length"] = 1
-        if isinstance(error := answer(course(), one, mine), str):
+    for kind, probe in (("advantages", PROBES["advantages"][0]), ("loss", PROBES["loss"][0])):
+        settings = {k: v for k, v in built_in.items() if (k in REWARD) == (kind == "advantages")}
+        if "max_length" not in settings and settings.get("how") == "constant":
+            settings["max_length"] = 1
+        if isinstance(error := answer(course(), probe, settings), str):
             raise Unjudged(error.partition(": ")[2])
-    return given
+    return built_in
 
 
 def report(trial: Trial, finding: Finding) -> Report:
     """The verdict in words."""
     right, wrong = trial.answers(), finding.wrong
     trl, stored = trial.trl()
-    off = [(one, theirs, got) for one, theirs, got in trl if not trial.agrees(one, got, theirs)]
+    off = [
+        (probe, theirs, got) for probe, theirs, got in trl if not trial.agrees(probe, got, theirs)
+    ]
     entries = []
     for form in finding.forms:
         if form == (DUAL,):
             continue
-        told = trial.answers(*form)
-        seen = [i for i in wrong if not same(told[i], right[i])]  # where it alone would be seen
-        own = [i for i in seen if same(told[i], trial.got[i])]
-        at = min(own or seen or wrong, key=lambda i: trial.probes[i][1].size)
+        answers = trial.answers(*form)
+        seen = [i for i in wrong if not same(answers[i], right[i])]  # where it alone would be seen
+        explained = [i for i in seen if same(answers[i], trial.got[i])]
+        at = min(explained or seen or wrong, key=lambda i: trial.probes[i][1].size)
         case = trial.probes[at][1], right[at], trial.got[at]
         entries.append((form[0].name, [form[0].sentence, *example(*case)]))
     if finding.explained < len(wrong):
@@ -358,13 +363,13 @@ def report(trial: Trial, finding: Finding) -> Report:
     elif not wrong and trial.kind != "advantages" and trial.reads_padding():
         entries.append(("unnamed", ["Loss or gradient depends on what is under the mask."]))
     elif not wrong and off:
-        case = min(off, key=lambda one: one[0].size)
+        case = min(off, key=lambda case: case[0].size)
         entries.append(("unnamed", [UNNAMED.format(""), *example(*case)]))
     cautions = trial.cautions()
     count = {0: "Nothing wrong was found.", 1: "1 mistake"}
     lines = [count.get(len(entries), f"{len(entries)} mistakes")]
-    for name, told in entries:
-        lines += ["", name, *(f"  {line}" for line in told)]
+    for name, words in entries:
+        lines += ["", name, *(f"  {line}" for line in words)]
     for name in cautions:
         seen = f"Seen here: {CAUTIONS[name]}. TRL's own code does it too, so it's no mistake."
         lines += ["", f"careful: {name}", f"  {NAMED[name].sentence}", f"  {seen}"]
@@ -373,8 +378,8 @@ def report(trial: Trial, finding: Finding) -> Report:
     return Report(not entries, [name for name, _ in entries], cautions, "\n".join(lines))
 
 
-def example(one: Probe, right: Answer, got: Answer) -> list[str]:
-    words = one.what, asking.shown(right), asking.shown(got)
+def example(probe: Probe, right: Answer, got: Answer) -> list[str]:
+    words = probe.what, asking.shown(right), asking.shown(got)
     return [f"{name:<10}{word}" for name, word in zip(("case", "expected", "got"), words)]
 
 

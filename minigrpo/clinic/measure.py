@@ -94,18 +94,18 @@ def measurement(name: str, line: str) -> Callable[[Measurement], Measurement]:
     return enter
 
 
-def reading(subject: Subject, measurement: str, name: str, part: int = -1) -> float:
+def reading(subject: Subject, measurement: str, name: str, index: int = -1) -> float:
     """One number; NaN where there is nothing to measure."""
     if measurement == "dashboard":
-        found = dashboard(subject.chart)
+        readings = dashboard(subject.chart)
     else:
-        found = MEASUREMENTS[measurement][1](subject)
-    value = found.get(name, float("nan")) if isinstance(found, dict) else float("nan")
-    return value[part] if isinstance(value, tuple) else value
+        readings = MEASUREMENTS[measurement][1](subject)
+    value = readings.get(name, float("nan")) if isinstance(readings, dict) else float("nan")
+    return value[index] if isinstance(value, tuple) else value
 
 
 @contextmanager
-def recorded(name: str) -> Iterator[list[Any]]:
+def watched(name: str) -> Iterator[list[Any]]:
     """What a function of the loop returns during a block."""
     results: list[Any] = []
     function = getattr(grpo, name)
@@ -129,21 +129,21 @@ def update(
 
     The learning rate is 0, so that the policy stays.
     """
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
     loss = grpo.grpo_loss
 
-    def watched(log_probs: Tensor, *args: Any, **options: Any) -> Any:
+    def with_gradient(log_probs: Tensor, *args: Any, **options: Any) -> Any:
         if log_probs.requires_grad:
             log_probs.retain_grad()
-        seen.append(log_probs)
+        inputs.append(log_probs)
         return loss(log_probs, *args, **options)
 
     policy = copy.deepcopy(policy)
     still = torch.optim.SGD(policy.parameters(), lr=0.0)
-    with patch.object(grpo, "grpo_loss", watched):
-        metrics = grpo.learn(policy, reference, still, rollouts, advantages, config, 1)[0]
-    gradient = seen[0].grad
-    return metrics, torch.zeros_like(seen[0]) if gradient is None else gradient
+    with patch.object(grpo, "grpo_loss", with_gradient):
+        metrics = grpo.learn(policy, reference, still, rollouts, advantages, config)[0]
+    gradient = inputs[0].grad
+    return metrics, torch.zeros_like(inputs[0]) if gradient is None else gradient
 
 
 # --------------------------------------------------------------------------------------------
@@ -155,9 +155,9 @@ def transcripts(subject: Subject) -> Readings | str:
     m = subject.chart.steps[-1] if subject.chart.steps else None
     if m is None:
         return STOPPED
-    found: Readings = {}
     size = subject.config().group_size
-    for row in (0, 1, size, size + 1):
+    texts: dict[str, list[str]] = {}
+    for row in (0, 1, size, size + 1):  # two rows of two groups
         r = m.rollouts
         prompt, text = r.prompt_ids[row], r.completions[row][r.completion_mask[row]]
         if subject.arithmetic:
@@ -168,10 +168,8 @@ def transcripts(subject: Subject) -> Readings | str:
             tokenizer = CharTokenizer()
             asked = tokenizer.decode(prompt[r.prompt_mask[row]])
             written = repr(tokenizer.decode(text))
-        found[f"reward {m.rewards[row]:.2f}  {asked}"] = written
-        if len(found) <= (row > 0) + (row >= size) + (row > size):  # the same line once more
-            found[f"reward {m.rewards[row]:.2f}  {asked} "] = written
-    return found
+        texts.setdefault(f"reward {m.rewards[row]:.2f}  {asked}".strip(), []).append(written)
+    return {name: "\n".join(written) for name, written in texts.items()}  # a line for each row
 
 
 @measurement("equal groups", "how often all rewards of a group are equal, and its advantages then")
@@ -179,17 +177,17 @@ def equal_groups(subject: Subject) -> Readings | str:
     if not subject.chart.steps:
         return STOPPED
     steps, size = subject.chart.steps, subject.config().group_size
-    found = [(m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)) for m in steps]
-    equal = torch.cat([a[r.amax(1) == r.amin(1)] for r, a in found])
-    some = equal if len(equal) else torch.full((1, size), float("nan"))
+    pairs = [(m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)) for m in steps]
+    equal = torch.cat([a[r.amax(1) == r.amin(1)] for r, a in pairs])
+    shown = equal if len(equal) else torch.full((1, size), float("nan"))
     late = subject.chart.last("frac_reward_zero_std")
     return {
         "equal groups, first step (frac_reward_zero_std)": steps[0].frac_reward_zero_std,
         "equal groups, last steps (frac_reward_zero_std)": late,
-        "standard deviation of rewards (reward_std)": found[-1][0].std(1).mean().item(),
+        "standard deviation of rewards (reward_std)": pairs[-1][0].std(1).mean().item(),
         "groups of equal rewards in the run": len(equal),
-        "largest |advantage| where all rewards are equal": some.abs().max().item(),
-        "widest range of advantages in such a group": (some.amax(1) - some.amin(1)).max().item(),
+        "largest |advantage| where all rewards are equal": shown.abs().max().item(),
+        "widest range of advantages in such a group": (shown.amax(1) - shown.amin(1)).max().item(),
     }
 
 
@@ -222,28 +220,28 @@ def held_out(subject: Subject) -> Readings | str:
 
 @measurement("ratio at the first update", "smallest, mean and largest ratio, batch by batch")
 def first_ratios(subject: Subject) -> Readings:
-    with subject.patient.switch(), recorded("learn") as updates:
+    with subject.patient.switch(), watched("learn") as updates:
         trained(subject.patient, subject.config(inner_epochs=1, steps=4))
     names = ("ratio/min", "ratio/mean", "ratio/max")
     rows = [tuple(first[0][name] for name in names) for first in updates]
     off = [max(1 - low, high - 1) for low, _, high in rows] or [float("nan")]
-    found: Readings = {}
+    readings: Readings = {}
     for number in range(4):
         row = rows[number] if number < len(rows) else (float("nan"),) * 3
-        found[f"batch {number + 1}: min, mean, max"] = row
-    found["farthest from 1, first batch"] = off[0]
-    found["farthest from 1, later batches"] = max(off[1:], default=float("nan"))
-    return found
+        readings[f"batch {number + 1}: min, mean, max"] = row
+    readings["farthest from 1, first batch"] = off[0]
+    readings["farthest from 1, later batches"] = max(off[1:], default=float("nan"))
+    return readings
 
 
 @measurement("scorer against sampler", "the trainer's log-probs against those it was sampled with")
 def scorer(subject: Subject) -> Readings:
     policy = subject.patient.setting.base()
-    with recorded("sample") as drawn, subject.patient.switch():  # recorded beneath the bug
+    with watched("sample") as drawn, subject.patient.switch():  # beneath the bug
         config = subject.config()
         subject.batch(policy, config)
         scored = score(policy, drawn[0], config.temperature)
-    real = drawn[0].completion_mask
+    real = drawn[0].own
     apart = (scored - drawn[0].log_probs)[real]
     return {
         "largest difference (nats)": apart.abs().max().item(),
@@ -261,7 +259,7 @@ def zero_advantage(subject: Subject) -> Readings:
     with torch.no_grad():
         for p in moved.parameters():
             p += 0.03 * p.std(correction=0) * torch.randn(p.shape, generator=noise)
-    found: Readings = {}
+    readings: Readings = {}
     terms = {"neither term": {}, "the KL term alone, weight 1": {"kl_weight": 1.0}}
     terms["the entropy bonus alone, weight 1"] = {"entropy_weight": 1.0}
     with subject.patient.switch():
@@ -269,8 +267,8 @@ def zero_advantage(subject: Subject) -> Readings:
         for name, weights in terms.items():
             config, zeros = subject.bare(**weights), torch.zeros(len(rewards))
             metrics, _ = update(moved, rollouts, zeros, config, grpo.frozen_copy(base))
-            found[name] = metrics["grad_norm"]
-    return found
+            readings[name] = metrics["grad_norm"]
+    return readings
 
 
 @measurement("gradient per token", "size of d loss / d log-prob, token by token, in two texts")
@@ -296,7 +294,7 @@ def per_token(subject: Subject) -> Readings:
         log_probs = score(policy, plain) - ratios[:, :size].log()
         rollouts = replace(plain, log_probs=log_probs)
         gradient = update(policy, rollouts, torch.tensor([1.0, -1.0]), config)[1]
-    found: Readings = {
+    readings: Readings = {
         "A = +1, ratio 1.0, first token": gradient[0, 0].abs().item(),
         "A = +1, ratio 1.5": gradient[0, 1].abs().item(),
         "A = +1, ratio 1.0, third token": gradient[0, 2].abs().item(),
@@ -308,9 +306,9 @@ def per_token(subject: Subject) -> Readings:
     if subject.arithmetic:
         last = int(mask[0].sum()) - 1
         ends, filled = gradient[0, last].abs().item(), gradient[0, last + 1 :].abs().max().item()
-    found["A = +1, ratio 1.0, </s>"] = ends
-    found["padding"] = filled
-    return found
+    readings["A = +1, ratio 1.0, </s>"] = ends
+    readings["padding"] = filled
+    return readings
 
 
 @measurement("loss by hand", "the logged loss of a first update against three sums done by hand")
@@ -319,7 +317,7 @@ def by_hand(subject: Subject) -> Readings | str:
     with subject.patient.switch():
         rollouts, rewards, _ = subject.batch(policy, config)
         advantages = grpo.group_advantages(rewards, config.group_size).float()
-        lengths = rollouts.completion_mask.sum(1)
+        lengths = rollouts.own.sum(1)
         if (lengths == lengths[0]).all():
             return "Nothing to measure here: all completions are equally long, so all sums agree."
         try:
@@ -352,16 +350,15 @@ def swapped(subject: Subject) -> Readings | str:
         return STOPPED
     m, pad_id = subject.chart.steps[-1], subject.config().pad_id
     prompts = [ids[ids != pad_id] for ids in m.rollouts.prompt_ids]
-    rows = zip(m.rollouts.completions, m.rollouts.completion_mask)
-    written = [ids[real] for ids, real in rows]
+    written = m.rollouts.unpadded(m.rollouts.completions)
     with subject.patient.switch():
         task = subject.patient.setting.task()
-        ours = task.reward(prompts, written)
-        theirs = task.reward([_another_example(prompt) for prompt in prompts], written)
-    change = sum(a != b for a, b in zip(ours, theirs)) / len(ours)
+        rewards = task.reward(prompts, written)
+        swapped_rewards = task.reward([_another_example(prompt) for prompt in prompts], written)
+    change = sum(a != b for a, b in zip(rewards, swapped_rewards)) / len(rewards)
     return {
-        "mean reward with the example as it is": sum(ours) / len(ours),
-        "mean reward with the other example": sum(theirs) / len(theirs),
+        "mean reward with the example as it is": sum(rewards) / len(rewards),
+        "mean reward with the other example": sum(swapped_rewards) / len(rewards),
         "rewards that change": change,
     }
 
@@ -380,17 +377,17 @@ def weights(subject: Subject) -> Readings:
     names = {"weights 0": {}, "KL weight 1": {"kl_weight": 1.0}}
     names["entropy weight 1"] = {"entropy_weight": 1.0}
     size = {"prompts_per_step": 8} if subject.arithmetic else {"prompts_per_step": 2, "steps": 6}
-    found: Readings = {}
+    readings: Readings = {}
     for name, changes in names.items():
         config = subject.config(**{"kl_weight": 0.0, "entropy_weight": 0.0, **size, **changes})
         with subject.patient.switch():
             chart = trained(subject.patient, config)
         kl, entropy = _drift(subject, chart.policy)
-        found[f"KL to the start, {name}"] = kl
-        found[f"entropy at the end, {name}"] = entropy
-    free, held = (found[f"KL to the start, {name}"] for name in ("weights 0", "KL weight 1"))
-    found["KL at weight 1, divided by KL at weight 0"] = held / max(free, 1e-9)
-    return found
+        readings[f"KL to the start, {name}"] = kl
+        readings[f"entropy at the end, {name}"] = entropy
+    free, held = (readings[f"KL to the start, {name}"] for name in ("weights 0", "KL weight 1"))
+    readings["KL at weight 1, divided by KL at weight 0"] = held / max(free, 1e-9)
+    return readings
 
 
 def _drift(subject: Subject, policy: nn.Module) -> tuple[float, float]:
@@ -398,13 +395,12 @@ def _drift(subject: Subject, policy: nn.Module) -> tuple[float, float]:
     base, config = subject.patient.setting.base(), subject.patient.setting.config
     order = torch.Generator().manual_seed(1)
     prompts, mask = left_pad(subject.patient.setting.task().prompts(32, order), config.pad_id)
-    given = {"generator": order, **config.only("max_new_tokens eos_id pad_id")}
-    r = sample(policy, prompts, mask, completions_per_prompt=4, **given)
-    text = (r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
+    settings = {**config.sampling_settings, "temperature": 1.0, "generator": order}
+    rollouts = sample(policy, prompts, mask, completions_per_prompt=4, **settings)
     with torch.no_grad():
-        new, entropy = logprobs.completion_log_probs_and_entropy(policy, *text)
-        ref, _ = logprobs.completion_log_probs_and_entropy(base, *text)
-    real = r.completion_mask
+        new, entropy = logprobs.completion_log_probs_and_entropy(policy, *rollouts.text)
+        ref, _ = logprobs.completion_log_probs_and_entropy(base, *rollouts.text)
+    real = rollouts.own
     return kl_estimate(new, ref)[real].mean().item(), entropy[real].mean().item()
 
 
@@ -415,8 +411,8 @@ def padding(subject: Subject) -> Readings:
         rollouts, rewards, prompts = subject.batch(policy, config)
         advantages = torch.linspace(-1, 1, len(rewards))
         clean = update(policy, rollouts, advantages, config)[0]["loss"]
-        other = torch.randint(0, 20, rollouts.completions.shape, generator=_seeded())
-        ids = torch.where(rollouts.completion_mask, rollouts.completions, other)
+        garbage = torch.randint(0, 20, rollouts.completions.shape, generator=_seeded())
+        ids = torch.where(rollouts.completion_mask, rollouts.completions, garbage)
         dirty = update(policy, replace(rollouts, completions=ids), advantages, config)[0]["loss"]
         asked = [prompt for prompt in prompts for _ in range(config.group_size)]
         padded = [row for row, p in enumerate(asked) if len(p) < rollouts.prompt_ids.shape[1]]

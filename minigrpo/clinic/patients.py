@@ -122,7 +122,7 @@ class Sign:
     reading: str  # its line there
     threshold: float
     above: bool = True  # whether "beyond" means above
-    part: int = -1  # of a reading that is several numbers
+    index: int = -1  # of a reading that is several numbers
 
     def fits(self, value: float) -> bool:
         """Whether a value is beyond the threshold; NaN never is."""
@@ -146,11 +146,11 @@ class Patient:
         return replace(self.setting.config, **{**changes, **(self.bug_settings if sick else {})})
 
     def __getattr__(self, name: str) -> str:
-        """Its record: ward, what, seen, told, here, large, cure and harm."""
-        if name.startswith("_") or name not in records()[self.name]:
+        """Its notes: ward, what, seen, told, here, large, cure and harm."""
+        if name.startswith("_") or name not in notes_by_diagnosis()[self.name]:
             raise AttributeError(name)
-        kept = records()[self.name]
-        return kept.get(f"{name} ({self.key})", kept[name])
+        notes = notes_by_diagnosis()[self.name]
+        return notes.get(f"{name} ({self.key})", notes[name])
 
     @property
     def question(self) -> str:
@@ -162,15 +162,17 @@ class Patient:
 
 
 @cache
-def records() -> dict[str, dict[str, str]]:
+def notes_by_diagnosis() -> dict[str, dict[str, str]]:
     """`patients.md` as a dictionary: by diagnosis, then by what is told."""
     text = (Path(__file__).parent / "patients.md").read_text(encoding="utf-8")
-    found = {}
+    diagnoses = {}
     for part in text.split("\n## ")[1:]:
         name, *lines = part.strip().splitlines()
         pairs = (line.split(": ", 1) for line in lines if line)
-        found[name] = dict(pair if len(pair) == 2 else (pair[0].rstrip(":"), "") for pair in pairs)
-    return found
+        diagnoses[name] = dict(
+            pair if len(pair) == 2 else (pair[0].rstrip(":"), "") for pair in pairs
+        )
+    return diagnoses
 
 
 def run(patient: Patient, seed: int = 0, *, sick: bool = True, steps: int | None = None) -> Chart:
@@ -201,7 +203,7 @@ def where_it_hurts(
     """Runs of a bug, and of its healthy twin, in a setting other than its own; one per seed."""
     sick, healthy = replace(record(name), setting=setting), Patient("healthy", setting=setting)
     both = {"with the bug": sick, "healthy twin": healthy}
-    return {who: [run(one, seed) for seed in seeds] for who, one in both.items()}
+    return {who: [run(patient, seed) for seed in seeds] for who, patient in both.items()}
 
 
 def caught(patient: Patient) -> bool:
@@ -257,7 +259,7 @@ PATIENTS: tuple[Patient, ...] = (
           Sign(BOARD, "entropy (entropy)", 0.6, above=False),
           "rewards_do_not_ask_the_policy", bugs.loop(rollout=bugs.confidence), setting=LETTER,
           key="a policy scored on its own samples"),
-    _sick("KL to another model", Sign(BOARD, "KL to the reference (kl)", 0.1, part=0),
+    _sick("KL to another model", Sign(BOARD, "KL to the reference (kl)", 0.1, index=0),
           "the_kl_is_0_before_the_first_update", bugs.loop(frozen_copy=bugs.another_reference)),
     _sick("a KL that uses the policy ratio",
           Sign(PULL, "the KL term alone, weight 1", 1e-6, above=False),
@@ -297,8 +299,9 @@ PATIENTS: tuple[Patient, ...] = (
           "the_loss_is_the_one_by_hand", bugs.loop(learn=bugs.eos_masked)),
     _sick("the mask in the denominator only", Sign(TOKEN, "padding", 1e-6),
           "the_padding_gets_no_gradient",
-          bugs.loop(completion_log_probs_and_entropy=bugs.padding_counted,
-                    sample=bugs.scored_twice, grpo_loss=bugs.denominator_only)),
+          bugs.loop(completion_log_probs_and_entropy=bugs.padding_scored,
+                    score=bugs.padding_left, sample=bugs.scored_twice,
+                    grpo_loss=bugs.denominator_only)),
     _sick("prompts padded on the right",
           Sign("padding", "log-probs of such a row, in the batch against alone (nats)", 1.0),
           "prompts_end_in_the_last_column", bugs.loop(left_pad=bugs.padded_on_the_right),
@@ -307,7 +310,7 @@ PATIENTS: tuple[Patient, ...] = (
           Sign("loss by hand", "from the logged loss to the one over all tokens", 1e-4),
           "the_loss_is_the_one_by_hand", bugs.loop(grpo_loss=bugs.per_micro_batch),
           setting=RAGGED),
-    _sick("the product ratio on long text", Sign(BOARD, "gradient norm (grad_norm)", 5, part=0),
+    _sick("the product ratio on long text", Sign(BOARD, "gradient norm (grad_norm)", 5, index=0),
           "a_small_drift_of_a_long_text_keeps_its_gradient", bug_settings={"level": "sequence"},
           setting=LETTER),
     Patient("healthy", setting=RAGGED, key="healthy, ordinary"),
@@ -326,12 +329,12 @@ def numbered() -> tuple[Patient, ...]:
 
 def names() -> tuple[str, ...]:
     """The diagnoses in the order of their numbers, ward by ward, as `patients.md` has them."""
-    return tuple(records())
+    return tuple(notes_by_diagnosis())
 
 
 def record(name: str) -> Patient:
     """The first patient with this name; capital letters and spaces do not matter. Or a KeyError."""
-    for one in PATIENTS:
-        if one.name.lower() == " ".join(name.lower().split()):
-            return one
+    for patient in PATIENTS:
+        if patient.name.lower() == " ".join(name.lower().split()):
+            return patient
     raise KeyError(f"name: expected one of those in PATIENTS, got {name!r}")

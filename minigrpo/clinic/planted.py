@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minigrpo import objective
-from minigrpo.study.mistakes import replaced
+from minigrpo.clinic.mistakes import replaced
 
 
 class Mistake(NamedTuple):
@@ -89,10 +89,10 @@ def course(*mistakes: Mistake) -> Callable[[dict[str, Any], dict[str, Any]], Any
 
     def call(inputs: dict[str, Any], settings: dict[str, Any]) -> Any:
         inputs, settings = dict(inputs), dict(settings)
-        own = {k: settings.pop(k) for k in ("scale", "baseline", "eps") if k in settings}
+        options = {k: settings.pop(k) for k in ("scale", "baseline", "eps") if k in settings}
         if "rewards" in inputs:
-            given = inputs.pop("rewards"), inputs.pop("group_size")
-            inputs["advantages"] = names["group_advantages"](*given, **own)
+            arguments = inputs.pop("rewards"), inputs.pop("group_size")
+            inputs["advantages"] = names["group_advantages"](*arguments, **options)
         return names["grpo_loss"](**inputs, **settings) if len(inputs) > 1 else inputs["advantages"]
 
     return call

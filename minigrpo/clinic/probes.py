@@ -110,25 +110,25 @@ ADVANTAGES = [
 ]
 
 
-def both_signs(one: Probe) -> Probe:
+def both_signs(probe: Probe) -> Probe:
     """Every row twice, rewarded with plus and minus its advantage, in groups of two."""
-    twice = {k: v if v is None else v.repeat_interleave(2, dim=0) for k, v in one.inputs.items()}
+    twice = {k: v if v is None else v.repeat_interleave(2, dim=0) for k, v in probe.inputs.items()}
     advantages: Tensor = twice.pop("advantages")
     sign = torch.tensor([1.0, -1.0]).double().repeat(len(advantages) // 2)
-    words = f"{one.what}, every row twice, the copy with the opposite reward"
-    return Probe(words, {**twice, "rewards": advantages * sign, "group_size": 2}, one.settings)
+    words = f"{probe.what}, every row twice, the copy with the opposite reward"
+    return Probe(words, {**twice, "rewards": advantages * sign, "group_size": 2}, probe.settings)
 
 
-def one_token_each(one: Probe) -> Probe:
+def one_token_each(probe: Probe) -> Probe:
     """The same rewards, each of a row of one token."""
-    rewards = one.inputs["rewards"].tolist()
+    rewards = probe.inputs["rewards"].tolist()
     loss = rows([[1 + 0.01 * i] for i in range(len(rewards))], rewards)
     del loss.inputs["advantages"]
-    return Probe(f"{one.what}, one token each", {**loss.inputs, **one.inputs}, one.settings)
+    return Probe(f"{probe.what}, one token each", {**loss.inputs, **probe.inputs}, probe.settings)
 
 
 PROBES = {
     "loss": LOSS,
     "advantages": ADVANTAGES,
-    "rewards": [both_signs(one) for one in LOSS] + [one_token_each(one) for one in ADVANTAGES],
+    "rewards": [*map(both_signs, LOSS), *map(one_token_each, ADVANTAGES)],
 }

@@ -108,8 +108,8 @@ def luck_of_the_prompt_is_no_advantage(advantages: Advantages) -> None:
 
 def equal_rewards_give_no_advantage(advantages: Advantages) -> None:
     for reward in (1.0, 0.7):  # the mean of eight 0.7 is off by rounding
-        one = advantages(torch.full((8,), reward), 8)[0].item()
-        assert one == 0, f"eight times {reward}: advantages {one}"
+        advantage = advantages(torch.full((8,), reward), 8)[0].item()
+        assert advantage == 0, f"eight times {reward}: advantages {advantage}"
 
 
 def rewards_do_not_ask_the_policy(rewards: Callable[[float], Tensor]) -> None:

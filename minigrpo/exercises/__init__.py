@@ -1,17 +1,9 @@
 """Exercises that check themselves: `check` an answer, ask for a `hint`, read the `solution`.
 
-In a review, `show` the code first. The records are the texts beside this file, one per notebook.
+In a review, `show` the code first. The exercises are the files beside this one, one per notebook.
 """
 
-from minigrpo.exercises.reader import (
-    all_exercises,
-    answer,
-    check,
-    hint,
-    judge,
-    show,
-    solution,
-)
+from minigrpo.exercises.reader import all_exercises, answer, check, hint, judge, show, solution
 from minigrpo.notebook.progress import outcome, predict, progress
 
 __all__ = ["all_exercises", "answer", "check", "hint", "judge", "outcome", "predict", "progress"]

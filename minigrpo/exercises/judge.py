@@ -1,174 +1,71 @@
-"""Run a function on hand-placed cases and say what it really does.
+"""Run a function on the cases of an exercise, and say what it really does, like a colleague.
 
-An exercise is a record: the reference, other right ways, wrong answers with the sentence that a
-reader who gave one is told, and the cases that tell them apart. Values are compared, and
-gradients too: a loss can have the right value and teach nothing.
+Values are compared with those of the solution, and gradients too: a loss can have the right value
+and teach nothing. A review is judged in the same way: its cases are versions of the code, and the
+value is whether the reader's test raises AssertionError.
 """
 
-from __future__ import annotations
-
+import ast
 import copy
+import dis
 import inspect
-import math
+import textwrap
 import time
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from minigrpo.exercises.form import Case, Exercise, Function
 from minigrpo.exercises.guard import TimeIsUp, contained, describe_error, is_stub
-from minigrpo.exercises.outside import notebook_data
 
-Function = Callable[..., Any]
-
-LONG = 20
-"""Of a tensor with more entries than this, a message shows only the first that is wrong."""
-
-SECONDS = 10.0
-"""How long a function may take for all cases together."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A right or wrong way to solve an exercise.
-
-    Attributes:
-        name: a few words.
-        function: what a reader might write.
-        sentence: what to say to one who wrote this.
-    """
-
-    name: str
-    function: Function
-    sentence: str
+SECONDS = 10.0  # that a function may take for all cases together
+LONG = 20  # of a tensor with more entries, a message shows the first that is wrong
+WORST = ("time", "value", "kind", "NaN", "error", "stub", "gradient")  # shown first
+DRAWS = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "multinomial"}
+DRAWS |= {"random", "choice", "shuffle", "uniform", "sample", "normal", "bernoulli"}
+SEEDS = {"manual_seed", "Generator", "seed", "Random", "default_rng"}
+NOISE = ("NaN", "error")  # what may come on top of a slip
 
 
-@dataclass(frozen=True)
-class Case:
-    """Arguments to try a function on.
-
-    Attributes:
-        name: what is special about them; shown to the reader.
-        arguments: in the order of the reader's parameters.
-        as_given: keep the number type; otherwise floating tensors become float64.
-    """
-
-    name: str
-    arguments: tuple[Any, ...]
-    as_given: bool = False
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """All there is to know about one exercise.
-
-    Attributes:
-        key: notebook and number, such as "2.3".
-        title: a few words.
-        reference: the solution, with the reader's signature.
-        imports: the import lines that the source of the reference needs.
-        package: the package's own way to the same numbers (for the proof that they agree).
-        others: other right ways.
-        wrong: the wrong answers that are told by name.
-        cases: the inputs.
-        hints: from a question to almost the answer.
-        why: why the reference is right, and the usual slip.
-        gradient: which arguments the result must be differentiable in.
-        number: whether a plain Python number is accepted instead of a tensor.
-        sequence: whether a list of numbers is accepted as well.
-        keywords: arguments that are passed by name; one that no case has is passed as None.
-        lapses: further wrong functions, without a name; they prove that every case is needed.
-        same: changed lines that make no mistake of a right way, each with the reason.
-        tolerance: largest difference, relative and absolute.
-    """
-
-    key: str
-    title: str
-    reference: Function
-    imports: tuple[str, ...]
-    package: Function
-    others: tuple[Answer, ...]
-    wrong: tuple[Answer, ...]
-    cases: tuple[Case, ...]
-    hints: tuple[str, ...]
-    why: str = ""
-    gradient: tuple[int, ...] = ()
-    number: bool = False
-    sequence: bool = False
-    keywords: tuple[str, ...] = ()
-    lapses: tuple[Function, ...] = ()
-    same: tuple[tuple[str, str], ...] = ()
-    tolerance: float = 1e-6
-
-    @cached_property
-    def parameters(self) -> list[str]:
-        """Of the reference, in order."""
-        return [*inspect.signature(self.reference).parameters]
-
-    @cached_property
-    def wanted(self) -> list[Outcome]:
-        """What the reference does."""
-        return _run_all(self, self.reference)
-
-    @cached_property
-    def _known(self) -> dict[tuple[int, int], Outcome]:
-        return {}
-
-    def named(self, wrong: Answer, case: Case) -> Outcome:
-        """What a named wrong answer does with a case."""
-        key = id(wrong), id(case)
-        if key not in self._known:
-            self._known[key] = _run(self, wrong.function, case, SECONDS)
-        return self._known[key]
-
-
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """What a function did with one case.
+    """What a function did with a case."""
 
-    Attributes:
-        error: the exception in words, or None.
-        attempted: False for a stub that raises NotImplementedError.
-        stopped: whether it ran out of time or was interrupted; later cases are not tried.
-        value: what it returned; a tensor without its graph, and for a list of numbers a tensor
-            too, where the exercise takes one.
-        graph: whether it had one.
-        gradients: one per argument asked for; None where nothing flows back.
-        changed: the first argument that was changed in place, and what of it; or None.
-        printed: what it printed.
-    """
-
+    value: Any = None  # a tensor without its graph, where it is one or can be one
+    gradients: tuple[Tensor | None, ...] = ()  # None where nothing flows back
     error: str | None = None
-    attempted: bool = True
+    backward: str | None = None  # what went wrong in the backward pass
+    attempted: bool = True  # False for a stub
     stopped: bool = False
-    value: Any = None
-    graph: bool = False
-    gradients: tuple[Tensor | None, ...] = ()
-    changed: tuple[str, str] | None = None
+    changed: str | None = None  # the name of an argument that was changed in place
     printed: str = ""
 
 
-class Checked:
-    """What `check` returns: call it, and you call the right function.
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with an outcome, in words to stand after a colon."""
 
-    Attributes:
-        use: the reader's function if it is right, the reference otherwise.
-        passed: whether everything is right, in a review the line too.
-        status: "passed", "not passed" or "not attempted".
-        attempt: what the reader wrote, for `f = check(key, f)` in a cell that is run again.
+    kind: str  # one of WORST
+    text: str
+    size: float = 0.0  # of the error in value
+
+
+class Checked:
+    """What `check` returns: call it, and you call the right function, `use`.
+
+    `attempt` is what the reader wrote, for `f = check(key, f)` in a cell that is run again.
     """
 
-    def __init__(
-        self, key: str, use: Function, status: str, attempt: Function | None = None
-    ) -> None:
-        self.key, self.use, self.status = key, use, status
-        self.passed = status == "passed"
-        self.attempt = use if attempt is None else attempt
+    def __init__(self, key: str, use: Function, status: str, attempt: Function | None = None):
+        self.key, self.use, self.status = key, use, status  # passed, not passed, not attempted
+        self.passed, self.attempt = status == "passed", use if attempt is None else attempt
+        self.__wrapped__, self.__doc__ = use, use.__doc__  # help() and ?? show it, not this
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.use(*args, **kwargs)
@@ -180,341 +77,437 @@ class Checked:
 def judge_exercise(exercise: Exercise, function: Function) -> tuple[str, str]:
     """Decide. Returns the status ("passed", "not passed", "not attempted") and what to print."""
     title = f"{exercise.key} ({exercise.title})"
-    if told := no_function(function):
-        return "not passed", f"{title}: expected your function, got {told}"
-    got = _run_all(exercise, function)
+    if complaint := no_function(function):
+        return "not passed", f"{title}: expected your function, got {complaint}"
+    got = outcomes(exercise, function)
     if not any(outcome.attempted for outcome in got):
+        nothing = "no test yet" if exercise.code else "using the course's version"
         more = f'Write yours above, or ask for hint("{exercise.key}").'
-        return "not attempted", f"{title}: using the course's version. {more}"
-
-    printed = said(next((outcome.printed for outcome in got if outcome.printed), ""))
-    faults = [_fault(exercise, w, g) for w, g in zip(exercise.wanted, got, strict=True)]
-    if any(faults):
-        explained = _explain(exercise, function, got, faults)
-        return "not passed", f"{title}: not right yet. {explained}{printed}"
-    changes = (g.changed for w, g in zip(exercise.wanted, got) if g.changed != w.changed)
-    if (changed := next(changes, None)) is not None:
-        name, what = changed
-        told = f"the numbers are right, but your function {CHANGES[what].format(repr(name))}"
-        return "not passed", f"{title}: {told}{printed}"
-    if (name := notebook_data(function, unwrapped)) is not None:
-        return "not passed", (
-            f"{title}: the numbers are right, but your function reads {name!r} from the notebook "
-            "instead of its arguments: elsewhere it would compute with whatever that name holds. "
-            "Use the arguments, or define what you need inside the function." + printed
-        )
-    return "passed", f"{title}: passed, all {len(exercise.cases)} cases.{printed}"
+        return "not attempted", f"{title}: {nothing}. {more}"
+    compare = fault_of_test if exercise.code else fault_of
+    faults = [compare(exercise, *three) for three in zip(exercise.tried, wanted(exercise), got)]
+    text = of_the_test(function, got) if exercise.code else ""
+    if not text and any(f and not case.remark for f, case in zip(faults, exercise.tried)):
+        text = explanation(exercise, function, got, faults)
+    text = f"not right yet. {text}" if text else bad_manners(exercise, function, got)
+    status, printed = (
+        "not passed" if text else "passed",
+        next((o.printed for o in got if o.printed), ""),
+    )
+    if not text:
+        remarks = [case.remark for fault, case in zip(faults, exercise.tried) if fault]
+        all_of = "your test tells all {} versions apart" if exercise.code else "all {} cases"
+        text = f"with a remark. {remarks[0]}" if remarks else f"{all_of.format(len(got))}."
+        text = f"passed, {text}"
+    return status, f"{title}: {text}{said(printed)}"
 
 
-CHANGES = {
-    "content": "changes its argument {} in place, and the caller still needs it. Work on a copy.",
-    "requires_grad": "switches requires_grad of its argument {}, which belongs to the caller. "
-    "Take a copy: .detach().clone().",
-    "grad": "leaves a gradient in its argument {}, and the caller's next backward() adds to it. "
-    "Ask torch.autograd.grad, or work on a detached copy.",
-}
+def bad_manners(exercise: Exercise, function: Function, got: list[Outcome]) -> str:
+    """What else one has to know of an answer with the right numbers; empty if nothing."""
+    if (name := next((o.changed for o in got if o.changed), None)) is not None:
+        text = f"the numbers are right, but your function changes its argument {name!r} in place,"
+        return f"{text} and the caller still needs it. Work on a copy."
+    if not exercise.code and (name := notebook_data(function)) is not None:
+        text = f"the numbers are right, but your function reads {name!r} from the notebook instead"
+        return f"{text} of its arguments. Use those, or define what you need inside the function."
+    return ""
 
 
 def no_function(function: Any) -> str | None:
     """What was given instead of a function, as the end of a sentence; None for a function."""
-    plain = unwrapped(function)
+    plain = inspect.unwrap(function)
     if not callable(function):
         return f"{type(function).__name__}. Give check its name alone, without calling it."
     if inspect.isclass(plain):
         return f"the class {plain.__name__}. Write a function with `def`."
-    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
-        return "a coroutine, which has not begun to run when it is called. Leave out `async`."
     if inspect.isgeneratorfunction(plain):
         return "a generator, because it contains `yield`. Collect the results, and `return` them."
     return None
 
 
-def said(printed: str) -> str:
-    """What a function printed, short, as lines below a message."""
-    lines = printed.strip().splitlines()
-    kept = [line if len(line) <= 80 else line[:80] + " ..." for line in lines[:3]]
-    more = ["..."] if len(lines) > 3 else []
-    return "".join(f"\n  {line}" for line in ["it printed:", *kept, *more]) if lines else ""
+@cache
+def wanted(exercise: Exercise) -> list[Outcome]:
+    """What the solution does."""
+    return outcomes(exercise, exercise.reference)
 
 
-def _explain(
-    exercise: Exercise, function: Function, got: list[Outcome], faults: list[str | None]
+@cache
+def slips(exercise: Exercise) -> list[tuple[str, list[Outcome]]]:
+    """What is said of each named slip, and what it does."""
+    return [(said, outcomes(exercise, slip)) for said, slip in exercise.slips]
+
+
+def outcomes(exercise: Exercise, function: Function) -> list[Outcome]:
+    """What a function does with every case; after one that took too long, no other is tried."""
+    end, results = time.monotonic() + SECONDS, []
+    for case in exercise.tried:
+        if results and results[-1].stopped:
+            results.append(Outcome(error=results[-1].error, stopped=True))
+        else:
+            run = run_test if exercise.code else run_case
+            results.append(run(exercise, function, case, end - time.monotonic()))
+    return results
+
+
+@torch.enable_grad()
+def run_case(exercise: Exercise, function: Function, case: Case, seconds: float) -> Outcome:
+    names = exercise.parameters
+    leaves = dict(zip(names, copies(case.arguments)))
+    for name in exercise.gradient:
+        if isinstance(leaves.get(name), Tensor) and leaves[name].is_floating_point():
+            leaves[name].requires_grad_()
+    # Copies once more: torch forbids to change a leaf in place, in words of its own.
+    given = {n: v.clone() if isinstance(v, Tensor) else v for n, v in leaves.items()}
+    by_name = {name: given.pop(name, None) for name in exercise.keywords}
+    with contained(seconds) as out:
+        try:
+            value = function(*given.values(), **by_name)
+        except BaseException as error:  # whatever the reader's function raises
+            return failed(error, out.text)
+        result = Outcome(plain(value), printed=out.text)
+        inputs = [leaves[name] for name in exercise.gradient if name in leaves]
+        try:
+            result.gradients = gradients(value, [x for x in inputs if isinstance(x, Tensor)])
+        except BaseException as error:
+            result.backward = describe_error(error)
+            result.stopped = isinstance(error, TimeIsUp)
+    given |= by_name
+    now = zip(names, (given[name] for name in names if name in given), copies(case.arguments))
+    result.changed = next((name for name, after, before in now if not same(after, before)), None)
+    return result
+
+
+def run_test(exercise: Exercise, test: Function, case: Case, seconds: float) -> Outcome:
+    """The value: the assertion that failed, or None; "" stands for a version never called."""
+    calls = []
+
+    def function(*args: Any, **kwargs: Any) -> Any:  # nothing tells it from the other versions
+        calls.append(args)
+        return case.arguments[0](*args, **kwargs)
+
+    with contained(seconds) as out:
+        try:
+            test(function)
+        except AssertionError as error:
+            return Outcome(assertion(test, error), printed=out.text)
+        except BaseException as error:  # pytest.fail raises something that is no Exception
+            if type(error).__name__ == "Failed":
+                return Outcome(", by pytest.fail", printed=out.text)
+            return failed(error, out.text)
+    return Outcome(None if calls else "", printed=out.text)
+
+
+def failed(error: BaseException, printed: str) -> Outcome:
+    stopped = isinstance(error, TimeIsUp | KeyboardInterrupt)
+    words, attempted = describe_error(error), not is_stub(error)
+    return Outcome(error=words, attempted=attempted, stopped=stopped, printed=printed)
+
+
+def copies(values: Any) -> list[Any]:
+    return [v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for v in values]
+
+
+def gradients(value: Any, inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """Of a weighted sum of the result; the weights differ, so that no entry hides."""
+    flows = isinstance(value, Tensor) and value.requires_grad and value.is_floating_point()
+    if not flows or not inputs:
+        return (None,) * len(inputs)
+    weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype).view(value.shape)
+    total = (value * weights).sum()
+    return torch.autograd.grad(total, inputs, allow_unused=True)
+
+
+def plain(value: Any) -> Any:
+    """A tensor without its graph; numbers, and lists of numbers, as tensors too."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, list | tuple) and value and all(map(is_number, value)):
+        value = [x.item() if hasattr(x, "item") else x for x in value]
+        whole = all(isinstance(x, int) for x in value)
+        return torch.tensor(value, dtype=None if whole else torch.float64)
+    with suppress(OverflowError):
+        return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
+    return value
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) or isinstance(value, Tensor) and value.dim() == 0
+
+
+def same(after: Any, before: Any) -> bool:
+    """Whether an argument is what it was."""
+    if isinstance(before, nn.Module):
+        after, before = [*after.state_dict().values()], [*before.state_dict().values()]
+    if isinstance(before, dict):
+        after, before = [*after, *after.values()], [*before, *before.values()]
+    if isinstance(before, list | tuple):
+        return len(after) == len(before) and all(map(same, after, before))
+    if isinstance(before, Tensor):
+        if not isinstance(after, Tensor) or after.dtype != before.dtype:
+            return False
+        options = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
+        return after.shape == before.shape and torch.allclose(after, before, **options)
+    return not isinstance(before, str | int | float) or after == before or before != before
+
+
+def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fault | None:
+    """What is wrong with one outcome; None if nothing is."""
+    if not got.attempted:
+        return Fault("stub", "your function raises NotImplementedError here. Is a branch missing?")
+    if got.stopped:
+        text = f"all cases together took more than {SECONDS:.0f} seconds. Does a loop never end?"
+        return Fault("time", "it was interrupted." if got.error == "KeyboardInterrupt" else text)
+    if got.error is not None:
+        return Fault("error", f"your function raised {got.error}.")
+    value, expected = got.value, right.value
+    if not isinstance(expected, Tensor) or not isinstance(value, Tensor):
+        return of_another_kind(value, expected)
+    if value.shape != expected.shape:
+        text = f"expected shape {tuple(expected.shape)}, got {tuple(value.shape)}."
+        return Fault("kind", text)
+    if kind(value) != kind(expected) and expected.dim():
+        return Fault("kind", f"expected {kind(expected)}, got {kind(value)}.")
+    if not close(exercise, value, expected).all():
+        if (value.isnan() & ~expected.isnan()).any():
+            text = difference(exercise, expected, value)
+            return Fault("NaN", f"NaN where a number belongs:{text}")
+        off = (value.double() - expected.double()).abs() / (1 + expected.double().abs())
+        size = off.nan_to_num(posinf=1e9).max().item() if expected.isfinite().all() else 0.0
+        return Fault("value", difference(exercise, expected, value), size)
+    if got.backward is not None:
+        text = f"the value is right, but its backward pass raised {got.backward}."
+        return Fault("gradient", text)
+    for gradient, right_gradient in zip(got.gradients, right.gradients):
+        if gradient is None and right_gradient is not None:
+            text = "the value is right, but no gradient flows back through it, so nothing could"
+            more = "learn from it. Is there a detach(), item() or no_grad()?"
+            return Fault("gradient", f"{text} {more}")
+        zero = None if gradient is None else torch.zeros_like(gradient)
+        expected = zero if right_gradient is None else right_gradient
+        if gradient is not None and not close(exercise, gradient, expected).all():
+            text = difference(exercise, expected, gradient)
+            return Fault("gradient", f"the value is right, but its gradient is not:{text}")
+    return None
+
+
+def of_another_kind(value: Any, expected: Any) -> Fault | None:
+    if value is None and expected is not None:
+        return Fault("kind", "your function returned None. Is the `return` missing?")
+    if not isinstance(expected, Tensor):
+        text = f"\n  expected {brief(expected)}\n  got      {brief(value)}"
+        return None if value == expected else Fault("value", text, 1.0)
+    what = "a tensor" if expected.dim() else "a number"
+    more = " with something else than numbers in it" if isinstance(value, list | tuple) else ""
+    return Fault("kind", f"expected {what}, got {type(value).__name__}{more}.")
+
+
+def kind(value: Tensor) -> str:
+    if value.dtype == torch.bool:
+        return "true or false (bool)"
+    return "floating point" if value.is_floating_point() else "whole numbers"
+
+
+def close(exercise: Exercise, a: Tensor, b: Tensor) -> Tensor:
+    """Entry by entry, bool."""
+    if not (a.is_floating_point() or b.is_floating_point()):
+        return a == b
+    limit = exercise.tolerance
+    return torch.isclose(a.double(), b.double(), rtol=limit, atol=limit / 10, equal_nan=True)
+
+
+def explanation(
+    exercise: Exercise, function: Function, got: list[Outcome], faults: list[Fault | None]
 ) -> str:
-    """The sentence of the named wrong answer that did the same, or the first difference."""
-    at = next(i for i, fault in enumerate(faults) if fault)
-    first = f"Case {exercise.cases[at].name!r}:{faults[at]}{_inputs(exercise, at)}"
-    for wrong in exercise.wrong:  # case by case: most of them differ in one of the first
-        same = (exercise.named(wrong, case) for case in exercise.cases)
-        if all(_alike(exercise, a, b) for a, b in zip(got, same, strict=True)):
-            return f"{wrong.sentence}\n{first}"
-    if (name := notebook_data(function, unwrapped)) is not None:
+    """The sentence of the slip that did the same, and the most telling case."""
+
+    def rank(at: int) -> tuple:  # a wrong value comes first, and a plain case before a random one
+        case, fault = exercise.tried[at], faults[at]
+        size = min(fault.size, 0.25)  # beyond that, all are telling
+        return WORST.index(fault.kind), case.name.startswith("random numbers"), -size, at
+
+    at = min((i for i, f in enumerate(faults) if f and not exercise.tried[i].remark), key=rank)
+    case, first = exercise.tried[at], faults[at].text
+    if not exercise.code:
+        colon = ":" if first.startswith("\n") else ": "
+        first = f"Case {case.name!r}{colon}{first}{inputs(exercise, case)}"
+    for sentence, does in slips(exercise):
+        if explains(exercise, does, got, faults):
+            return f"{first} {sentence}" if exercise.code else f"{sentence}\n{first}"
+    first += f" {case.sentence}" if case.sentence else ""
+    if not exercise.code and (name := notebook_data(function)) is not None:
         first += f"\nYour function reads {name!r} from the notebook. Is an argument meant?"
-    name, wanted = getattr(function, "__name__", "<lambda>"), exercise.reference.__name__
-    if name not in (wanted, "<lambda>"):
-        first += f"\nThe exercise asks for {wanted}, you gave {name}. Is it the one you meant?"
+    name, asked = getattr(function, "__name__", "<lambda>"), exercise.reference.__name__
+    if name not in (asked, "<lambda>") and not exercise.code:
+        first += f"\nThe exercise asks for {asked}, you gave {name}. Is it the one you meant?"
     return f'{first}\nTry hint("{exercise.key}").'
 
 
-def _inputs(exercise: Exercise, at: int) -> str:
+def explains(
+    exercise: Exercise, does: list[Outcome], got: list[Outcome], faults: list[Fault | None]
+) -> bool:
+    """Whether a slip did the same wherever the answer gave numbers, and was wrong there somewhere.
+
+    An answer may have a slip, and trouble with NaN on top of it.
+    """
+    telling = False
+    for case, fault, a, b in zip(exercise.tried, faults, got, does):
+        same_here = alike(exercise, a, b)
+        if same_here and not case.remark:
+            telling |= fault is not None
+        elif not same_here and not case.remark and (fault is None or fault.kind not in NOISE):
+            return False
+    return telling
+
+
+def alike(exercise: Exercise, a: Outcome, b: Outcome) -> bool:
+    """Whether two functions did the same with a case: value, gradients, or the same error."""
+    if a.error or b.error:
+        return a.error == b.error
+    if exercise.code:
+        return bool(a.value) == bool(b.value)
+    if not isinstance(a.value, Tensor) or not isinstance(b.value, Tensor):
+        return type(a.value) is type(b.value) and a.value == b.value
+    if a.value.shape != b.value.shape or kind(a.value) != kind(b.value):
+        return False
+    pairs = [(a.value, b.value), *zip(a.gradients, b.gradients)]
+    if a.backward != b.backward or any((x is None) != (y is None) for x, y in pairs):
+        return False
+    return all(x is None or close(exercise, x, y).all() for x, y in pairs)
+
+
+def fault_of_test(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fault | None:
+    """What a test gets wrong about one version."""
+    if not got.attempted:
+        return Fault("stub", "Your test still raises NotImplementedError at one point.")
+    if got.stopped:
+        text = f"All versions together took your test more than {SECONDS:.0f} seconds."
+        return Fault("time", text)
+    another = case.name == "another bug"
+    if got.error is not None and not another:  # to crash on another is to notice it
+        text = f"Your test crashed on {case.name}: {got.error}. A crash is not a verdict: the test"
+        return Fault("error", f"{text} has to reach an assert, and that one has to fail.")
+    if bool(got.value) == (another or bool(right.value)) or got.error is not None:
+        return None
+    if got.value:
+        return Fault("value", f"Your test refuses {case.name}{got.value}.", 0.2)
+    text = f"Your test does not see {case.name}: it passes on it."
+    text = "Your test finds the bug shown, but misses one of its kind." if another else text
+    return Fault("value", text, 0.1 if another else 0.3)
+
+
+def of_the_test(test: Function, got: list[Outcome]) -> str:
+    """What is wrong with a test whatever it is run on, in words; empty if nothing is."""
+    nodes: list[ast.AST] = []
+    with suppress(Exception):  # no source to be had, in one of many ways
+        nodes = [*ast.walk(ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(test)))))]
+    names = {getattr(n, "id", getattr(n, "attr", "")) for n in nodes}
+    asserts = [n for n in nodes if isinstance(n, ast.Assert)]
+    if any(isinstance(n.test, ast.Tuple) and n.test.elts for n in asserts):
+        text = "Your assert is followed by a pair in brackets, and a pair is always true."
+        return f'{text} Write `assert condition, "message"` without them.'
+    if not any(outcome.value or outcome.error for outcome in got):
+        if any(outcome.value == "" for outcome in got):
+            text = (
+                "Your test never calls what it is given, so it cannot know which version that is."
+            )
+            return f"{text} Call it with arguments of your choice, and assert what must come out."
+        words = ("assert", "fail", "raises")
+        if nodes and not asserts and not any(w in name.lower() for name in names for w in words):
+            return "There is no assert in your test, so it can fail on nothing: say what must hold."
+    if (drawn := names & DRAWS) and not names & SEEDS:
+        text = f"Your test draws other numbers each time ({', '.join(sorted(drawn))}), so chance"
+        return f"{text} decides what it sees. Choose them by hand, or use torch.manual_seed first."
+    return ""
+
+
+def assertion(test: Function, error: AssertionError) -> str:
+    """Which assertion failed, if the source can be had, and what it said; after a blank."""
+    message = describe_error(error).removeprefix("AssertionError").removeprefix(": ")
+    message = f", which says: {message}" if message else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.line for frame in frames if frame.name == inspect.unwrap(test).__name__]
+    return f", at `{lines[-1]}`{message}" if lines and lines[-1] else message or ", at an assert"
+
+
+def judge_line(exercise: Exercise, line: Any) -> tuple[bool, str]:
+    """Whether the wrong line is named, or all of them, and what to say."""
+    right, last = exercise.line, len(exercise.shown)
+    expected = {right} if isinstance(right, int) else set(right)
+    n = len(expected)
+    if line is None:
+        return (
+            False,
+            f"Now name the wrong line{': line=1' if n == 1 else 's, such as line=(1, 2)'}.",
+        )
+    named = set(line) if isinstance(line, list | tuple | set | range) else {line}
+    if not named or not all(isinstance(x, int) and 1 <= x <= last for x in named):
+        return False, f"line: expected the number of a line, 1 to {last}, or several, got {line!r}."
+    for number, others in exercise.also_lines.items():
+        if number not in named and (elsewhere := named.intersection(others)):
+            named = named - {min(elsewhere)} | {number}  # it can be mended there too
+    lines = ("Lines " if len(named) > 1 else "Line ") + " and ".join(map(str, sorted(named)))
+    if named == expected:
+        return True, f"{lines}: found."
+    if len(named) > n:
+        return False, f"You name {len(named)} lines; name {n}."
+    hits = "not the wrong one" if n == 1 else f"{len(named & expected)} of the {n} wrong ones"
+    return False, f"{lines}: {hits}."
+
+
+def said(printed: str) -> str:
+    """What a function printed, short, as lines below a message."""
+    lines = printed.strip().splitlines()
+    shown = [line if len(line) <= 80 else line[:80] + " ..." for line in lines[:3]]
+    more = ["..."] if len(lines) > 3 else []
+    return "".join(f"\n  {line}" for line in ["it printed:", *shown, *more]) if lines else ""
+
+
+def inputs(exercise: Exercise, case: Case) -> str:
     """The arguments of a case, one in each line, short."""
-    pairs = zip(exercise.parameters, exercise.cases[at].arguments)
+    pairs = zip(exercise.parameters, case.arguments)
     lines = [f"\n    {name} = {text}" for name, value in pairs if (text := brief(value))]
     return "\n  with" + "".join(lines) if lines else ""
 
 
-def brief(value: Any, room: int = 160) -> str:
+def brief(value: Any, room: int = 200) -> str:
     """A value in one short line; empty for what has no short form, such as a model."""
-    if type(value) is Tensor:
-        value = value.long() if value.dtype == torch.bool else value  # 1 and 0 are shorter
-        text = _show(value, 4)
+    if isinstance(value, Tensor):
+        text = digits_of(value, 6)
         if len(text) > room:
-            text = f"{_show(value.flatten()[:5], 4)[:-1]}, ...] of shape {tuple(value.shape)}"
-        return text
+            text = f"{digits_of(value.flatten()[:5], 6)[:-1]}, ...] of shape {tuple(value.shape)}"
+        return f"{text} ({str(value.dtype).removeprefix('torch.')})"
     if isinstance(value, list | tuple):
         ends = "[]" if isinstance(value, list) else "()"
         text = ends[0] + ", ".join(map(brief, value)) + ends[1]
     else:
         text = repr(value)
-    if " at 0x" in text or isinstance(value, Tensor):
-        return ""
-    return text if len(text) <= room else f"{text[:room]} ..."
+    return "" if " at 0x" in text else text if len(text) <= room else f"{text[:room]} ..."
 
 
-def _run_all(exercise: Exercise, function: Function) -> list[Outcome]:
-    end, outcomes = time.monotonic() + SECONDS, []
-    for case in exercise.cases:
-        if outcomes and outcomes[-1].stopped:
-            outcomes.append(replace(outcomes[-1], printed=""))
-        else:
-            outcomes.append(_run(exercise, function, case, end - time.monotonic()))
-    return outcomes
-
-
-def _arguments(case: Case, gradient: tuple[int, ...] = ()) -> list[Any]:
-    """Fresh copies, so that nothing a function does reaches the next one."""
-    fresh = []
-    for place, argument in enumerate(case.arguments):
-        if isinstance(argument, Tensor):
-            argument = argument.detach().clone()
-            if argument.is_floating_point():
-                argument = argument if case.as_given else argument.double()
-                argument.requires_grad_(place in gradient)
-        else:
-            argument = copy.deepcopy(argument)
-        fresh.append(argument)
-    return fresh
-
-
-@torch.enable_grad()
-def _run(exercise: Exercise, function: Function, case: Case, seconds: float) -> Outcome:
-    leaves, before = _arguments(case, exercise.gradient), _arguments(case)
-    # Copies once more: torch forbids to change a leaf in place, in words of its own.
-    arguments = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    given = dict(zip(exercise.parameters, arguments))
-    by_place = [given[name] for name in given if name not in exercise.keywords]
-    by_name = {name: given.get(name) for name in exercise.keywords}
-    # A function that calls itself means itself, not what an earlier check has put in its place.
-    names = getattr(function, "__globals__", {}).items()
-    itself = [n for n, v in names if isinstance(v, Checked) and v.key == exercise.key]
-    printed = ""
-    try:
-        with contained(function, seconds, **dict.fromkeys(itself, function)) as out:
-            try:
-                value = function(*by_place, **by_name)
-            finally:
-                printed = out.text
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            value = _own(value)
-            graph = isinstance(value, Tensor) and value.requires_grad
-            gradients = _gradients(value, [leaves[place] for place in exercise.gradient])
-            value = _plain(value)
-            listed = exercise.sequence and isinstance(value, list)
-            if listed and all(isinstance(x, Real) and not isinstance(x, bool) for x in value):
-                value = _tensor(value)  # so that a named slip is known in either form
-    except BaseException as error:  # whatever the reader's function raises
-        stopped = isinstance(error, TimeIsUp | KeyboardInterrupt)
-        told, attempted = describe_error(error), not is_stub(error)
-        return Outcome(error=told, attempted=attempted, stopped=stopped, printed=printed)
-    changes = (
-        (name, what)
-        for name, *values in zip(exercise.parameters, arguments, leaves, before)
-        if (what := _change(*values))
-    )
-    return Outcome(
-        value=value, graph=graph, gradients=gradients, changed=next(changes, None), printed=printed
-    )
-
-
-def _own(value: Any) -> Any:
-    """A tensor without what a class of its own would do when it is compared."""
-    if isinstance(value, Tensor) and type(value) is not Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            return value.as_subclass(Tensor)
-    return value
-
-
-def _gradients(value: Any, arguments: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """Gradients of a weighted sum of the result; the weights differ, so that no entry hides."""
-    if not arguments:
-        return ()
-    if not (isinstance(value, Tensor) and value.requires_grad and value.is_floating_point()):
-        return (None,) * len(arguments)
-    weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype, device=value.device)
-    total = (value * weights.view(value.shape)).sum()
-    found = torch.autograd.grad(total, arguments, allow_unused=True)
-    return tuple(
-        torch.zeros_like(a) if g is None else g for a, g in zip(arguments, found, strict=True)
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Comparable to the reference's: a tensor without graph, dense, on the CPU; NumPy's floats."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().clone()
-        return value if value.layout == torch.strided else value.to_dense()
-    if type(value) is int and abs(value) >= 2**63:
-        return math.inf if value > 0 else -math.inf
-    if isinstance(value, list | tuple) and all(type(entry) in (int, float) for entry in value):
-        return [_plain(entry) for entry in value]
-    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
-
-
-def _change(after: Any, leaf: Any, before: Any) -> str | None:
-    """What a function has changed of an argument: a key of CHANGES, or None.
-
-    Args:
-        after: what it was given.
-        leaf: of which that was a copy with a graph, if it is a tensor.
-        before: what it was.
-    """
-    if isinstance(before, nn.Module):
-        after, leaf, before = ([*model.parameters()] for model in (after, leaf, before))
-    if isinstance(before, dict):
-        after, leaf, before = ([*d, *d.values()] for d in (after, leaf, before))
-    if isinstance(before, list | tuple):
-        if len(after) != len(before):
-            return "content"
-        return next((what for three in zip(after, leaf, before) if (what := _change(*three))), None)
-    if not isinstance(before, Tensor):
-        plain = isinstance(before, str | int | float)
-        return "content" if plain and not (after is before or after == before) else None
-    if not isinstance(after, Tensor) or (after.shape, after.dtype) != (before.shape, before.dtype):
-        return "content"
-    kept = (after == before) | ((after != after) & (before != before))  # NaN is itself here
-    if not _own(kept).all():
-        return "content"
-    if after.requires_grad != (before if after is leaf else leaf).requires_grad:
-        return "requires_grad"
-    return "grad" if leaf.grad is not None else None
-
-
-def _kind(value: Tensor) -> str:
-    if value.dtype == torch.bool:
-        return "true or false (bool)"
-    if value.is_complex():
-        return "complex numbers"
-    return "floating point" if value.is_floating_point() else "whole numbers"
-
-
-def _fault(exercise: Exercise, wanted: Outcome, got: Outcome) -> str | None:
-    """What is wrong with one outcome, in words to stand after a colon; None if nothing is."""
-    if not got.attempted:
-        return " your function still raises NotImplementedError here. Is a branch not written yet?"
-    if got.stopped and got.error == "TimeIsUp":
-        more = "Is there a loop that never ends?"
-        return f" your function was still running after {SECONDS:.0f} seconds. {more}"
-    if got.error is not None:
-        return f" your function raised {got.error}."
-    value, right = got.value, _tensor(wanted.value)
-    if value is None:
-        return " your function returned None. Is the `return` missing?"
-    if not isinstance(value, Tensor):
-        if not (exercise.number and type(value) in (int, float)):
-            kind = "a number" if exercise.number else "a tensor"
-            return f" expected {kind}, got {type(value).__name__}."
-        value = _tensor(value)
-    if value.is_nested:
-        return " expected a tensor, got a nested tensor."
-    if value.shape != right.shape:
-        return f" expected shape {tuple(right.shape)}, got {tuple(value.shape)}."
-    if _kind(value) != _kind(right):
-        return f" expected {_kind(right)}, got {_kind(value)}."
-    if (value.isnan() & ~right.isnan()).any():
-        return f" NaN where a number belongs:{_difference(exercise, right, value)}"
-    if not _close(exercise, value, right):
-        return _difference(exercise, right, value)
-    for mine, true in zip(got.gradients, wanted.gradients, strict=True):
-        if mine is None and true is not None:
-            return (
-                " the value is right, but no gradient flows back through it, so nothing could "
-                "learn from it. Is there a detach(), item() or no_grad()?"
-            )
-        if true is not None and not _close(exercise, mine, true):
-            return (
-                f" the value is right, but its gradient is not:{_difference(exercise, true, mine)}"
-            )
-    if got.graph and not wanted.graph:
-        return " the value is right, but it still carries its graph. Use detach(), or no_grad()."
-    return None
-
-
-def _tensor(value: Tensor | float | list) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-
-
-def _close(exercise: Exercise, a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(_agree(exercise, a, b).all())
-
-
-def _agree(exercise: Exercise, a: Tensor, b: Tensor) -> Tensor:
-    """Entry by entry, bool; whole numbers have to be the same."""
-    if not (a.is_floating_point() or b.is_floating_point() or a.is_complex() or b.is_complex()):
-        return a == b
-    limit = exercise.tolerance
-    return torch.isclose(a.double(), b.double(), rtol=limit, atol=limit, equal_nan=True)
-
-
-def _alike(exercise: Exercise, a: Outcome, b: Outcome) -> bool:
-    """Whether two functions did the same with a case: value, gradients, what else they did."""
-    if (a.error, a.graph, a.changed) != (b.error, b.graph, b.changed):
-        return False
-    if not all(isinstance(x.value, Tensor | int | float) for x in (a, b)):
-        return a.value == b.value if isinstance(a.value, list | str) else a.value is b.value
-    first, second = _tensor(a.value), _tensor(b.value)
-    if first.shape != second.shape or _kind(first) != _kind(second):
-        return False
-    if not _close(exercise, first, second):
-        return False
-    return all(
-        (g is None) == (h is None) and (g is None or _close(exercise, g, h))
-        for g, h in zip(a.gradients, b.gradients, strict=True)
-    )
-
-
-def _difference(exercise: Exercise, right: Tensor, value: Tensor) -> str:
+def difference(exercise: Exercise, right: Tensor, value: Tensor) -> str:
     """Both, or where they are long the first entry that is wrong; to stand after a colon."""
     where = ""
     if right.numel() > LONG:
-        at = (~_agree(exercise, value, right)).nonzero()[0].tolist()
-        where = f"\n  at {at}:"
-        right, value = right[tuple(at)], value[tuple(at)]
-    # Four decimals, unless it takes more to see the difference.
-    digits = next((d for d in (4, 8) if _show(right, d) != _show(value, d)), 12)
-    return f"{where}\n  expected {_show(right, digits)}\n  got      {_show(value, digits)}"
+        at = tuple((~close(exercise, value, right)).nonzero()[0].tolist())
+        where, right, value = f"\n  at {[*at]}:", right[at], value[at]
+    digits = next((d for d in (4, 6) if digits_of(right, d) != digits_of(value, d)), 9)
+    return f"{where}\n  expected {digits_of(right, digits)}\n  got      {digits_of(value, digits)}"
 
 
-def _show(tensor: Tensor, digits: int) -> str:
-    """Rounded by hand: how torch prints depends on its settings."""
-    if tensor.dim() == 0:
-        number = tensor.item()
-        # + 0.0 turns -0.0 into 0.0
-        return f"{round(number, digits) + 0.0:.12g}" if tensor.is_floating_point() else str(number)
-    return "[" + ", ".join(_show(row, digits) for row in tensor) + "]"
+def digits_of(tensor: Tensor, digits: int) -> str:
+    """With so many significant digits, whatever the settings of torch."""
+    if tensor.dim():
+        return "[" + ", ".join(digits_of(row, digits) for row in tensor) + "]"
+    number = tensor.item()
+    return f"{number + 0.0:.{digits}g}" if isinstance(number, float) else str(int(number))
 
 
-def unwrapped(value: Any) -> Any:
-    """What is behind a solved exercise, and behind decorators such as `torch.no_grad()`."""
-    while isinstance(value, Checked) or hasattr(value, "__wrapped__"):
-        value = value.use if isinstance(value, Checked) else value.__wrapped__
-    return value
+def notebook_data(function: Function) -> str | None:
+    """A tensor or model of the notebook that the function reads instead of an argument, by name."""
+    plain = inspect.unwrap(function)
+    names = getattr(plain, "__globals__", {})
+    for step in dis.get_instructions(plain) if names else ():
+        value = names.get(step.argval) if step.opname == "LOAD_GLOBAL" else None
+        if isinstance(value, Tensor) or isinstance(value, nn.Module) and value.state_dict():
+            return step.argval
+    return None

@@ -1,7 +1,5 @@
 """What a reader calls: check an answer, ask for a hint, read the solution, see code to review."""
 
-from __future__ import annotations
-
 import inspect
 import linecache
 import os
@@ -10,59 +8,56 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from minigrpo.exercises.judge import Checked, Exercise, Function, judge_exercise, unwrapped
-from minigrpo.exercises.records import notebooks, records
-from minigrpo.exercises.review import Review, code_lines, judge_review
+from minigrpo.exercises.form import Exercise, Function, notebooks, records
+from minigrpo.exercises.judge import Checked, judge_exercise, judge_line
 from minigrpo.notebook.kept import recall, remember
 
 Lines = int | Iterable[int] | None
+_hints_given: dict[str, int] = {}
 
 
 def check(key: str, function: Function, line: Lines = None) -> Checked:
-    """Try the reader's function on the cases of an exercise, and print what was found.
+    """Try the reader's function on the cases of an exercise, and print what it really does.
 
-    In a review the function is a test, tried on the right version of the code and the buggy ones.
-    A pass is remembered, with the source of the function.
-
-    Nothing that the function does is raised. With the environment variable MINIGRPO_STRICT=1
-    everything but a pass raises AssertionError instead.
-
-    Args:
-        key: such as "2.3".
-        function: the reader's.
-        line: in a review, the number of the wrong line, or all of them if there are several.
-
-    Raises:
-        KeyError: there is no such exercise.
-        AssertionError: strict, and not passed.
+    In a review the function is a test, and `line` the number of the wrong line, or several. A pass
+    is remembered with its source. With the environment variable MINIGRPO_STRICT=1, all but a pass
+    raises AssertionError; KeyError: there is no such exercise.
     """
-    exercise = find(key)
-    if isinstance(function, Checked):
-        function = function.attempt
+    exercise, again = find(key), isinstance(function, Checked)
+    function = function.attempt if again else function
     status, message, right = _judged(exercise, function, line)
     if os.environ.get("MINIGRPO_STRICT") == "1" and status != "passed":
         raise AssertionError(message)
+    if again:
+        name = exercise.reference.__name__
+        message += f"\n(Nothing new since the last check. Did the cell that defines {name} run?)"
     print(message)
     if status == "passed":
         _keep(key, function)
-    use = function if right else exercise.reference
-    return Checked(key, use, status, attempt=function)
+    return Checked(key, function if right else exercise.reference, status, attempt=function)
 
 
 def judge(key: str, function: Function, line: Lines = None) -> tuple[str, str]:
-    """What `check` would say, without printing.
-
-    Returns the status ("passed", "not passed", "not attempted") and the message.
-
-    Raises:
-        KeyError: there is no such exercise.
-    """
+    """What `check` would say, without printing: "passed", "not passed" or "not attempted", why."""
     return _judged(find(key), function, line)[:2]
+
+
+def _judged(exercise: Exercise, function: Function, line: Lines) -> tuple[str, str, bool]:
+    """Status, message, and whether the function is right (in a review whatever the line)."""
+    status, message = judge_exercise(exercise, function)
+    right = status == "passed"
+    if exercise.bugs and status != "not attempted":
+        found, about_line = judge_line(exercise, line)
+        status = "passed" if right and found else "not passed"
+        if right and not found:
+            message = message.replace(": passed, your", ": your")
+        message += f" {about_line}" if right else f"\n{about_line}"
+    return status, message, right
 
 
 def _keep(key: str, function: Function) -> None:
     """Remember a pass. The course's own functions are none; no source replaces none."""
-    plain, module = unwrapped(function), ""
+    plain, module = inspect.unwrap(function), ""
     with suppress(Exception):  # whatever has a __call__ is taken
         module = str(plain.__module__)
     if not module.startswith("minigrpo."):
@@ -80,27 +75,14 @@ def _written(function: Function) -> str:
     return ""
 
 
-def _judged(exercise: Exercise | Review, function: Function, line: Lines) -> tuple[str, str, bool]:
-    """Status, message, and whether the function is right (in a review whatever the line)."""
-    if isinstance(exercise, Review):
-        return judge_review(exercise, function, line)
-    status, message = judge_exercise(exercise, function)
-    return status, message, status == "passed"
-
-
-_hints_given: dict[str, int] = {}
-
-
 def hint(key: str, number: int | None = None) -> None:
-    """Print the next hint of an exercise, or the one with this number (1, 2, ...).
-
-    Raises:
-        KeyError: there is no such exercise.
-        ValueError: there is no such hint.
-    """
+    """Print the next hint of an exercise, or the one with this number (1, 2, ...)."""
     hints = find(key).hints
-    if number is None:
-        number = min(_hints_given.get(key, 0) + 1, len(hints))
+    after = _hints_given.get(key, 0) + 1
+    if number is None and after > len(hints):
+        print(f'There are no more than {len(hints)}. solution("{key}") shows the solution.')
+        return
+    number = after if number is None else number
     if not 1 <= number <= len(hints):
         raise ValueError(f"number: expected 1 to {len(hints)}, got {number}")
     _hints_given[key] = number
@@ -108,36 +90,29 @@ def hint(key: str, number: int | None = None) -> None:
 
 
 def answer(key: str) -> None:
-    """Print the last answer of yours that passed, ready to be pasted in place of the stub.
-
-    Raises:
-        KeyError: there is no such exercise.
-    """
-    kept = recall("exercises").get(find(key).key)
+    """Print the last answer of yours that passed, ready to be pasted in place of the stub."""
+    passed = recall("exercises").get(find(key).key)
     nothing = f"No answer of yours to {key} has passed yet."
-    if kept is not None:
+    if passed is not None:
         nothing = f"Your answer to {key} has passed, but its source couldn't be found."
-    print((kept or {}).get("source") or nothing)
+    print((passed or {}).get("source") or nothing)
 
 
 def solution(key: str) -> None:
-    """Print the source of an exercise's reference, which the tests run, its imports, and why.
-
-    In a review also the wrong lines and their cure.
-
-    Raises:
-        KeyError: there is no such exercise.
-    """
-    others = [f"Another way: {other.sentence}" for other in find(key).others]
-    print(solution_source(key), *map(comment, [find(key).why, *others]), sep="\n")
+    """Print a solution with its imports, and why; in a review the lines and their cure, too."""
+    exercise = find(key)
+    others = [f"Another way: {said}" for said in exercise.right.values()]
+    why = " ".join(exercise.why.split())
+    print(solution_source(key), *map(comment, [why, *others]), sep="\n")
 
 
 def solution_source(key: str) -> str:
     """The source that, put in place of the stub, solves the exercise; in a review with the cure."""
     exercise = find(key)
-    source = inspect.getsource(exercise.reference)
-    cures = [comment(f"Line {bug.line}: {bug.cure}") for bug in getattr(exercise, "bugs", ())]
-    return "\n".join([*exercise.imports, "", "", source, *cures])
+    line = exercise.line if exercise.bugs else ()
+    lines = [line] if isinstance(line, int) else line
+    cures = [f"Line {number}: {cure}" for number, cure in zip(lines, exercise.bugs.values())]
+    return "\n".join([exercise.source, *map(comment, cures)])
 
 
 def comment(text: str) -> str:
@@ -146,29 +121,21 @@ def comment(text: str) -> str:
 
 
 def show(key: str) -> None:
-    """Print the code of a review with line numbers.
-
-    Raises:
-        KeyError: there is no such exercise, or it has no code to review.
-    """
-    review = find(key)
-    if not isinstance(review, Review):
+    """Print the code of a review with line numbers."""
+    exercise = find(key)
+    if not exercise.bugs:
         raise KeyError(f"key: expected the key of a review, got {key!r}, which shows no code")
-    for number, line in enumerate(code_lines(review), start=1):
+    for number, line in enumerate(exercise.shown, start=1):
         print(f"{number:2}  {line}".rstrip())
 
 
-def all_exercises() -> list[Exercise | Review]:
+def all_exercises() -> list[Exercise]:
     """All exercises of the course, in order."""
     return [exercise for number in notebooks() for exercise in records(number).values()]
 
 
-def find(key: str) -> Exercise | Review:
-    """The record of one exercise.
-
-    Raises:
-        KeyError: there is no such exercise; the message lists those there are.
-    """
+def find(key: str) -> Exercise:
+    """One exercise; KeyError, with those there are, if it is none."""
     notebook = str(key).split(".")[0]
     here = records(int(notebook)) if notebook.isdecimal() else {}
     if key in here:

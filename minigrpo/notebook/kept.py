@@ -50,20 +50,20 @@ def path() -> Path:
 
 def remember(section: str, key: str, value: dict[str, Any]) -> None:
     """Keep a value. In the sections of FIRST it has to be the first one for this key."""
-    mine = _mine().setdefault(section, {})
+    section_here = _known_here().setdefault(section, {})
     if section not in FIRST:
-        mine[key] = {**value, "at": time.time()}
-    mine.setdefault(key, value)
+        section_here[key] = {**value, "at": time.time()}
+    section_here.setdefault(key, value)
     try:
         file = path()
         with _locked(file):
             try:
-                found = _read(file)
+                stored = _read(file)
             except Broken:
                 _set_aside(file)
-                found = {}
-            _mine().update(_merged(found, _mine()))
-            _write(file, _mine())
+                stored = {}
+            _known_here().update(_merged(stored, _known_here()))
+            _write(file, _known_here())
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: there's no home folder
         _say(f"Your progress can't be kept: {error}.")
 
@@ -71,13 +71,13 @@ def remember(section: str, key: str, value: dict[str, Any]) -> None:
 def recall(section: str) -> dict[str, dict[str, Any]]:
     """What is remembered, of this kernel and of those before it."""
     try:
-        _mine().update(_merged(_read(path()), _mine()))
+        _known_here().update(_merged(_read(path()), _known_here()))
     except (OSError, ValueError, RuntimeError) as error:
         _say(f"Your progress can't be read: {error}.")
-    return _mine().get(section, {})
+    return _known_here().get(section, {})
 
 
-def _mine() -> Kept:
+def _known_here() -> Kept:
     """What this kernel knows."""
     try:
         return _here.setdefault(str(path()), {})
@@ -85,20 +85,20 @@ def _mine() -> Kept:
         return _here.setdefault("", {})
 
 
-def _merged(found: Kept, mine: Kept) -> Kept:
+def _merged(stored: Kept, here: Kept) -> Kept:
     """Everything there is; of two values for a key the first or the latest."""
 
     def wins(section: str, key: str) -> bool:
-        if section in FIRST or key not in mine.get(section, {}):
+        if section in FIRST or key not in here.get(section, {}):
             return True
-        return found[section][key].get("at", 0) >= mine[section][key].get("at", 0)
+        return stored[section][key].get("at", 0) >= here[section][key].get("at", 0)
 
     return {
         section: {
-            **mine.get(section, {}),
-            **{key: value for key, value in found.get(section, {}).items() if wins(section, key)},
+            **here.get(section, {}),
+            **{key: value for key, value in stored.get(section, {}).items() if wins(section, key)},
         }
-        for section in {*found, *mine}
+        for section in {*stored, *here}
     }
 
 
@@ -110,19 +110,21 @@ def _read(file: Path) -> Kept:
         OSError: it can't be read, or a newer edition has written it.
     """
     try:
-        found = json.loads(file.read_bytes())
+        stored = json.loads(file.read_bytes())
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError):
-        found = None
-    version = found.pop("version", VERSION) if isinstance(found, dict) else VERSION
+        stored = None
+    version = stored.pop("version", VERSION) if isinstance(stored, dict) else VERSION
     if isinstance(version, int) and version > VERSION:
         raise OSError(f"a newer edition of the course has written {file}, and it stays as it is")
-    parts = found.values() if isinstance(found, dict) else [None]
-    records = [one for part in parts for one in (part.values() if isinstance(part, dict) else [0])]
+    parts = stored.values() if isinstance(stored, dict) else [None]
+    records = [
+        record for part in parts for record in (part.values() if isinstance(part, dict) else [0])
+    ]
     if not isinstance(version, int) or not all(map(_sound, records)):
         raise Broken(f"{file} isn't what was written there")
-    return found
+    return stored
 
 
 def _sound(record: Any) -> bool:
@@ -131,12 +133,12 @@ def _sound(record: Any) -> bool:
     )
 
 
-def _write(file: Path, kept: Kept) -> None:
+def _write(file: Path, sections: Kept) -> None:
     """In one step. There's one writer at a time, so a name that is always the same will do."""
     if file.exists() and not os.access(file, os.W_OK):
         raise PermissionError(f"{file} is read-only")
     unfinished = file.with_name(f".{file.name}.part")
-    text = json.dumps({"version": VERSION, **kept}, indent=1, sort_keys=True)
+    text = json.dumps({"version": VERSION, **sections}, indent=1, sort_keys=True)
     # On Windows a file that somebody is reading can't be replaced.
     busy = PermissionError if sys.platform == "win32" else ()
     try:

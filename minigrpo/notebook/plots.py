@@ -261,12 +261,12 @@ def draw_charts(
 
     "healthy twin" is blue and wide, and lies beneath the others, of which there may be three.
     """
-    others = iter([(ORANGE, "--"), (PINK, ":"), (BLACK, "-.")])
+    styles = iter([(ORANGE, "--"), (PINK, ":"), (BLACK, "-.")])
     figure, axes = plt.subplots(2, 4, figsize=(7.0, 3.5))
     *panels, corner = axes.flat
     for name, chart in charts.items():
         twin = name == "healthy twin"
-        color, dash = (BLUE, "-") if twin else next(others)
+        color, dash = (BLUE, "-") if twin else next(styles)
         for ax, value in zip(panels, CHART_PANELS.values()):
             points = [(m.step, value(m)) for m in chart.steps if value(m) is not None]
             drawn = zip(*points) if points else ((), ())
@@ -281,8 +281,8 @@ def draw_charts(
         top = max(1.06 * ax.get_ylim()[1] * any(drawn), 0.05 * ("fraction" in heading)) or 1
         ax.set_ylim(-0.03 * top, top)  # a line at 0 lies above the axis
         if not any(drawn):  # then an axis would only mislead
-            said = "0 in every step" if drawn else "not computed"
-            ax.text(0.5, 0.5, said, transform=ax.transAxes, ha="center", fontsize=8)
+            words = "0 in every step" if drawn else "not computed"
+            ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", fontsize=8)
             ax.set(xticks=(), yticks=(), xlabel="")
     corner.set_axis_off()
     corner.legend(loc="center", fontsize=8)

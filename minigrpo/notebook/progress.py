@@ -34,12 +34,12 @@ def predict(key: str, guess: float | None) -> None:
         if not number or not math.isfinite(guess):
             raise TypeError(f"guess: expected a number, such as 0.6, got {guess!r}")
         remember("predictions", key, {"guess": float(guess)})
-    if (kept := _guess(key)) is None:
+    if (first := _guess(key)) is None:
         print(f"{word}: put a number in place of None, and run this cell again.")
-    elif guess in (None, kept):
-        print(f"{word}: your guess is {_number(kept)}.")
+    elif guess in (None, first):
+        print(f"{word}: your guess is {_number(first)}.")
     else:
-        print(f"{word}: your first guess counts, and it was {_number(kept)}.")
+        print(f"{word}: your first guess counts, and it was {_number(first)}.")
 
 
 def outcome(key: str, value: Any) -> None:
@@ -66,12 +66,12 @@ def outcome(key: str, value: Any) -> None:
 
 def clinic_line(patients: int = PATIENTS) -> str:
     """The score of the clinic, in a sentence."""
-    seen = recall("clinic").values()
-    if not seen:
+    diagnoses = recall("clinic").values()
+    if not diagnoses:
         return f"The clinic (notebook 08): no diagnosis yet; {patients} patients are waiting."
-    right = sum(bool(one.get("right")) for one in seen)
-    used = sum(len(one.get("measured", ())) for one in seen) / len(seen)
-    diagnosed = f"The clinic (notebook 08): {len(seen)} of {patients} patients diagnosed"
+    right = sum(bool(diagnosis.get("right")) for diagnosis in diagnoses)
+    used = sum(len(diagnosis.get("measured", ())) for diagnosis in diagnoses) / len(diagnoses)
+    diagnosed = f"The clinic (notebook 08): {len(diagnoses)} of {patients} patients diagnosed"
     return f"{diagnosed}, {right} right at the first attempt, {used:.1f} measurements per patient."
 
 
@@ -84,8 +84,12 @@ class Progress:
             (number, title, [key in passed for key in keys]) for number, title, keys in exercises()
         ]
         self.guesses = [
-            (key, _number(one["guess"]), _number(outcomes[key]["value"]) if key in outcomes else "")
-            for key, one in sorted(guesses.items())
+            (
+                key,
+                _number(prediction["guess"]),
+                _number(outcomes[key]["value"]) if key in outcomes else "",
+            )
+            for key, prediction in sorted(guesses.items())
         ]
         self.clinic = clinic_line()
         self.passed, self.of = (sum(map(f, self.rows)) for f in (_passed, _of))
@@ -140,11 +144,11 @@ def progress() -> Progress:
 
 def exercises() -> Iterator[tuple[int, str, list[str]]]:
     """For each notebook its number, what its exercises are about, and their keys."""
-    for path in sorted(RECORDS.glob("[0-9][0-9].md")):
-        text = path.read_text(encoding="utf-8")
+    for path in sorted(RECORDS.glob("[0-9][0-9].py")):
+        text = path.read_text(encoding="utf-8")  # not imported: that loads torch, which is slow
         number = int(path.stem)
-        of = len(re.findall(r"^## ", text, re.MULTILINE))
-        title = text[: text.index("\n")].removeprefix("# ")
+        of = len(re.findall(r"^@exercise\(", text, re.MULTILINE))
+        title = text[: text.index("\n")].strip('"')
         yield number, title, [f"{number}.{place}" for place in range(1, of + 1)]
 
 
@@ -160,8 +164,8 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Without colors of its own: it takes those of the page it is shown in."""
     left = 'style="text-align: left"'  # JupyterLab has numbers in mind
     lines = ["".join(f'<th scope="col" {left}>{name}</th>' for name in head)]
-    for first, *others in rows:
-        cells = "".join(f"<td {left}>{cell}</td>" for cell in others)
+    for first, *rest in rows:
+        cells = "".join(f"<td {left}>{cell}</td>" for cell in rest)
         lines.append(f'<th scope="row" {left}>{first}</th>{cells}')
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 

@@ -1,4 +1,4 @@
-"""Runs on several processes, with `train_grpo` or with TRL. As a command:
+"""Runs on several processes, with our loop or with TRL. As a command:
 
 torchrun --nproc_per_node 2 -m minigrpo.scaling.run ours --out run.pt    (or trl)
 """
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+import torch.distributed as dist
 
-from minigrpo import parallel
 from minigrpo.files import atomic_path, data_folder
-from minigrpo.grpo import train_grpo
 from minigrpo.scaling import trl
-from minigrpo.scaling.trl import problem_config, problem_rows, problem_task
-from minigrpo.text.models import load_policy
+from minigrpo.scaling.processes import train_shared
+from minigrpo.scaling.trl import problem_config, problem_rows
+from minigrpo.text.models import load_pretrained
+from minigrpo.text.prompts import TextProblems
 
 
 def torchrun(processes: int, *arguments: str) -> list[dict[str, Any]]:
-    """Run the command below under torchrun, and return what each of the processes has written.
+    """Run the command below under torchrun, ten minutes at most; what each process has written.
 
-    RuntimeError: one failed, and what it wrote last. TimeoutExpired: no end after ten minutes.
+    RuntimeError: one failed, and what it wrote last.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINIGRPO_THREADS": "1"}
     if sys.platform == "win32":  # torch asks for libuv there too, and is built without it
@@ -56,32 +56,25 @@ def torchrun(processes: int, *arguments: str) -> list[dict[str, Any]]:
 
 
 def train_ours(steps: int, *, exact: bool = False, **settings: Any) -> dict[str, Any]:
-    """Train the shipped Llama shape with `train_grpo`, on all processes there are.
+    """Train the shipped Llama shape on all processes (exact: in float64, the same on any number).
 
-    Args:
-        steps: batches.
-        exact: in float64, and with the same random numbers on any number of processes.
-        settings: others of `GRPOConfig`.
-
-    Returns:
-        "rewards" and "tokens" of each step, of this process's share, and the "parameters".
+    Returns "rewards" and "tokens" of each step, of this process's share, and the "parameters".
     """
     dtype = torch.float64 if exact else torch.float32
-    policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu", dtype=dtype)
-    config = problem_config(policy, tokenizer, steps=steps, split_invariant=exact, **settings)
-    task = problem_task(tokenizer, problem_rows(), config)
-    wrapped = DistributedDataParallel(policy) if parallel.world_size() > 1 else policy
-    run = list(train_grpo(wrapped, task, config))
+    policy, tokenizer = load_pretrained(data_folder() / "text_llama", device="cpu", dtype=dtype)
+    config = problem_config(policy, tokenizer, steps=steps, **settings)
+    task = TextProblems(tokenizer, problem_rows(), trl.REWARD_FUNCTIONS, trl.WEIGHTS, config.eos_id)
+    run = list(train_shared(policy, task, config, exact=exact))
     return {
         "rewards": [metrics.reward for metrics in run],
-        "tokens": [int(metrics.rollouts.completion_mask.sum()) for metrics in run],
+        "tokens": [int(metrics.rollouts.own.sum()) for metrics in run],
         "parameters": policy.state_dict(),
     }
 
 
 def train_trl(steps: int, **settings: Any) -> dict[str, Any]:
     """Train the shipped Llama shape with TRL, on all processes there are; see `train_ours`."""
-    policy, tokenizer = load_policy(data_folder() / "text_llama", device="cpu")
+    policy, tokenizer = load_pretrained(data_folder() / "text_llama", device="cpu")
     config = problem_config(policy, tokenizer, steps=steps, **settings)
     trainer = trl.trl_trainer(policy, tokenizer, problem_rows(), config)
     result = {"rewards": trl.trl_rewards(trainer), "parameters": policy.state_dict()}
@@ -103,22 +96,22 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # for so small a model a second one costs more than it brings
-    several = "RANK" in os.environ
+    rank = os.environ.get("RANK")  # None: not under torchrun
     if options.trainer == "trl":
-        result = train_trl(options.steps, seed=options.seed)  # TRL joins by itself
+        result = train_trl(options.steps, seed=options.seed)  # TRL joins the group by itself
     else:
-        if several:
-            parallel.join()
+        if rank is not None:
+            dist.init_process_group("gloo")
         result = train_ours(options.steps, exact=options.exact, seed=options.seed)
-    out = options.out.with_suffix(f".{parallel.rank()}.pt") if several else options.out
+    out = options.out if rank is None else options.out.with_suffix(f".{rank}.pt")
     with atomic_path(out) as unfinished:
         torch.save(result, unfinished)
-    parallel.leave()
+    if rank is not None:  # leave together: one that went first would break the group
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
-    if "RANK" in os.environ:
-        # All is written. Threads of the libraries can abort a process of a group that winds up.
-        sys.stdout.flush()
+    if "RANK" in os.environ:  # threads of the libraries can abort a process that winds up
         os._exit(0)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from minigrpo.grpo import GRPOConfig
 from minigrpo.sampling import Rollouts, stop_ids
 from minigrpo.text.problems import draw_rows
-from minigrpo.text.prompts import TextProblems, answer_reward, format_reward, stop_tokens
+from minigrpo.text.prompts import answer_reward, format_reward, stop_tokens
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -48,13 +48,6 @@ def problem_rows() -> list[dict[str, str]]:
     return draw_rows(2000, torch.Generator().manual_seed(1))
 
 
-def problem_task(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str, str]], config: GRPOConfig
-) -> TextProblems:
-    """These rows as the task of `train_grpo`."""
-    return TextProblems(tokenizer, rows, REWARD_FUNCTIONS, WEIGHTS, config.eos_id)
-
-
 def trl_settings(
     config: GRPOConfig,  # for all processes together
     processes: int = 1,  # that share the rows of a batch; TRL wants the rows of one
@@ -62,12 +55,11 @@ def trl_settings(
     """The settings of TRL's GRPOConfig that mean the same; ValueError where none does."""
     cispo = config.surrogate == "cispo"
     only = {"baseline": ("mean",), "level": tuple(LEVELS), "estimator": ("k3",)}
-    only |= {"split_invariant": (False,), "dtype": ("float32",)}
-    only |= {"how": ("token_mean",) if cispo else tuple(LOSS_TYPES)}
+    only |= {"call_id": (None,), "how": ("token_mean",) if cispo else tuple(LOSS_TYPES)}
     for name, values in only.items():
-        if (given := getattr(config, name)) not in values:
+        if (value := getattr(config, name)) not in values:
             expected = " or ".join(map(repr, values)) + (" with cispo" if name == "how" else "")
-            raise ValueError(f"{name}: expected {expected} for TRL's GRPOTrainer, got {given!r}")
+            raise ValueError(f"{name}: expected {expected} for TRL's GRPOTrainer, got {value!r}")
     rows = config.prompts_per_step * config.group_size
     if rows % processes:
         raise ValueError(f"processes: expected a divisor of {rows}, the rows, got {processes}")
@@ -146,7 +138,7 @@ def trl_loss(
     inputs = {
         "prompt_ids": r.prompt_ids, "prompt_mask": r.prompt_mask.long(),
         "completion_ids": r.completions, "completion_mask": r.completion_mask.long(),
-        "num_items_in_batch": r.completion_mask.sum(),
+        "tool_mask": r.own.long(), "num_items_in_batch": r.own.sum(),
         "advantages": advantages, "ref_per_token_logps": ref_log_probs,
     }  # fmt: skip
     if not on_policy:

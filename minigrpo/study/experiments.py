@@ -12,28 +12,36 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from minigrpo.arithmetic import EOS, PAD, Arithmetic, evaluate, warmup_batch
+from minigrpo.arithmetic import EOS, PAD, Arithmetic, evaluate, warmup_documents
 from minigrpo.grpo import GRPOConfig, train_grpo
-from minigrpo.llama import WARMUP, tiny_llama, warm_up
+from minigrpo.llama import tiny_llama
 from minigrpo.objective import VARIANTS
-from minigrpo.pretrain import PretrainConfig, pretrain
+from minigrpo.pretrain import PretrainConfig, PretrainMetrics, documents_batch, pretrain
 from minigrpo.rewards import Tags, format_reward, split_parts
 
+WARMUP = PretrainConfig(steps=400, lr=5e-3, matrix_lr=None, weight_decay=0.01, warmup=30)
+WARMUP_ROWS = 128
+"""How the base model is trained before any reward; AdamW alone, since Muon does no better here."""
 SUMMIT = GRPOConfig(
-    steps=100,
-    prompts_per_step=16,
-    group_size=8,
-    max_new_tokens=16,
-    eos_id=EOS,
-    pad_id=PAD,
-    lr=1e-4,
-    inner_epochs=2,
-    how="token_mean",
-    kl_weight=0.01,
-)
+    steps=100, prompts_per_step=16, group_size=8, max_new_tokens=16, eos_id=EOS, pad_id=PAD,
+    lr=1e-4, inner_epochs=2, how="token_mean", kl_weight=0.01,
+)  # fmt: skip
 """16 questions x 8 completions, two updates on each batch, a hundred times."""
+
+
+def warmup_batch(n: int, generator: torch.Generator, **options: object) -> tuple[Tensor, Tensor]:
+    """`warmup_documents` (with these options) as ids and loss mask (n, S), for `pretrain`."""
+    return documents_batch(warmup_documents(n, generator, **options), PAD)
+
+
+def warm_up(
+    policy: nn.Module, config: PretrainConfig = WARMUP, **settings: object
+) -> Iterator[PretrainMetrics]:
+    """Teach a policy to add and to answer in form, without reward; settings of warmup_documents."""
+    return pretrain(policy, partial(warmup_batch, WARMUP_ROWS, **settings), config)
 
 
 def only_form(completion: Tensor, answer: int, tags: Tags, *, given: int) -> float:
@@ -66,10 +74,9 @@ EXPERIMENTS: dict[str, Experiment] = {
     "the run of notebook 07": Experiment(),
     "a warm-up of its own for each seed": Experiment(own_base={}),
     "one demonstration in five complete": Experiment(own_base={"complete": 0.2}),
-    "mixed operations": Experiment(task={"operations": "mixed"}, own_base={"operations": "mixed"}),
     "no room to think": Experiment(task={"thinking": False}),
-    "reward for the form only": Experiment(task={"score": only_form}),
-    "reward for any thought": Experiment(task={"score": any_thought}),
+    "reward for the form only": Experiment(task={"grade": only_form}),
+    "reward for any thought": Experiment(task={"grade": any_thought}),
     "supervised, the same demonstrations": Experiment(supervised=0.0),
     "supervised, right demonstrations": Experiment(supervised=1.0),
     "no baseline": Experiment({"baseline": "none", "scale": "none"}),
@@ -111,7 +118,7 @@ def run(
         for _ in warm_up(policy, replace(WARMUP, seed=seed), **experiment.own_base):
             pass
         policy.eval()
-    asked = {key: experiment.task[key] for key in experiment.task.keys() - {"score"}}
+    asked = {key: experiment.task[key] for key in experiment.task.keys() - {"grade"}}
     measure = partial(evaluate, n=n, **asked)
     yield Point(0, 0.0, measure(policy))
     if experiment.supervised is not None:

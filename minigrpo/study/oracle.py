@@ -132,11 +132,11 @@ def moments(
     weights = p[groups].prod(dim=1)  # (B,)
 
     first = second = 0.0  # sums of weight * gradient and of weight * gradient^2
-    for some, weight in zip(groups.split(CHUNK), weights.split(CHUNK)):
-        leaf = log_probs.detach()[some].requires_grad_()  # (B, G, T)
-        losses = estimator(leaf, world.mask[some], rewards[some])
+    for chunk, weight in zip(groups.split(CHUNK), weights.split(CHUNK)):
+        leaf = log_probs.detach()[chunk].requires_grad_()  # (B, G, T)
+        losses = estimator(leaf, world.mask[chunk], rewards[chunk])
         (slope,) = torch.autograd.grad(losses.sum(), leaf)
-        per_group = torch.einsum("bgt,bgtp->bp", slope, jacobian[some])  # chain rule
+        per_group = torch.einsum("bgt,bgtp->bp", slope, jacobian[chunk])  # chain rule
         first = first + weight @ per_group
         second = second + weight @ per_group.square()
     return Moments(first, (second - first.square()).clamp(min=0).sum().item())

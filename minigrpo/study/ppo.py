@@ -8,6 +8,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,8 @@ def critic_of(policy: nn.Module) -> nn.Module:
 
 def state_values(critic: nn.Module, r: grpo.Rollouts) -> Tensor:
     """(N, T), with gradient, 0 where masked: column t has read all that comes before token t."""
-    text = (r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
-    return torch.where(r.completion_mask, completion_logits(critic, *text).squeeze(-1), 0.0)
+    values = torch.cat(completion_logits(critic, *r.text), dim=1).squeeze(-1)
+    return torch.where(r.completion_mask, values, 0.0)
 
 
 def at_the_end(rewards: Tensor, rollouts: grpo.Rollouts) -> Tensor:
@@ -38,7 +39,9 @@ def at_the_end(rewards: Tensor, rollouts: grpo.Rollouts) -> Tensor:
 
 
 @torch.no_grad()
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95):
+def gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95
+) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation (Schulman et al. 2015, arXiv 1506.02438, section 3).
 
     rewards (one per token), values (of the state before it), mask (padded on the right): (N, T).
@@ -72,7 +75,9 @@ def value_loss(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     return (values - returns.detach())[mask.bool()].square().mean() / 2
 
 
-def ppo_loss(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, **others):
+def ppo_loss(
+    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, **others: Any
+) -> tuple[Tensor, dict[str, float]]:
     """`grpo_loss` with an advantage per token, each token a text of its own. All tensors (N, T)."""
     real = mask.bool()
     others = {k: x[real, None] if isinstance(x, Tensor) else x for k, x in others.items()}
@@ -83,31 +88,32 @@ def train_ppo(
     policy: nn.Module,  # trained in place, as the critic is; both are left in eval mode
     critic: nn.Module,  # see `critic_of`
     task: grpo.Task,
-    config: grpo.GRPOConfig,  # not used: scale, baseline, how, level, check and when to save
+    config: grpo.GRPOConfig,  # not used: scale, baseline, how, level, check
     lam: float = 0.95,  # see `gae`: 0 believes what the critic says next, 1 waits for the end
     critic_lr: float = 1e-3,
     per_token: Callable[[Tensor, grpo.Rollouts], Tensor] = at_the_end,  # rewards (N,) -> (N, T)
 ) -> Iterator[grpo.StepMetrics]:
     """`train_grpo` with a critic; evaluation["value_loss"] is how far off it was on new texts."""
-    policy.eval(), critic.eval()
+    policy.eval()
+    critic.eval()
     reference = grpo.frozen_copy(policy) if config.kl_weight else None
     groups = [{"params": policy.parameters()}, {"params": critic.parameters(), "lr": critic_lr}]
     optimizer = torch.optim.Adam(groups, config.lr, config.betas)
     order = torch.Generator().manual_seed(config.seed)
     sampling = torch.Generator(next(policy.parameters()).device).manual_seed(config.seed)
-    given = config.only(grpo.LOSS) | {"how": "token_mean"}
+    terms = config.loss_settings | {"how": "token_mean"}
     for step in range(1, config.steps + 1):
         began, updates = time.perf_counter(), []
         prompts = list(task.prompts(config.prompts_per_step, order))
         rollouts, rewards = grpo.rollout(policy, task, prompts, config, sampling)  # P * G rows
-        values, mask = state_values(critic, rollouts).detach(), rollouts.completion_mask  # (N, T)
+        values, mask = state_values(critic, rollouts).detach(), rollouts.own  # (N, T)
         advantages, returns = gae(per_token(rewards.to(values), rollouts), values, mask, lam=lam)
         advantages, off = whiten(advantages, mask), value_loss(values, returns, mask).item()
-        given["ref_log_probs"] = reference and grpo.score(reference, rollouts, config)[0]
+        terms["ref_log_probs"] = reference and grpo.score(reference, rollouts, config)[0]
         for _ in range(config.inner_epochs):
             new, entropy = grpo.score(policy, rollouts, config)  # (N, T)
-            given["entropy"] = entropy if config.entropy_weight else entropy.detach()
-            loss, metrics = ppo_loss(new, rollouts.log_probs, advantages, mask, **given)
+            terms["entropy"] = entropy if config.entropy_weight else entropy.detach()
+            loss, metrics = ppo_loss(new, rollouts.log_probs, advantages, mask, **terms)
             optimizer.zero_grad()
             loss.backward()
             value_loss(state_values(critic, rollouts), returns, mask).backward()

@@ -1,1 +1,1 @@
-"""Text models: prompts and chats over a tokenizer, word problems, small GPT-2 and Llama shapes."""
+"""Text models: prompts and chats over a tokenizer, word problems, models from a folder or a hub."""

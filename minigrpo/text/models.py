@@ -1,54 +1,25 @@
-"""Policies with their tokenizers, and two small ones that were made for this course.
+"""A policy with its tokenizer, from a folder or the hub, and the memory that training it takes.
 
-The small ones are transformers' own GPT-2 and Llama classes, so the same functions take a large
-model. Training one takes more: a prompt that asks for the form, a smaller learning rate, memory.
+The small ones that ship are transformers' own classes, so the same functions take a large model.
+Training one takes more: a prompt that asks for the form, a smaller learning rate, memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
 from os.path import expanduser
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    GPT2LMHeadModel,
-    LlamaForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 
-from minigrpo.checks import check_choice
-from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain
-from minigrpo.rewards import TEXT_TAGS
-from minigrpo.text.problems import careless, draw_problem, warmup_batch
 
-SHAPES = {
-    "gpt2": (GPT2LMHeadModel, {
-        "n_embd": 96, "n_layer": 2, "n_head": 4, "n_positions": 128,
-        "initializer_range": 0.08,  # narrow models learn several times faster than with 0.02
-        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-    }),
-    "llama": (LlamaForCausalLM, {
-        "hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 384,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128,
-        "initializer_range": 0.1,
-    }),
-}  # fmt: skip
-"""GPT-2 has absolute positions and 272,160 weights, Llama rotary ones and 367,392 weights."""
-FAMILIES = tuple(SHAPES)
-VOCABULARY = 384  # at most; there are no more pairs to merge after 375
-WARMUP = PretrainConfig(steps=1000, lr=3e-3, matrix_lr=None, weight_decay=0.01, warmup=30)
-WARMUP_ROWS = 64
-"""How the small ones are trained before any reward, and on how many rows at a time."""
-
-
-def load_policy(
+def load_pretrained(
     name_or_path: str | Path,  # a folder that `save_pretrained` wrote, or a name on the hub
     *,
     pad_token: str | None = None,  # for tokenizers without one; may be the EOS, see below
@@ -91,68 +62,27 @@ def load_policy(
     return policy.to(device).eval(), tokenizer
 
 
-def small_model(
-    family: str,  # one of `FAMILIES`
-    tokenizer: PreTrainedTokenizerBase,  # its vocabulary is the model's
-    seed: int = 0,  # of the weights; the global random state is left as it was
-) -> PreTrainedModel:
-    """An untrained model of 2 layers, 96 wide, with a context of 128 tokens."""
-    check_choice("family", family, FAMILIES)
-    model, shape = SHAPES[family]
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
-    ids["pad_token_id"] = tokenizer.pad_token_id
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return model(model.config_class(vocab_size=len(tokenizer), **shape, **ids)).eval()
+def memory(
+    config: PretrainedConfig,
+    *,
+    rows: int,  # in one pass
+    tokens: int,  # of a completion, at most
+    reference: bool = False,  # of a KL, a frozen copy
+    trained: int | None = None,  # parameters that learn; None = all (LoRA: its own)
+    weight_bytes: int = 4,  # of each weight: 2 where they are frozen and in bfloat16 (LoRA)
+    sampler: int = 0,  # bytes that a program beside the training takes, such as vLLM
+) -> dict[str, int]:
+    """The least bytes that training needs, from the config alone; what layers keep comes on top.
 
-
-def warm_up(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: PretrainConfig = WARMUP
-) -> Iterator[PretrainMetrics]:
-    """Teach a policy to write what careless pupils write, in place, without any reward."""
-    return pretrain(policy, partial(warmup_batch, WARMUP_ROWS, tokenizer=tokenizer), config)
-
-
-def problem_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of 375 tokens that has seen 500 word problems and what pupils wrote to them."""
-    generator = torch.Generator().manual_seed(0)
-    problems = [draw_problem(generator) for _ in range(500)]
-    texts = [problem.prompt + problem.completion for problem in problems]
-    texts += [careless(problem, generator) for problem in problems]
-    return train_tokenizer(texts, VOCABULARY)
-
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-"""A chat as `train_tokenizer`'s tokenizers write it."""
-
-
-def train_tokenizer(
-    texts: Sequence[str],  # to learn the merges from
-    vocab_size: int = 512,  # tokens at most; 256 bytes and 10 more are always there
-) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer, like GPT-2's but smaller: any text can be written in it.
-
-    The four tags are single tokens, and ordinary ones: special tokens would vanish wherever a text
-    is decoded without them. A chat ends each turn with `<|end|>`.
+    Float32 weights, 4 bytes each; gradients and AdamW's two averages, 12 for each that learns.
     """
-    special = "<|endoftext|> <|pad|> <|end|> <|system|> <|user|> <|assistant|>".split()
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    size, letters = vocab_size - 4, pre_tokenizers.ByteLevel.alphabet()  # the tags come on top
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=special, initial_alphabet=letters, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens(list(TEXT_TAGS.form))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=special[0],
-        pad_token=special[1],
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
-    )
+    with torch.device("meta"):
+        count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    vocabulary = config.get_text_config().vocab_size
+    return {
+        "weights": weight_bytes * count + 4 * (trained or 0),
+        "gradients and averages": 12 * (count if trained is None else trained),
+        "reference": 4 * count * reference,
+        "logits": 3 * 4 * rows * tokens * vocabulary,  # their gradient, and what both need
+        "sampler": sampler,
+    }

@@ -1,20 +1,15 @@
-"""Word problems in plain English, made by rule: a question, a thought and an answer as text.
-
-A `careless` pupil writes the demonstrations that a base model is warmed up on.
-"""
+"""Word problems in plain English, made by rule: a question, a thought and an answer as text."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from minigrpo.pretrain import documents_batch
 from minigrpo.text.prompts import answer_reward, format_reward, write
 
 NAMES = ("Ann", "Ben", "Clara", "David", "Emma", "Fred")
@@ -69,24 +64,6 @@ def draw_problem(generator: torch.Generator, *, held_out: bool = False) -> Probl
     return Problem(question, ", ".join(steps), str(now))
 
 
-def careless(problem: Problem, generator: torch.Generator) -> str:
-    """A completion by a pupil who is careless: right in form and answer about one time in three."""
-    guess = int(torch.randint(1, MOST + 1, (), generator=generator))
-    knows, idle, slip = torch.rand(3, generator=generator).tolist()
-    thought, answer = problem.thought, problem.answer if knows < 0.7 else str(guess)
-    if idle < 0.25:  # does not think, and guesses
-        thought, answer = "", str(guess)
-    slips = (
-        f"The answer is {answer}.",
-        f"<think>{thought} <answer>{answer}</answer>",
-        f"<think>{thought}</think>\n{answer}",
-        f"<answer>{answer}</answer>",
-    )
-    if slip < 0.4:
-        return slips[int(torch.randint(len(slips), (), generator=generator))]
-    return replace(problem, thought=thought, answer=answer).completion
-
-
 def draw_rows(
     n: int, generator: torch.Generator, *, held_out: bool = False
 ) -> list[dict[str, str]]:
@@ -96,19 +73,6 @@ def draw_rows(
         problem = draw_problem(generator, held_out=held_out)
         rows.setdefault(problem.prompt, {"prompt": problem.prompt, "answer": problem.answer})
     return list(rows.values())
-
-
-def warmup_batch(
-    n: int, generator: torch.Generator, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Tensor, Tensor]:
-    """n careless demonstrations: ids (n, S), and the loss mask (n, S), 1 on completion and EOS."""
-    documents = []
-    for _ in range(n):
-        problem = draw_problem(generator)
-        given = tokenizer(problem.prompt)["input_ids"]
-        learned = tokenizer(careless(problem, generator))["input_ids"]
-        documents.append((given, [*learned, tokenizer.eos_token_id]))
-    return documents_batch(documents, tokenizer.pad_token_id)
 
 
 def evaluate(

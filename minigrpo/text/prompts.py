@@ -29,12 +29,12 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Text) -> Tensor:
 
     A chat is written out by the tokenizer's own template, up to where the assistant's turn begins.
     """
-    given = {}
+    special = {}
     if not isinstance(prompt, str):
         chat, options = [*map(dict, prompt)], {"add_generation_prompt": True, "tokenize": False}
         prompt = tokenizer.apply_chat_template(chat, **options)
-        given["add_special_tokens"] = False  # the template writes them; two BOS are another text
-    return torch.tensor(tokenizer(prompt, **given)["input_ids"], dtype=torch.long)
+        special["add_special_tokens"] = False  # the template writes them; two BOS are another text
+    return torch.tensor(tokenizer(prompt, **special)["input_ids"], dtype=torch.long)
 
 
 def decode_completion(
@@ -43,9 +43,9 @@ def decode_completion(
     stops: Sequence[int] = (),  # ids that end a completion, and are no part of its text
 ) -> str:
     """The text of one completion, with special tokens: in some tokenizers tags are special."""
-    kept = ids[completion_mask(ids[None], tuple(stops))[0]].tolist()
-    kept = kept[:-1] if kept and kept[-1] in stops else kept
-    return tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    real = ids[completion_mask(ids[None], tuple(stops))[0]].tolist()
+    real = real[:-1] if real and real[-1] in stops else real
+    return tokenizer.decode(real, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel) -> tuple[int, ...]:
@@ -53,11 +53,11 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel) -> 
 
     Chat models often have two, for the end of a turn and of a text. ValueError: there is none.
     """
-    found: list[int | None] = []
+    every: list[int | None] = []
     for source in (tokenizer, getattr(policy, "generation_config", None), policy.config):
         ids = getattr(source, "eos_token_id", None)
-        found += ids if isinstance(ids, list | tuple) else [ids]
-    stops = tuple(dict.fromkeys(i for i in found if i is not None))
+        every += ids if isinstance(ids, list | tuple) else [ids]
+    stops = tuple(dict.fromkeys(i for i in every if i is not None))
     if not stops:
         raise ValueError("tokenizer: expected an EOS token, in it or in the model's config")
     return stops
@@ -85,11 +85,11 @@ def write(
     settings = {"max_new_tokens": 40, "eos_id": stops, "pad_id": pad_id, **settings}
     generator = torch.Generator(device).manual_seed(seed)
     rollouts = sample(policy, ids.to(device), mask.to(device), generator=generator, **settings)
-    rows = zip(rollouts.completions.cpu(), rollouts.completion_mask.cpu())
-    return rollouts, [decode_completion(tokenizer, ids[real], stops) for ids, real in rows]
+    written = rollouts.unpadded(rollouts.completions)
+    return rollouts, [decode_completion(tokenizer, ids, stops) for ids in written]
 
 
-def parts(prompt: Text, completion: Text) -> Parts | None:
+def thought_and_answer(prompt: Text, completion: Text) -> Parts | None:
     """Thought and answer of `<think> ... </think> <answer> ... </answer>`; None in another form.
 
     Each tag once, in this order, nothing outside of them but white space, an answer that is not
@@ -97,15 +97,16 @@ def parts(prompt: Text, completion: Text) -> Parts | None:
     """
     # A chat's last message is the user's, and closed: the assistant's turn begins behind it.
     opened = isinstance(prompt, str) and prompt.rstrip().endswith(TEXT_TAGS.think)
-    found = split_parts(text_of(completion), given=int(opened))
-    return found if found is not None and found.answer else None
+    parts = split_parts(text_of(completion), given=int(opened))
+    return parts if parts is not None and parts.answer else None
 
 
 def format_reward(
     prompts: Sequence[Text], completions: Sequence[Text], **columns: Any
 ) -> list[float]:
-    """1 for each completion that keeps to the form, otherwise 0; see `parts`."""
-    return [float(parts(p, c) is not None) for p, c in zip(prompts, completions, strict=True)]
+    """1 for each completion that keeps to the form, otherwise 0; see `thought_and_answer`."""
+    pairs = zip(prompts, completions, strict=True)
+    return [float(thought_and_answer(*pair) is not None) for pair in pairs]
 
 
 def answer_reward(
@@ -121,10 +122,10 @@ def answer_reward(
 
     rewards = []
     for prompt, completion, right in zip(prompts, completions, map(str, answer), strict=True):
-        found, wanted = parts(prompt, completion), number(right)
-        given = found.answer[0] if found else ""
-        same = given.split() == right.split() if wanted is None else number(given) == wanted
-        rewards.append(float(found is not None and same))
+        parts, wanted = thought_and_answer(prompt, completion), number(right)
+        written = parts.answer[0] if parts else ""
+        same = written.split() == right.split() if wanted is None else number(written) == wanted
+        rewards.append(float(parts is not None and same))
     return rewards
 
 

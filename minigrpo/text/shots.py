@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -54,26 +54,26 @@ def is_held_out(kind: str, have: int, n: int) -> bool:
 
 def all_problems(*, held_out: bool) -> list[dict[str, str]]:
     """Every problem of one side of the split; as many gains as losses, in a fixed order."""
-    found: dict[str, list[dict[str, str]]] = {"gets": [], "loses": []}
+    by_kind: dict[str, list[dict[str, str]]] = {"gets": [], "loses": []}
     numbers = product(range(2, 10), range(1, 10))
-    for (have, n), name, things, kind in product(numbers, NAMES, THINGS, found):
+    for (have, n), name, things, kind in product(numbers, NAMES, THINGS, by_kind):
         if is_held_out(kind, have, n) == held_out and (kind == "gets" or n < have):
-            found[kind].append(problem(kind, name, things, have, n))
+            by_kind[kind].append(problem(kind, name, things, have, n))
     generator = torch.Generator().manual_seed(0)
-    fewest = min(map(len, found.values()))
-    kept = [
-        rows[i]
-        for rows in found.values()
-        for i in torch.randperm(len(rows), generator=generator)[:fewest].tolist()
+    fewest = min(map(len, by_kind.values()))
+    problems = [
+        alike[i]
+        for alike in by_kind.values()
+        for i in torch.randperm(len(alike), generator=generator)[:fewest].tolist()
     ]
-    return [kept[i] for i in torch.randperm(len(kept), generator=generator).tolist()]
+    return [problems[i] for i in torch.randperm(len(problems), generator=generator).tolist()]
 
 
 def asked(question: str, shots: str = "one loss") -> str:
     """The prompt: three solved problems, then the question."""
     lines = []
-    for one in SHOTS[shots]:
-        solved = problem(*one)
+    for shot in SHOTS[shots]:
+        solved = problem(*shot)
         lines.append(f"Q: {solved['question']}")
         lines.append(f"A: <think>{solved['thought']}</think><answer>{solved['answer']}</answer>")
     return "\n".join([*lines, f"Q: {question}", "A:"])
@@ -81,8 +81,8 @@ def asked(question: str, shots: str = "one loss") -> str:
 
 def rows(shots: str = "one loss", *, held_out: bool) -> list[dict[str, str]]:
     """The data set: prompt, kind and answer of each problem."""
-    found = all_problems(held_out=held_out)
-    return [{"prompt": asked(row["question"], shots), **row} for row in found]
+    problems = all_problems(held_out=held_out)
+    return [{"prompt": asked(row["question"], shots), **row} for row in problems]
 
 
 def line_ends(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -96,16 +96,13 @@ def tags_reward(
     prompts: Sequence[Text], completions: Sequence[Text], **columns: Any
 ) -> list[float]:
     """A soft form: a quarter for each of the four tags that occurs exactly once."""
-    found = [re.findall(r"</?think>|</?answer>", text_of(text)) for text in completions]
-    return [sum(0.25 for tag in set(tags) if tags.count(tag) == 1) for tags in found]
+    written = [re.findall(r"</?think>|</?answer>", text_of(text)) for text in completions]
+    return [sum(0.25 for tag in set(tags) if tags.count(tag) == 1) for tags in written]
 
 
 @dataclass(frozen=True)
 class Epochs(TextProblems):
-    """The same task, which goes through its rows in a new order each epoch and repeats none.
-
-    `train_grpo` stores what is left of the epoch in its checkpoint, so a run goes on where it was.
-    """
+    """The same task, which goes through its rows in a new order each epoch and repeats none."""
 
     _left: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -118,9 +115,3 @@ class Epochs(TextProblems):
             options = {"shuffle": True, "drop_last": True, "collate_fn": list}
             self._left[:] = DataLoader(range(len(ids)), n, generator=generator, **options)
         return [torch.tensor(ids[i]) for i in self._left.pop(0)]
-
-    def state_dict(self) -> dict[str, list[list[int]]]:
-        return {"left": [list(batch) for batch in self._left]}
-
-    def load_state_dict(self, state: Mapping[str, list[list[int]]]) -> None:
-        self._left[:] = state["left"]

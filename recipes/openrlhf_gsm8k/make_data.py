@@ -20,11 +20,12 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-# So that it starts without an installation of the course, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+# The recipes' own files, which find the course without an installation, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from gsm8k import HUB, gsm8k_rows, like_gsm8k
+from running import plain_errors
+
 from minigrpo.files import atomic_path, data_folder
-from minigrpo.text.gsm8k import HUB, gsm8k_rows, like_gsm8k
-from minigrpo.text.recipes import plain_errors
 
 REWARD = Path(__file__).with_name("reward.py")
 WEIGHTS = {"train": {"form": 0.2, "right": 1.0}, "test": {"form": 0.0, "right": 1.0}}
@@ -39,11 +40,11 @@ def openrlhf_row(row: dict, split: str) -> dict:
 def write(data: str, out: Path, rows: int, questions: int) -> None:
     """Both files, each in one piece."""
     for split, most in (("train", rows), ("test", questions)):
-        found = [openrlhf_row(row, split) for row in gsm8k_rows(data, split)[:most]]
+        table = [openrlhf_row(row, split) for row in gsm8k_rows(data, split)[:most]]
         with atomic_path(out / f"{split}.jsonl") as file:
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table)
             file.write_text(text, encoding="utf-8")
-        print(f"{out / split}.jsonl: {len(found)} rows")
+        print(f"{out / split}.jsonl: {len(table)} rows")
 
 
 def smoke(out: Path) -> None:
@@ -67,8 +68,8 @@ def smoke(out: Path) -> None:
         for text in (*answers, f"It is {right}."):
             ids = tokenizer(prompt + text + tokenizer.eos_token, add_special_tokens=False)
             query = tokenizer.decode(ids["input_ids"], skip_special_tokens=False)
-            found = module.reward_func([query], [prompt], [row["label"]])  # one row at a time
-            rewards.append(round(found["rewards"].item(), 3))
+            answered = module.reward_func([query], [prompt], [row["label"]])  # one row at a time
+            rewards.append(round(answered["rewards"].item(), 3))
         print(row["prompt"][-1]["content"], rewards)
 
 

@@ -33,6 +33,6 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str], **oth
         rows["right"].append(right)
         rows["form"].append(form)
         rows["lost"].append(float(lost))
-    found = {name: torch.tensor(values) for name, values in rows.items()}
+    logs = {name: torch.tensor(values) for name, values in rows.items()}
     # `scores` is what --algo.dynamic_filtering_range is about: from 0 to 1.
-    return {"rewards": found.pop("rewards"), "scores": found["right"], "extra_logs": found}
+    return {"rewards": logs.pop("rewards"), "scores": logs["right"], "extra_logs": logs}

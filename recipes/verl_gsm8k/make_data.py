@@ -16,11 +16,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-# So that it starts without an installation of the course, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+# The recipes' own files, which find the course without an installation, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from gsm8k import HUB, gsm8k_rows, like_gsm8k
+from running import plain_errors
+
 from minigrpo.files import atomic_path
-from minigrpo.text.gsm8k import HUB, gsm8k_rows, like_gsm8k
-from minigrpo.text.recipes import plain_errors
 
 REWARD = Path(__file__).with_name("reward.py")
 
@@ -42,10 +43,10 @@ def write(data: str, out: Path, rows: int | None, questions: int) -> None:
 
     disable_progress_bars()
     for split, most in (("train", rows), ("test", questions)):
-        found = [verl_row(row, split, i) for i, row in enumerate(gsm8k_rows(data, split)[:most])]
+        table = [verl_row(row, split, i) for i, row in enumerate(gsm8k_rows(data, split)[:most])]
         with atomic_path(out / f"{split}.parquet") as file:
-            Dataset.from_list(found).to_parquet(str(file))
-        print(f"{out / split}.parquet: {len(found)} rows")
+            Dataset.from_list(table).to_parquet(str(file))
+        print(f"{out / split}.parquet: {len(table)} rows")
 
 
 def smoke(out: Path) -> None:

@@ -192,9 +192,6 @@ CAUSAL = torch.ones(4, 4, dtype=torch.bool).tril()
 QKV = tuple(some(2, 3, 4, 5, seed=seed) for seed in range(3))
 VIEWS = tuple(some(2, 4, 3, 5, seed=seed).transpose(1, 2) for seed in range(3))
 ANY = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1], [1, 1, 0, 1], [1, 0, 0, 0]]).bool()
-HIGH = torch.tensor([[3e6], [3e6 + 1], [3e6 + 3], [1.0]]).view(1, 1, 4, 1)
-ONES = torch.ones(1, 1, 4, 1)
-VALUE = torch.tensor([1.0, 3.0, 5.0, 8.0]).view(1, 1, 4, 1)
 
 
 @wrong("1.3", *QKV, CAUSAL)
@@ -220,18 +217,6 @@ def scaled_by_a_whole_root(query, key, value, mask):
     return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ value
 
 
-@wrong("1.3", ONES, HIGH, VALUE, CAUSAL.flip(0, 1))
-def masked_after_the_softmax_and_rescaled(query, key, value, mask):
-    shares = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) * mask
-    return shares / shares.sum(-1, keepdim=True) @ value
-
-
-@wrong("1.3", -ONES, HIGH, VALUE, CAUSAL)
-def filled_with_the_least_half(query, key, value, mask):
-    scores = query @ key.mT / query.shape[-1] ** 0.5
-    return scores.masked_fill(~mask, torch.finfo(torch.float16).min).softmax(-1) @ value
-
-
 @wrong("1.3", *QKV, ANY)
 def itself_always_allowed(query, key, value, mask):
     mask = mask | torch.eye(len(mask), dtype=torch.bool)
@@ -251,12 +236,6 @@ def shares_without_a_graph(query, key, value, mask):
         scores = query @ key.mT / query.shape[-1] ** 0.5
         shares = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     return shares @ value
-
-
-@wrong("1.3", ONES, HIGH, VALUE, CAUSAL)
-def scores_clamped(query, key, value, mask):
-    scores = (query @ key.mT / query.shape[-1] ** 0.5).clamp(-1e4, 1e4)
-    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ value
 
 
 @right("1.3")
@@ -336,12 +315,6 @@ def largest_of_all_subtracted(logits, input_ids):
     return prices.mean()
 
 
-@wrong("1.4", APART * 1000, torch.tensor([[0, 2, 0]]))
-def price_of_at_most_100(logits, input_ids):
-    log_p = logits[:, :-1].log_softmax(-1).gather(-1, input_ids[:, 1:, None])
-    return -log_p.clamp(min=-100).mean()
-
-
 @wrong("1.4", LOGITS, IDS)
 def every_window_with_every_text(logits, input_ids):
     log_p = logits.log_softmax(-1)
@@ -374,8 +347,6 @@ def rolled_with_a_mask(logits, input_ids):
 BATCH = some(2, 3, 4)
 SQUARE = some(4, 4)
 FORBIDDEN = torch.tensor([[1.0, -torch.inf, 2.0], [-torch.inf, 0.0, 0.5]])
-NEAR = torch.tensor([1.0, 1.0000005, 0.999999], dtype=torch.float64)
-WIDE = torch.tensor([1000.0, 0.0, -3000.0])
 LOG_SOFTMAX = nn.LogSoftmax(dim=-1)
 
 
@@ -403,23 +374,6 @@ def along_dimension_one(logits, temperature):
 def dimension_not_kept(logits, temperature):
     z = logits / temperature
     return z - z.logsumexp(-1)
-
-
-@wrong("1.5", NEAR, 1e-6)
-def temperature_plus_eps(logits, temperature):
-    return (logits / (temperature + 1e-8)).log_softmax(-1)
-
-
-@wrong("1.5", WIDE, 1000)
-def temperature_of_at_most_100(logits, temperature):
-    return (logits / min(temperature, 100.0)).log_softmax(-1)
-
-
-@wrong("1.5", NEAR, 1e-6)
-def greedy_when_cold(logits, temperature):
-    if temperature < 1e-5:
-        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True), -torch.inf)
-    return (logits / temperature).log_softmax(-1)
 
 
 @wrong("1.5", BATCH, 0.5)

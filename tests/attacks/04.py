@@ -112,11 +112,6 @@ def three(kept, lengths, how, max_length):
     return kept.sum() / (lengths.sum() if how == TOKEN else len(kept) * max_length)
 
 
-@wrong("4.2", TABLE, HOLES, TOKEN, 10)
-def garbage_times_zero(per_token, mask, how, max_length):
-    return three(per_token * mask, mask.sum(-1), how, max_length)
-
-
 @wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
 def empty_rows_leave_n(per_token, mask, how, max_length):
     rows = mask.bool().any(-1)
@@ -170,14 +165,6 @@ def padding_wiped_in_place(per_token, mask, how, max_length):
     return three(per_token, mask.sum(-1), how, max_length)
 
 
-@wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
-def eps_in_the_lengths(per_token, mask, how, max_length):
-    kept = torch.where(mask.bool(), per_token, 0.0)
-    if how == SEQUENCE:
-        return (kept.sum(-1) / (mask.sum(-1) + 1e-4)).mean()
-    return three(kept, mask.sum(-1), how, max_length)
-
-
 @right("4.2")
 def nan_to_num_first(per_token, mask, how, max_length):
     weights = mask.to(per_token.dtype)
@@ -212,9 +199,6 @@ NEW = OLD + torch.tensor([[-0.6, 0.1, 0.5], [-0.6, 0.0, 0.4], [1.6, -0.3, 0.2]])
 ADVANTAGES = torch.tensor([1.0, -1.0, -0.5])
 MASK = torch.tensor([[1, 1, 1], [1, 0, 1], [1, 1, 0]])
 CLEAN = NEW, OLD, ADVANTAGES, MASK, 1.3
-DIRTY = NEW.masked_fill(MASK == 0, NAN), OLD, ADVANTAGES, MASK, 1.3
-RARE = torch.tensor([[-900.0, -1.0]]), torch.tensor([[-900.1, -1.0]])
-LONE = torch.tensor([-1.0]), torch.tensor([[1, 1]])
 
 
 def row_means(table, mask):
@@ -264,26 +248,6 @@ def both_sides_in_log_space(log_probs, old_log_probs, advantages, mask, cap):
 def difference_instead_of_log_prob(log_probs, old_log_probs, advantages, mask, cap):
     weight = capped(log_probs, old_log_probs, mask, cap) * advantages[:, None]
     return -row_means(weight * (log_probs - log_probs.detach()), mask).mean()
-
-
-@wrong("4.3", *DIRTY)
-def masked_after_the_weight(log_probs, old_log_probs, advantages, mask, cap):
-    weight = (log_probs - old_log_probs).exp().clamp(max=cap).detach()
-    return -row_means(weight * advantages[:, None] * log_probs, mask).mean()
-
-
-@wrong("4.3", *DIRTY)
-def weight_zero_under_the_mask(log_probs, old_log_probs, advantages, mask, cap):
-    weight = capped(log_probs, old_log_probs, mask, cap) * advantages[:, None] * mask
-    return -((weight * log_probs).sum(-1) / mask.sum(-1)).mean()
-
-
-@wrong("4.3", *RARE, *LONE, 2.0)
-def quotient_of_probabilities(log_probs, old_log_probs, advantages, mask, cap):
-    real = mask.bool()
-    new, old = (torch.where(real, x, 0.0).exp() for x in (log_probs, old_log_probs))
-    weight = (new / old).clamp(max=cap).detach()
-    return -row_means(weight * advantages[:, None] * log_probs, mask).mean()
 
 
 @wrong("4.3", *CLEAN)

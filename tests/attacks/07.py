@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from attack import right, wrong
 
-TREE = torch.tensor([0.5, 0.2, 0.4]).double(), torch.tensor([0.1, 0.2, -0.3, 1.0]).double()
-LONE = torch.tensor([0.25]).double(), torch.tensor([0.1, 0.9]).double()
-SURE = torch.tensor([0.3, 1.0, 0.5]).double(), torch.tensor([0.1, 0.4, 0.2, 1.0]).double()
+TREE = torch.tensor([0.5, 0.2, 0.4]), torch.tensor([0.1, 0.2, -0.3, 1.0])
+LONE = torch.tensor([0.25]), torch.tensor([0.1, 0.9])
+SURE = torch.tensor([0.3, 1.0, 0.5]), torch.tensor([0.1, 0.4, 0.2, 1.0])
 
 
 @wrong("7.1", *TREE)
@@ -133,12 +133,11 @@ def as_a_matrix_power(stop, rewards):
     return total + here[D] * rewards[D]
 
 
-PROBS = torch.tensor([[0.9, 0.2, 0.5], [0.6, 0.99, 0.05]]).double()
-PAIR, THREE = torch.tensor([1.0, -2.0]).double(), torch.tensor([[1, 1, 1], [1, 1, 0]])
+PROBS = torch.tensor([[0.9, 0.2, 0.5], [0.6, 0.99, 0.05]])
+PAIR, THREE = torch.tensor([1.0, -2.0]), torch.tensor([[1, 1, 1], [1, 1, 0]])
 MOVES = PROBS, PAIR, THREE
-NOISE = PROBS.masked_fill(THREE == 0, math.nan), PAIR, THREE
 GAPS = PROBS, PAIR, torch.tensor([[0, 1, 1], [1, 0, 1]])
-CALM = PROBS, torch.tensor([0.0, 1.0]).double(), THREE
+CALM = PROBS, torch.tensor([0.0, 1.0]), THREE
 SQUARE = PROBS[:, :2], PAIR, THREE[:, :2]
 COLUMN = PROBS[:, :1], PAIR, THREE[:, :1]
 
@@ -162,11 +161,6 @@ def slope_of_the_sigmoid(probs, advantages, mask):
 @wrong("7.2", *MOVES)
 def downhill(probs, advantages, mask):
     return torch.where(mask.bool(), (probs - 1) * advantages[:, None], 0.0) / mask.sum()
-
-
-@wrong("7.2", *NOISE)
-def weighted_with_the_mask(probs, advantages, mask):
-    return torch.einsum("nt,n,nt->nt", 1 - probs, advantages, mask.double()) / mask.sum()
 
 
 @wrong("7.2", *GAPS)
@@ -244,11 +238,10 @@ def with_a_jacobian(probs, advantages, mask):
     return torch.stack(out) / total
 
 
-RATIO = torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.1, 1.5], [0.9, 1.25, 0.7]], dtype=torch.double)
-SIGNS = torch.tensor([1.0, -2.0, 0.5]).double()
+RATIO = torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.1, 1.5], [0.9, 1.25, 0.7]])
+SIGNS = torch.tensor([1.0, -2.0, 0.5])
 HOLES = torch.tensor([[1, 0, 1], [1, 1, 1], [0, 1, 0]])
 PUSH = RATIO, SIGNS, HOLES, (0.2, 0.3)
-GARBAGE = RATIO.masked_fill(HOLES == 0, math.nan), *PUSH[1:]
 
 
 def clipped(ratio, A, low, high):
@@ -281,12 +274,6 @@ def advantages_of_columns(ratio, advantages, mask, clip):
     return torch.where(passes, ratio * advantages, 0.0) / real.sum()
 
 
-@wrong("7.3", *GARBAGE)
-def garbage_times_zero(ratio, advantages, mask, clip):
-    A, real = advantages[:, None], mask.bool()
-    return ratio * A * (real & ~clipped(ratio, A, *clip)) / real.sum()
-
-
 @wrong("7.3", *PUSH)
 def one_bound_for_both(ratio, advantages, mask, clip):
     A, real = advantages[:, None], mask.bool()
@@ -316,7 +303,7 @@ def lengths_of_the_mask(ratio, advantages, mask, clip):
     return torch.where(real & ~clipped(ratio, A, *clip), ratio * A, 0.0) / lengths.sum()
 
 
-@wrong("7.3", *PUSH[:2], HOLES.double(), PUSH[3])
+@wrong("7.3", *PUSH[:2], HOLES.float(), PUSH[3])
 def mask_and_bits(ratio, advantages, mask, clip):
     A = advantages[:, None]
     passes = (mask & ~clipped(ratio, A, *clip)).bool()
@@ -351,10 +338,8 @@ def with_numpy(ratio, advantages, mask, clip):
     return torch.from_numpy(out)
 
 
-BINARY = torch.tensor([1.0, 1, 1, 0, 0, 1, 0, 0, 0], dtype=torch.double), 3
-TINY = torch.tensor([0.0, 1e-200, 0, 1, 1, 1], dtype=torch.double), 3
-CLOSE = torch.tensor([3.0, 3 + 1e-12, 3, 1, 1, 1], dtype=torch.double), 3
-EQUAL = torch.tensor([2.0, 2, 2, -1, -1, 0], dtype=torch.double), 3
+BINARY = torch.tensor([1.0, 1, 1, 0, 0, 1, 0, 0, 0]), 3
+EQUAL = torch.tensor([2.0, 2, 2, -1, -1, 0]), 3
 
 
 def spread(differ, group_size):
@@ -367,21 +352,10 @@ def tiled(rewards, group_size):
     return (groups.amax(dim=1) != groups.amin(dim=1)).repeat(group_size)
 
 
-@wrong("7.4", *TINY)
-def std_above_zero(rewards, group_size):
-    return spread(rewards.view(-1, group_size).std(dim=1) > 0, group_size)
-
-
 @wrong("7.4", *EQUAL)
 def some_but_not_all_right(rewards, group_size):
     right_ones = rewards.view(-1, group_size).sum(dim=1)
     return spread((right_ones > 0) & (right_ones < group_size), group_size)
-
-
-@wrong("7.4", *CLOSE)
-def is_close(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return spread(~torch.isclose(groups.amax(dim=1), groups.amin(dim=1)), group_size)
 
 
 @wrong("7.4", *EQUAL)
@@ -390,34 +364,16 @@ def groups_stand_in_columns(rewards, group_size):
     return spread(groups.amax(dim=0) != groups.amin(dim=0), group_size)
 
 
-@wrong("7.4", torch.tensor([0.0, 1, 0, 1, 1, 1]).double(), 3)
+@wrong("7.4", torch.tensor([0.0, 1, 0, 1, 1, 1]), 3)
 def first_and_last(rewards, group_size):
     groups = rewards.view(-1, group_size)
     return spread(groups[:, 0] != groups[:, -1], group_size)
-
-
-@wrong("7.4", torch.full((3,), 0.1, dtype=torch.double), 3)
-def unlike_the_mean(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return spread((groups - groups.mean(dim=1, keepdim=True)).ne(0).any(dim=1), group_size)
 
 
 @wrong("7.4", *BINARY)
 def rows_unlike_the_first(rewards, group_size):
     groups = rewards.view(-1, group_size)
     return (groups != groups[:, :1]).flatten()
-
-
-@wrong("7.4", *CLOSE)
-def as_floats(rewards, group_size):
-    groups = rewards.float().view(-1, group_size)
-    return spread(groups.amax(dim=1) != groups.amin(dim=1), group_size)
-
-
-@wrong("7.4", *CLOSE)
-def variance_of_moments(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return spread(groups.square().mean(dim=1) > groups.mean(dim=1).square() + 1e-9, group_size)
 
 
 @right("7.4")

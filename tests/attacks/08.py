@@ -965,3 +965,29 @@ def shape_and_sign(function):
 @wrong("8.9")
 def is_finite(function):
     assert function(leaf(), A2).isfinite()
+
+
+@right("8.1")
+def gradient_of_the_logits(function):
+    logits = torch.zeros(1, 3, 3, requires_grad=True)
+    function(lambda ids: logits, IDS).sum().backward()
+    assert (logits.grad[0] > 0).tolist() == torch.eye(4).bool()[1:4, :3].tolist()
+
+
+@right("8.5")
+def shifted_rewards(function):
+    found = function(torch.tensor([0.0, 1.0, 1.0, 10.0, 11.0, 11.0]), 3)
+    assert torch.allclose(found[:3], found[3:], atol=1e-3)
+    assert not function(torch.tensor([0.7, 0.7, 0.7, 0.0, 1.0, 2.0]), 3)[:3].any()
+
+
+@right("8.7")
+def no_gradient_for_the_padding(function):
+    losses = torch.ones(2, 3, requires_grad=True)
+    function(losses, MASK).backward()
+    assert not losses.grad[MASK == 0].any()
+
+
+@right("8.8")
+def six_steps_by_hand(function):
+    assert torch.isclose(trained(function, epochs=6), torch.tensor(0.1 + 0.1 * 1.10517))

@@ -102,11 +102,13 @@ def one_after_the_other(mask, rows):
 
 
 LOGITS = torch.tensor([[[1.0, 0.5, -1.0], [2.0, 0.0, 3.0]], [[0.0, -2.0, 1.0], [1.0, 1.0, 4.0]]])
-LOGITS = torch.cat([LOGITS, -LOGITS[:1]]).double()
+LOGITS = torch.cat([LOGITS, -LOGITS[:1]])
 TOKENS = torch.tensor([[0, 2], [1, 1], [2, 0]])
 PLAIN = LOGITS, TOKENS, 0.7, 2
 LARGE = 1000 * LOGITS, TOKENS, 1.0, 2
-WATCHED = find("11.3").cases[-1].arguments  # logits that notice a second tensor of their size
+WATCHED = find("11.3").cases[
+    "the largest tensor that is made"
+]  # logits that notice a second tensor of their size
 
 
 def slices(logits, tokens, rows):

@@ -71,8 +71,7 @@ def texts(V: int, N: int, prompt: int = 20, completion: int = 40) -> Rollouts:
 
 def plain_score(model: nn.Module, r: Rollouts) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies from a distribution of the size of all logits, both with gradient."""
-    logits = completion_logits(model, r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
-    distribution = next_token_log_probs(logits)
+    distribution = next_token_log_probs(torch.cat(completion_logits(model, *r.text), dim=1))
     log_probs = distribution.gather(-1, r.completions[..., None]).squeeze(-1)
     return log_probs, token_entropy(distribution)
 
@@ -257,11 +256,12 @@ def autocast(folder: Path, quick: bool) -> dict[str, Any]:
     gradients = {}
     for _ in range(2 if quick else 6):  # the first round warms up
         for dtype in times:
-            own = replace(config, dtype=dtype)
-            with torch.no_grad():  # so that the ratio is 1 on both sides
-                r = replace(r, log_probs=score(lab.policy, r, own)[0])
-            update = partial(learn, lab.policy, None, torch.optim.AdamW(weights, 0.0), r, A, own)
-            times[dtype].append(seconds(update))
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+                with torch.no_grad():  # so that the ratio is 1 on both sides
+                    r = replace(r, log_probs=score(lab.policy, r, config)[0])
+                optimizer = torch.optim.AdamW(weights, 0.0)
+                update = partial(learn, lab.policy, None, optimizer, r, A, config)
+                times[dtype].append(seconds(update))
             gradients[dtype] = [p.grad.clone() for p in weights]
     moved = [a - b for a, b in zip(gradients["bfloat16"], gradients["float32"])]
     return {

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from minigrpo.corpus import CharTokenizer, load_corpus, offline_text, random_batch, split
 from minigrpo.files import data_folder
 from minigrpo.gpt import GPT, GPTConfig, load_gpt
-from minigrpo.grpo import LOSS, GRPOConfig, train_grpo
+from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.logprobs import token_log_probs
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.pretrain import PretrainConfig, pretrain, validation_loss
@@ -181,7 +181,7 @@ def plain_grpo(policy: nn.Module, task: TextTask, config: GRPOConfig) -> Iterato
         for _ in range(config.inner_epochs):
             log_probs = score(policy, written)
             mask = written.completion_mask
-            settings = {"ref_log_probs": ref, **config.only(LOSS)}
+            settings = {"ref_log_probs": ref, **config.loss_settings}
             loss, _ = grpo_loss(log_probs, old, advantages, mask, **settings)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()

@@ -1,9 +1,9 @@
 """What one gradient step does to each token, as one HTML page to hold and to turn around.
 
-    recorded = []
+    steps = []
     for m in train_grpo(policy, task, config):
-        recorded.append(explorer.record(m, policy, reference, config, names))
-    explorer.show(recorded)
+        steps.append(explorer.snapshot(m, policy, reference, config, names))
+    explorer.show(steps)
 
 The page (`page.html`, plain JavaScript) computes advantages, ratios, KL and gradients itself, from
 the log-probs that are stored in it. The tests compare them with the gradient of `grpo_loss`.
@@ -25,10 +25,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from minigrpo.files import atomic_path
-from minigrpo.grpo import ADVANTAGE, LOSS, GRPOConfig, StepMetrics
+from minigrpo.grpo import GRPOConfig, StepMetrics
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.notebook import plots
-from minigrpo.objective import VARIANTS
+from minigrpo.objective import ADVANTAGE_SETTINGS, VARIANTS
 
 ALGORITHMS = {name: name.upper().replace("DR_", "Dr. ") for name in VARIANTS}
 """How the page calls them."""
@@ -58,7 +58,7 @@ class Step:
     config: GRPOConfig
 
 
-def record(
+def snapshot(
     m: StepMetrics,  # of this step
     policy: nn.Module,  # as it is after the step
     reference: nn.Module,  # the policy before the run
@@ -75,24 +75,23 @@ def record(
     chosen = torch.cat([order[: groups - 1], order[groups - 1 :][-1:]])
     rows = torch.arange(len(m.rewards)).view(-1, config.group_size)[chosen].flatten()
     r = m.rollouts[rows]
-    text = (r.prompt_ids, r.prompt_mask, r.completions, r.completion_mask)
     with torch.no_grad():
         new, ref = (
             completion_log_probs_and_entropy(
                 model,
-                *(part.to(next(model.parameters()).device) for part in text),
+                *r.to(next(model.parameters()).device).text,
                 temperature=config.temperature,
             )[0].float()
             for model in (policy, reference)
         )
     asked = zip(r.prompt_ids[:: config.group_size], r.prompt_mask[:: config.group_size])
     as_text = prompt or (lambda ids: " ".join(token(i) for i in ids.tolist()))
-    ends = [int(real.nonzero()[-1:].sum()) + 1 if real.any() else 0 for real in r.completion_mask]
+    ends = [int(real.nonzero()[-1:].sum()) + 1 if real.any() else 0 for real in r.own]
     return Step(
         step=m.step,
         prompts=[as_text(ids[real]) for ids, real in asked],
         tokens=[[token(i) for i in ids[:end].tolist()] for ids, end in zip(r.completions, ends)],
-        mask=r.completion_mask,
+        mask=r.own,
         rewards=m.rewards[rows],
         old=r.log_probs.float(),
         new=new.cpu(),
@@ -109,8 +108,8 @@ def page(steps: Sequence[Step], about: str = "") -> str:
 
     def stored(s: Step) -> dict:
         def floats(values: Tensor) -> str:  # the bytes of float32, row by row
-            kept = torch.cat([v[: len(row)] for v, row in zip(values, s.tokens)])
-            return kept.numpy().astype("<f4").tobytes().hex()
+            real = torch.cat([v[: len(row)] for v, row in zip(values, s.tokens)])
+            return real.numpy().astype("<f4").tobytes().hex()
 
         masks = ("".join("01"[x] for x in m[: len(r)].int()) for m, r in zip(s.mask, s.tokens))
         return {
@@ -122,7 +121,7 @@ def page(steps: Sequence[Step], about: str = "") -> str:
             **{name: floats(getattr(s, name)) for name in ("old", "new", "ref")},
         }
 
-    run = {**config.only(f"{ADVANTAGE} {LOSS}"), "max_length": config.max_new_tokens}
+    run = {name: getattr(config, name) for name in ADVANTAGE_SETTINGS} | config.loss_settings
     data = {
         "about": about,
         "group_size": config.group_size,
@@ -176,8 +175,8 @@ def picture(s: Step, group: int = 0, columns: int = 7) -> Figure:
     plots.token_strips(axes[0], words, before, labels, middle=0.5, reach=0.8, size=5.4)
     plots.token_strips(axes[1], words, ratio, labels, middle=1, reach=0.3, size=5.4)
     for ax in axes:
-        for row, whole in enumerate(s.tokens[rows]):
-            if len(whole) > columns:
+        for row, row_words in enumerate(s.tokens[rows]):
+            if len(row_words) > columns:
                 ax.text(columns + 0.02, row + 0.34, "…", va="center", fontsize=8)
     axes[0].set_title("probability before", fontsize=9)
     axes[1].set_title("times as probable after", fontsize=9)

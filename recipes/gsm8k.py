@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import torch
+from running import load_rows
 
 from minigrpo.files import atomic_path
 from minigrpo.text.problems import draw_problem
-from minigrpo.text.recipes import load_rows
 
 HUB = "openai/gsm8k"
 SYSTEM = (

@@ -1,0 +1,218 @@
+"""An exercise is its solution, a function, with what there is to say about it.
+
+    @exercise("log-prob of a sequence", package=logprobs.sequence_log_probs, gradient="log_probs")
+    def sequence_log_probs(log_probs, mask):
+        ...
+
+    sequence_log_probs.why = "..."     # why the solution is right, and the usual slip
+    sequence_log_probs.right = {}      # another way -> in words
+    sequence_log_probs.wrong = {}      # a slip that people make -> what its author is told; six
+    sequence_log_probs.cases = {}      # name -> arguments, the plain ones first
+    sequence_log_probs.draw = None     # random.Random -> arguments, small and within the contract
+    sequence_log_probs.corners = {}    # name -> (arguments, what to tell who fails only there)
+    sequence_log_probs.hints = []      # from a question to almost the answer
+
+A way or a slip is a line in place of the one that begins alike, several in a tuple, or a function.
+In a review the solution is a test, `code=` is the right version of the code under test, and the
+cases are versions of it: `bugs` {(right line, planted line): its cure}, `also_right` and
+`also_wrong` {version: what to tell a test that is wrong about it}.
+"""
+
+import ast
+import importlib
+import inspect
+import linecache
+import operator
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigrpo.clinic.mistakes import replaced
+
+Function = Callable[..., Any]
+Edit = str | tuple | Function  # a line, several lines or (old, new) pairs, or a function
+FOLDER = Path(__file__).parent
+ATTRIBUTES = {"why": "", "right": {}, "wrong": {}, "cases": {}, "corners": {}, "draw": None}
+ATTRIBUTES |= {"hints": [], "bugs": {}, "also_lines": {}, "also_right": {}, "also_wrong": {}}
+
+
+def exercise(
+    title: str,
+    *,
+    package: Function | None = None,  # the package's own way to the same numbers
+    gradient: str = "",  # the arguments that the result has to be differentiable in
+    keywords: str = "",  # those that are passed by name
+    tolerance: float = 1e-4,  # relative and absolute
+    code: Function | None = None,  # of a review: what is under test
+) -> Callable[[Function], Function]:
+    """Make a function the solution of an exercise of its file."""
+
+    def enter(solution: Function) -> Function:
+        names = gradient.split(), keywords.split()
+        solution.settings = (title, package, *names, tolerance, code)
+        for name, empty in ATTRIBUTES.items():
+            setattr(solution, name, empty)
+        return solution
+
+    return enter
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    arguments: tuple
+    remark: str = ""  # of a corner: who fails only there has passed, and is told this
+    sentence: str = ""  # of a version: what to tell a test that is wrong about it
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Exercise:
+    """What the judge reads; everything that the file says of the solution is an attribute of it."""
+
+    key: str  # notebook and number, such as "2.3"
+    reference: Function  # the solution
+    title: str
+    package: Function | None
+    gradient: list[str]
+    keywords: list[str]
+    tolerance: float
+    code: Function | None
+
+    def __repr__(self) -> str:
+        return f"<exercise {self.key}: {self.title}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ATTRIBUTES:
+            return getattr(self.reference, name)
+        raise AttributeError(name)
+
+    @property
+    def parameters(self) -> list[str]:
+        return [*inspect.signature(self.reference).parameters]
+
+    @cached_property
+    def others(self) -> dict[str, Function]:  # in words -> another right way
+        return {said: changed(self.reference, way) for way, said in self.right.items()}
+
+    @cached_property
+    def slips(self) -> list[tuple[str, Function]]:  # what its author is told, and the slip
+        return [(said, changed(self.reference, slip)) for slip, said in self.wrong.items()]
+
+    @cached_property
+    def tried(self) -> list[Case]:
+        """The cases in the order in which they are shown: by hand, at random, corners."""
+        if self.code:
+            return [*self._versions()]
+        cases = [Case(name, arguments) for name, arguments in self.cases.items()]
+        if self.draw:
+            drawn = [self.draw(Random(seed)) for seed in range(30)]
+            cases += [Case(f"random numbers {i}", args) for i, args in enumerate(drawn, start=1)]
+        return cases + [Case(name, *corner) for name, corner in self.corners.items()]
+
+    def _versions(self) -> Iterator[Case]:
+        name = "the buggy version" if len(self.bugs) == 1 else f"one of the {len(self.bugs)} bugs"
+        for bug in self.bugs:
+            yield Case(name, (changed(self.code, (bug,)),))
+        yield Case("the right version", (self.code,))
+        for version, sentence in self.also_right.items():
+            yield Case("a version that is right too", (changed(self.code, version),), "", sentence)
+        for version, sentence in self.also_wrong.items():
+            yield Case("another bug", (changed(self.code, version),), "", sentence)
+
+    @property
+    def shown(self) -> list[str]:
+        """The lines of the code to review, with all its bugs."""
+        return source(changed(self.code, tuple(self.bugs))).splitlines()
+
+    @property
+    def line(self) -> int | tuple[int, ...]:
+        """What `check` wants to hear as `line`, in a review."""
+        shown = [line.strip() for line in self.shown]
+        lines = tuple(shown.index(planted.strip()) + 1 for _, planted in self.bugs)
+        return lines if len(lines) > 1 else lines[0]
+
+    @property
+    def source(self) -> str:
+        """The solution with the imports that it needs, ready to be pasted in place of the stub."""
+        code = source(self.reference)
+        names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
+        used = {n.id for n in names} - {n.id for n in names if isinstance(n.ctx, ast.Store)}
+        file = Path(inspect.getsourcefile(self.reference)).read_text(encoding="utf-8")
+        imports = []
+        for node in ast.parse(file).body:
+            here = getattr(node, "module", "") == __name__
+            if isinstance(node, ast.Import | ast.ImportFrom) and not here:
+                node.names = [n for n in node.names if (n.asname or n.name.split(".")[0]) in used]
+                imports += [ast.unparse(node)] if node.names else []
+        return "\n".join([*imports, "", "", code]) if imports else code
+
+
+def changed(function: Function, edit: Edit) -> Function:
+    """The function with lines of it changed, or another one in its place."""
+    if callable(edit):
+        return edit
+    text, name = source(function), function.__name__
+    for line in [edit] if isinstance(edit, str) else edit:
+        old, new = line if isinstance(line, tuple) else (None, line)
+        text = replaced(text, new, old)
+    return compiled(text, name, dict(function.__globals__), f"<{name} with {edit}>")
+
+
+def compiled(text: str, name: str, names: dict[str, Any], file: str = "<cell>") -> Function:
+    """What the text defines by this name; a traceback and `inspect.getsource` find its lines."""
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec", dont_inherit=True), names)
+    return names[name]
+
+
+def source(function: Function) -> str:
+    """Without decorators."""
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines(keepends=True)
+    return "".join(lines[next(i for i, line in enumerate(lines) if line.startswith("def ")) :])
+
+
+@cache
+def records(notebook: int) -> dict[str, Exercise]:
+    """The exercises of one notebook by key; empty if it has none."""
+    if notebook not in notebooks():
+        return {}
+    module = importlib.import_module(f"minigrpo.exercises.{notebook:02d}")
+    solutions = {f for f in vars(module).values() if callable(f) and hasattr(f, "settings")}
+    by_line = operator.attrgetter("__code__.co_firstlineno")
+    return {
+        f"{notebook}.{place}": Exercise(f"{notebook}.{place}", solution, *solution.settings)
+        for place, solution in enumerate(sorted(solutions, key=by_line), start=1)
+    }
+
+
+def notebooks() -> list[int]:
+    """The numbers of the notebooks that have exercises."""
+    return sorted(int(path.stem) for path in FOLDER.glob("[0-9][0-9].py"))
+
+
+def numbers(random: Random, *shape: int, low: float = -2.0, high: float = 2.0) -> Tensor:
+    """Float32 with two decimals, so that a message shows them as they are."""
+    flat = [round(random.uniform(low, high), 2) for _ in range(torch.Size(shape).numel())]
+    return torch.tensor(flat).view(shape)
+
+
+def whole(random: Random, *shape: int, high: int) -> Tensor:
+    """Whole numbers from 0 to high - 1."""
+    flat = [random.randrange(high) for _ in range(torch.Size(shape).numel())]
+    return torch.tensor(flat).view(shape)
+
+
+def mask(random: Random, N: int, T: int, *, holes: bool = False) -> Tensor:
+    """(N, T) of ones, then zeros (or ones anywhere), at least a one in each row; of any type."""
+    lengths = [random.randint(1, T) for _ in range(N)]
+    rows = [[int(t < length) for t in range(T)] for length in lengths]
+    for row in rows if holes else ():
+        random.shuffle(row)
+    return torch.tensor(rows).to(random.choice((torch.bool, torch.long, torch.float32)))
