@@ -136,8 +136,9 @@ def aggregate(
     check_choice("how", how, ("sequence_mean", "token_mean", "constant"))
     check_shape("mask", mask, per_token.shape)
     values, (rows, tokens) = _unmasked(per_token, mask), whole or (len(mask), _count(mask))
-    check_counts(len(mask), rows=rows)  # of the whole, not of one of its parts
-    check_counts(int(_count(mask)), tokens=int(tokens))
+    if whole:  # not one of its parts
+        check_counts(len(mask), rows=rows)
+        check_counts(int(_count(mask)), tokens=int(tokens))
     if how == "sequence_mean":
         return (values.sum(dim=-1) / _count(mask, dim=-1)).sum() / rows
     if how == "token_mean":
@@ -193,7 +194,6 @@ def grpo_loss(
     average = partial(aggregate, mask=mask, how=how, max_length=max_length, whole=whole)
     mean = partial(aggregate, mask=mask, how="token_mean", whole=whole)
     loss = policy_loss = average(-objective.expand_as(new))
-
     counted = mask if level == "token" else None
     metrics = _ratio_metrics(ratio, A, counted, clip, surrogate, whole)
     metrics["policy_loss"] = policy_loss

@@ -181,5 +181,5 @@ def put_replies(room: Tensor, calls: list[int], completions: Tensor, reply: Repl
     completions: (N, columns so far), the call included.
     """
     for row in calls:
-        ids = stop_ids(torch.as_tensor(reply(row, completions[row])).tolist(), "reply")
+        ids = stop_ids(torch.as_tensor(reply(row, completions[row].clone())).tolist(), "reply")
         room[row, : len(ids)] = torch.tensor(ids[: room.shape[1]]).to(room)

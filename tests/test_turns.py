@@ -73,7 +73,7 @@ TALK = GRPOConfig(
     (sample, WRITE, "token = token[:, 0]"),
     (
         put_replies,
-        'ids = stop_ids(torch.as_tensor(reply(row, completions[row])).tolist(), "reply")',
+        'ids = stop_ids(torch.as_tensor(reply(row, completions[row].clone())).tolist(), "reply")',
         "ids = reply(0, completions[row])",
     ),
 )
@@ -91,6 +91,24 @@ def test_every_call_is_answered_at_once_with_the_reply_to_its_own_row():
                 assert not any(own[t + 1 : t + 4])
                 answered += room == 3
     assert answered >= 10 and (~r.own & r.completion_mask).sum() >= 3 * answered
+
+
+@must_fail_on(
+    (
+        put_replies,
+        'ids = stop_ids(torch.as_tensor(reply(row, completions[row].clone())).tolist(), "reply")',
+        'ids = stop_ids(torch.as_tensor(reply(row, completions[row])).tolist(), "reply")',
+    ),
+)
+def test_a_tool_that_writes_over_what_it_was_shown_changes_no_text():
+    def scribble(row, completion):
+        words = reply(row, completion)
+        completion.zero_()
+        return words
+
+    assert torch.equal(
+        rollouts(tiny_gpt(), answer=scribble).completions, rollouts(tiny_gpt()).completions
+    )
 
 
 def test_a_reply_has_seen_all_that_was_written_before_it():
