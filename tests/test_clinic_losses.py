@@ -146,24 +146,19 @@ ROW_MEAN = "value = sum(r / max(c, 1) for r, c in zip(rows, counts)) / len(rows)
 OLD = "old = (new if old_logps is None else old_logps[i, t]).detach()"
 PLANTED = [  # where such a style behaves otherwise than ours
     ("ratio_against_itself_though_there_are_old_log_probs", OLD, "old = new.detach()"),
-    (
-        "negative_advantages_clipped_on_the_wrong_side",
-        "gain = torch.min(ratio * a, torch.clamp(ratio, 1 - low, 1 + high) * a)",
-        "gain = torch.clamp(ratio, max=1 + high) * a",
-    ),
+    ("negative_advantages_clipped_on_the_wrong_side",
+     "gain = torch.min(ratio * a, torch.clamp(ratio, 1 - low, 1 + high) * a)",
+     "gain = torch.clamp(ratio, max=1 + high) * a"),
     ("cispo_weight_not_detached", "torch.clamp(ratio.detach(), max", "torch.clamp(ratio, max"),
     ("k3_with_the_opposite_sign", "kl = torch.exp(-d) - 1 + d", "kl = torch.exp(d) - 1 - d"),
     ("k1_as_the_loss", "kl = torch.exp(-d) - 1 + d", "kl = d"),
     ("entropy_detached", "append(entropy[i, t])", "append(entropy[i, t].detach())"),
     ("mask_in_the_denominator_only", "continue\n", "count -= 1\n"),
     ("mean_over_the_padding", ROW_MEAN, "value = sum(rows) / mask.numel()"),
-    (
-        "masked_rows_leave_the_denominator",
-        ROW_MEAN,
-        ROW_MEAN.replace("len(rows)", "max(1, sum(c > 0 for c in counts))"),
-    ),
+    ("masked_rows_leave_the_denominator", ROW_MEAN,
+     ROW_MEAN.replace("len(rows)", "max(1, sum(c > 0 for c in counts))")),
     ("advantages_not_detached", "a = adv[i].item()", "a = adv[i]"),
-]
+]  # fmt: skip
 
 
 def test_a_plain_rewrite_in_another_style_passes(judged):

@@ -85,8 +85,7 @@ def geometric() -> Tensor:
 CHECKS = {  # the case, and what it is without the mistake
     "old_over_new": (
         lambda: policy_ratio(float64([0.6]).log(), float64([0.2]).log(), torch.ones(1, 1)),
-        [[3.0]],
-    ),
+        [[3.0]]),
     "geometric_ratio_divides_by_the_width": (geometric, [[4.0]]),
     "ratio_against_itself_though_there_are_old_log_probs": (lambda: slope_at(1.1), [-1.1]),
     "old_log_probs_not_detached": (lambda: slope_of("old"), 0.0),
@@ -95,51 +94,36 @@ CHECKS = {  # the case, and what it is without the mistake
     "max_for_min": (lambda: clipped_surrogate(float64(1.5), float64(1), (0.2, 0.2)), [1.2]),
     # A token that became unlikelier though it was good has to keep its gradient.
     "clamp_without_min": (lambda: slope_at(0.5), [-0.5]),
-    "negative_advantages_clipped_on_the_wrong_side": (
-        lambda: slope_at(0.5, 1.5, advantage=-1.0),
-        [0.0, 0.75],
-    ),
+    "negative_advantages_clipped_on_the_wrong_side": (lambda: slope_at(0.5, 1.5, advantage=-1.0),
+        [0.0, 0.75]),
     "clip_low_and_high_swapped": (
-        lambda: clipped_surrogate(float64(2, 0.1), float64(1, -1), (0.2, 0.28)),
-        [1.28, -0.8],
-    ),
+        lambda: clipped_surrogate(float64(2, 0.1), float64(1, -1), (0.2, 0.28)), [1.28, -0.8]),
     # Below the cap the gradient of ratio * log-prob would be ratio * (1 + log-prob).
     "cispo_weight_not_detached": (lambda: slope([[-3.0]], None, surrogate="cispo"), [[-1.0]]),
     "cispo_caps_at_the_clip_instead_of_one_plus_the_clip": (
-        lambda: slope_at(1.0, surrogate="cispo"),
-        [-1.0],
-    ),
+        lambda: slope_at(1.0, surrogate="cispo"), [-1.0]),
     # On-policy that is 0, however far the policy is from its reference.
     "kl_against_the_old_policy": (lambda: kl_slope(0.5, 0.25), [[0.5]]),
     # Also 0 at 0 and never negative, but its mean is no KL.
-    "k3_with_the_opposite_sign": (
-        lambda: kl_estimate(float64(0.5).log(), float64(0.25).log()),
-        [0.5 - 1 + log(2)],
-    ),
+    "k3_with_the_opposite_sign": (lambda: kl_estimate(float64(0.5).log(), float64(0.25).log()),
+        [0.5 - 1 + log(2)]),
     # It pushes every token down alike, even where policy and reference agree.
     "k1_as_the_loss": (lambda: kl_slope(0.25, 0.25), [[0.0]]),
     "kl_subtracted_from_the_loss": (lambda: kl_slope(0.5, 0.25) > 0, [[True]]),
     # k1 * ratio has slope ratio * (1 + log p/q).
     "kl_correction_without_the_gradient_of_the_ratio": (
         lambda: kl_slope(0.5, 0.25, ratio=3.0, estimator="k1", kl_correction=True),
-        [[3 * (1 + log(2))]],
-    ),
+        [[3 * (1 + log(2))]]),
     "entropy_penalty_instead_of_a_bonus": (lambda: slope_of("entropy"), [[-0.5]]),
     "entropy_detached": (lambda: slope_of("entropy"), [[-0.5]]),
-    "mask_by_multiplication": (
-        lambda: aggregate(float64([2, math.nan]), torch.tensor([[1, 0]])),
-        2.0,
-    ),
-    "mask_in_the_denominator_only": (
-        lambda: aggregate(float64([2, 100]), torch.tensor([[1, 0]])),
-        2.0,
-    ),
+    "mask_by_multiplication": (lambda: aggregate(float64([2, math.nan]), torch.tensor([[1, 0]])),
+        2.0),
+    "mask_in_the_denominator_only": (lambda: aggregate(float64([2, 100]), torch.tensor([[1, 0]])),
+        2.0),
     "mean_over_the_padding": (lambda: aggregate(TOKENS, RAGGED), 6.25),
     "row_mean_for_token_mean": (lambda: aggregate(TOKENS, RAGGED, how="token_mean"), 4.0),
-    "sum_over_the_rows": (
-        lambda: aggregate(torch.cat([TOKENS] * 3), torch.cat([RAGGED] * 3)),
-        6.25,
-    ),
+    "sum_over_the_rows": (lambda: aggregate(torch.cat([TOKENS] * 3), torch.cat([RAGGED] * 3)),
+        6.25),
     "dr_grpo_divides_by_the_width": (lambda: [wide(0), wide(4)], [2.0, 2.0]),
     "dr_grpo_divides_by_the_lengths": (lambda: wide(0), 2.0),
     "masked_rows_leave_the_denominator": (lambda: aggregate(*HALF), 1.5),
@@ -147,43 +131,29 @@ CHECKS = {  # the case, and what it is without the mistake
     # G - 1 in the denominator: the std of (1, 0) is 0.707, not 0.5.
     "population_std": (lambda: group_advantages(float64(1, 0), 2), [0.70700679, -0.70700679]),
     # Seen where eps is not small.
-    "std_clamped_instead_of_plus_eps": (
-        lambda: group_advantages(float64(1, 0), 2, eps=0.5)[0],
-        0.5 / (math.sqrt(0.5) + 0.5),
-    ),
+    "std_clamped_instead_of_plus_eps": (lambda: group_advantages(float64(1, 0), 2, eps=0.5)[0],
+        0.5 / (math.sqrt(0.5) + 0.5)),
     # A unit ten times smaller changes nothing.
-    "variance_for_std": (
-        lambda: group_advantages(float64(10, 0), 2, eps=0.0),
-        [math.sqrt(0.5), -math.sqrt(0.5)],
-    ),
+    "variance_for_std": (lambda: group_advantages(float64(10, 0), 2, eps=0.0),
+        [math.sqrt(0.5), -math.sqrt(0.5)]),
     # An easy and a hard prompt: without a group of its own the hard one is only punished.
-    "mean_over_the_batch": (
-        lambda: group_advantages(float64(10, 8, 1, 0), 2) > 0,
-        [True, False, True, False],
-    ),
-    "std_over_the_batch": (
-        lambda: group_advantages(float64(100, 0, 1, 0), 2, eps=0.0)[::2],
-        [math.sqrt(0.5), math.sqrt(0.5)],
-    ),
-    "groups_mix_prompts": (
-        lambda: group_advantages(float64(2, 0, 1, 1), 2, scale="none"),
-        [1.0, -1.0, 0.0, 0.0],
-    ),
+    "mean_over_the_batch": (lambda: group_advantages(float64(10, 8, 1, 0), 2) > 0,
+        [True, False, True, False]),
+    "std_over_the_batch": (lambda: group_advantages(float64(100, 0, 1, 0), 2, eps=0.0)[::2],
+        [math.sqrt(0.5), math.sqrt(0.5)]),
+    "groups_mix_prompts": (lambda: group_advantages(float64(2, 0, 1, 1), 2, scale="none"),
+        [1.0, -1.0, 0.0, 0.0]),
     # The mean of three times 0.1 is not 0.1, and eps magnifies the difference.
-    "equal_rewards_not_exactly_zero": (
-        lambda: group_advantages(float64(0.1, 0.1, 0.1), 3) == 0,
-        [True, True, True],
-    ),
+    "equal_rewards_not_exactly_zero": (lambda: group_advantages(float64(0.1, 0.1, 0.1), 3) == 0,
+        [True, True, True]),
     "group_of_one_accepted": (refused, True),
     # Silent wherever there are as many rows as columns.
-    "advantages_along_the_tokens": (
-        lambda: slope([[0.0, 0.0]] * 2, [[0.0, 0.0]] * 2, [1.0, -1.0]),
-        [[-0.25, -0.25], [0.25, 0.25]],
-    ),
+    "advantages_along_the_tokens": (lambda: slope([[0.0, 0.0]] * 2, [[0.0, 0.0]] * 2, [1.0, -1.0]),
+        [[-0.25, -0.25], [0.25, 0.25]]),
     # Only visible where the reward is a differentiable function, such as a KL penalty.
     "advantages_not_detached": (lambda: slope_of("advantages"), 0.0),
     "loss_minimises_the_objective": (lambda: slope_at(1.0) < 0, [True]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [mistake.name for mistake in MISTAKES])
