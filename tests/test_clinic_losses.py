@@ -271,8 +271,7 @@ AVERAGES = {
 }
 
 
-@pytest.mark.parametrize("how", AVERAGES)
-@pytest.mark.parametrize("high", ["0.2", "0.28"])
+@pytest.mark.parametrize(("how", "high"), zip(AVERAGES, ["0.2", "0.28", "0.2"]))
 def test_what_is_built_in_is_found_out_and_said(judged, how, high):
     source = BUILT_IN.replace("AVERAGE", AVERAGES[how]).replace("HIGH", high)
     report = judged(source)
@@ -288,10 +287,8 @@ def test_what_was_meant_is_set(judged):
     source = BUILT_IN.replace("AVERAGE", AVERAGES["sequence_mean"]).replace("HIGH", "0.2")
     report = judged(source, how="token_mean")
     assert report.mistakes == ["row_mean_for_token_mean"], report.text
-    assert settings(["how=token_mean", "clip=0.2,0.28"]) == {
-        "how": "token_mean",
-        "clip": (0.2, 0.28),
-    }
+    given = settings(["how=token_mean", "clip=0.2,0.28"])
+    assert given == {"how": "token_mean", "clip": (0.2, 0.28)}
 
 
 STYLES = """
@@ -303,25 +300,30 @@ def in_float32(logps, old, adv, mask, clip=(0.2, 0.2), how="sequence_mean", max_
     return grpo_loss(logps.float(), old, adv.float(), mask, clip=clip, how=how,
                      max_length=max_length)
 
+def clipped(logps, old, a, low=0.2, high=0.2):
+    r = (logps - old).exp()
+    return torch.min(r * a, r.clamp(1 - low, 1 + high) * a)
+
+def rows(t, mask):
+    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
+
 def gspo(logps, old, adv, mask):
     mask = mask.float()
-    r = (((logps - old) * mask).sum(-1) / mask.sum(-1).clamp(min=1)).exp()
-    return -torch.min(r * adv, r.clamp(1 - 3e-4, 1 + 4e-4) * adv).mean()
+    mean = ((logps - old) * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    return -clipped(mean, 0, adv, 3e-4, 4e-4).mean()
 
 def with_kl(logps, old, adv, mask, ref_log_probs):
-    r, a, d = (logps - old).exp(), adv[:, None], ref_log_probs - logps
-    t = torch.min(r * a, r.clamp(0.8, 1.2) * a) - 0.04 * (d.exp() - d - 1)
-    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean(), {}
+    d = ref_log_probs - logps
+    return rows(clipped(logps, old, adv[:, None]) - 0.04 * (d.exp() - d - 1), mask), {}
 
 def unclipped(logps, old, adv, mask):
-    return -(((logps - old).exp() * adv[:, None] * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
+    return rows((logps - old).exp() * adv[:, None], mask)
 
 def no_mask(logps, old, adv, mask):
-    r, a = (logps - old).exp(), adv[:, None]
-    return -torch.min(r * a, r.clamp(0.8, 1.2) * a).mean()
+    return -clipped(logps, old, adv[:, None]).mean()
 
 def twice(logps, old, adv, mask):
-    return 2 * with_kl(logps, old, adv, mask, logps)[0]
+    return 2 * rows(clipped(logps, old, adv[:, None]), mask)
 
 def anything(*given, **options):
     return grpo_loss(*given, **options)
@@ -347,31 +349,27 @@ def leave_one_out(rewards, group_size):
     return (g - (g.sum(1, keepdim=True) - g) / (group_size - 1)).view(-1)
 
 def in_verls_order(old_log_prob, log_prob, advantages, response_mask):
-    r = (log_prob - old_log_prob).exp()
-    t = torch.min(r * advantages, r.clamp(0.8, 1.2) * advantages) * response_mask
+    t = clipped(log_prob, old_log_prob, advantages) * response_mask
     return -t.sum() / response_mask.sum()
 
 def dual_clip(logps, old, adv, mask):
-    r, a = (logps - old).exp(), adv[:, None]
-    t = torch.min(r * a, r.clamp(0.8, 1.2) * a)
-    t = torch.where(a < 0, torch.max(t, 3 * a), t)
-    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
+    a = adv[:, None]
+    t = clipped(logps, old, a)
+    return rows(torch.where(a < 0, torch.max(t, 3 * a), t), mask)
 
 def asks_for_float32(logps, old, adv, mask):
     assert logps.dtype == adv.dtype == torch.float32
     return dual_clip(logps, old, adv, mask)
 
 def constant(logps, old, adv, mask, max_length):
-    r, a = (logps - old).exp(), adv[:, None]
-    return -(torch.min(r * a, r.clamp(0.8, 1.2) * a) * mask).sum() / (len(adv) * max_length)
+    return -(clipped(logps, old, adv[:, None]) * mask).sum() / (len(adv) * max_length)
 
 def k2(logps, old, adv, mask, ref_log_probs, kl_weight):
-    t = (logps - old).exp() * adv[:, None] - kl_weight * (ref_log_probs - logps) ** 2 / 2
-    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
+    kl = (ref_log_probs - logps) ** 2 / 2
+    return rows((logps - old).exp() * adv[:, None] - kl_weight * kl, mask)
 
 def empty_row(logps, old, adv, mask):
-    r, a = (logps - old).exp(), adv[:, None]
-    return -((torch.min(r * a, r.clamp(0.8, 1.2) * a) * mask).sum(1) / mask.sum(1)).mean()
+    return -((clipped(logps, old, adv[:, None]) * mask).sum(1) / mask.sum(1)).mean()
 """
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from minigrpo.clinic import smallest_tests
-from minigrpo.clinic.loop_tests import ARGUMENTS
+from minigrpo.clinic.patients import PATIENTS
 
 STAND_ALONE = '''
 """GRPO for a policy that is one table of logits, and nothing but torch."""
@@ -232,4 +232,5 @@ def test_only_torch_is_imported():
 
 
 def test_the_loop_is_asked_every_test_that_needs_no_numbers_of_a_run():
-    assert TESTS - set(ARGUMENTS) == {"rewards_differ_within_groups"}
+    asked = {patient.test[0] for patient in PATIENTS if patient.test}
+    assert TESTS - asked == {"rewards_differ_within_groups"}
