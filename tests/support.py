@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from minigrpo.clinic.mistakes import planted
+from minigrpo.clinic.catalogue import planted
 from minigrpo.gpt import GPT, GPTConfig
 
 

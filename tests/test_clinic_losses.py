@@ -13,8 +13,9 @@ import torch
 
 from minigrpo import objective
 from minigrpo.clinic.__main__ import judge_file, load, main, settings
+from minigrpo.clinic.catalogue import DUAL, FORMS, MISTAKES, NAMED, Mistake
 from minigrpo.clinic.losses import ADVANTAGES, CAUTIONS, judge_loss
-from minigrpo.clinic.mistakes import DUAL, FORMS, MISTAKES, NAMED, Mistake, sick_sources
+from minigrpo.clinic.mistakes import sick_sources
 
 SOURCE = inspect.getsource(objective)
 

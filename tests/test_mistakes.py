@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minigrpo.clinic.mistakes import head, planted, replaced
+from minigrpo.clinic.mistakes import exchanged, head, replaced
 
 SOURCE = """\
 def f(x):
@@ -68,15 +68,15 @@ def test_what_is_not_there_or_there_twice_is_an_error():
 
 def test_what_is_planted_is_met_by_everyone_and_gone_after_the_block():
     imported = f
-    with planted((f, "x + 1", "x - 1"), (f, "g(y)", "g(y) * 10")):
+    with exchanged((f, "x + 1", "x - 1"), (f, "g(y)", "g(y) * 10")):
         assert imported(3) == 20
     assert imported(3) == 4
 
 
 def test_nothing_is_planted_if_one_of_several_is_not_there():
     lines = (f, "x + 1", "x"), (g, "return q", "return z")
-    with pytest.raises(ValueError, match="found 0 times"), planted(*lines):
+    with pytest.raises(ValueError, match="found 0 times"), exchanged(*lines):
         pass
-    with pytest.raises(ZeroDivisionError), planted((f, "x + 1", "x / 0")):
+    with pytest.raises(ZeroDivisionError), exchanged((f, "x + 1", "x / 0")):
         f(3)
     assert f(3) == 4 and g(1) == 1

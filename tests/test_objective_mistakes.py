@@ -15,7 +15,7 @@ from support import float64
 from torch import Tensor
 from torch.testing import assert_close
 
-from minigrpo.clinic.mistakes import MISTAKES, planted
+from minigrpo.clinic.catalogue import MISTAKES, planted
 from minigrpo.objective import (
     aggregate,
     clipped_surrogate,

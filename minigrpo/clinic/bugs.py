@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from minigrpo import grpo
 from minigrpo.arithmetic import Arithmetic, to_text
-from minigrpo.clinic.mistakes import Function, planted
+from minigrpo.clinic.catalogue import planted
+from minigrpo.clinic.mistakes import Function
 from minigrpo.llama import tiny_llama
 from minigrpo.sampling import Rollouts
 

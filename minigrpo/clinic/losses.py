@@ -19,7 +19,8 @@ from torch import Tensor
 from minigrpo import objective
 from minigrpo.clinic import asking
 from minigrpo.clinic.asking import NEEDS, REWARD, Answer, Judged, Report, Unjudged, answer, same
-from minigrpo.clinic.mistakes import DUAL, FORMS, MISTAKES, NAMED, Mistake, sick_sources
+from minigrpo.clinic.catalogue import DUAL, FORMS, MISTAKES, NAMED, Mistake
+from minigrpo.clinic.mistakes import sick_sources
 from minigrpo.clinic.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, Probe
 from minigrpo.clinic.trl_answers import SCALES, VARIANTS, Answers, translated
 
