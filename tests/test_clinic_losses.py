@@ -272,7 +272,7 @@ AVERAGES = {
 }
 
 
-@pytest.mark.parametrize(("how", "high"), zip(AVERAGES, ["0.2", "0.28", "0.2"]))
+@pytest.mark.parametrize(("how", "high"), [*zip(AVERAGES, ["0.2", "0.28", "0.2"])])
 def test_what_is_built_in_is_found_out_and_said(judged, how, high):
     source = BUILT_IN.replace("AVERAGE", AVERAGES[how]).replace("HIGH", high)
     report = judged(source)
@@ -317,6 +317,10 @@ def with_kl(logps, old, adv, mask, ref_log_probs):
     d = ref_log_probs - logps
     return rows(clipped(logps, old, adv[:, None]) - 0.04 * (d.exp() - d - 1), mask), {}
 
+def with_kl_subtracted(logps, old, adv, mask, ref_log_probs):
+    d = ref_log_probs - logps
+    return rows(clipped(logps, old, adv[:, None]) + 0.04 * (d.exp() - d - 1), mask), {}
+
 def unclipped(logps, old, adv, mask):
     return rows((logps - old).exp() * adv[:, None], mask)
 
@@ -328,6 +332,9 @@ def twice(logps, old, adv, mask):
 
 def anything(*given, **options):
     return grpo_loss(*given, **options)
+
+def some(*given, **options):
+    return with_kl(*given, given[0].detach(), **options)
 
 def small_eps(rewards, group_size):
     g = rewards.view(-1, group_size)
@@ -369,6 +376,10 @@ def k2(logps, old, adv, mask, ref_log_probs, kl_weight):
     kl = (ref_log_probs - logps) ** 2 / 2
     return rows((logps - old).exp() * adv[:, None] - kl_weight * kl, mask)
 
+def cispo_through_the_weight(logps, old, adv, mask, clip=(0.2, 4.0)):
+    w = (logps - old).exp().clamp(max=1 + clip[1])
+    return -(w * adv[:, None] * logps * mask).sum() / mask.sum().clamp(min=1)
+
 def empty_row(logps, old, adv, mask):
     return -((clipped(logps, old, adv[:, None]) * mask).sum(1) / mask.sum(1)).mean()
 """
@@ -380,10 +391,12 @@ def empty_row(logps, old, adv, mask):
         ("in_float32", [], "of TRL's answers agree"),
         ("gspo", [], "level='geometric', clip=(0.0003, 0.0004)"),
         ("with_kl", [], "kl_weight=0.04"),
+        ("with_kl_subtracted", ["kl_subtracted_from_the_loss"], "kl_weight=0.04"),
         ("unclipped", [], "clip=(1.0, inf)"),
         ("no_mask", ["mean_over_the_padding"], "how='sequence_mean'"),
         ("twice", ["unnamed"], "got       -2.2, gradient [-2.2]"),
         ("anything", [], "440 of 440"),
+        ("some", [], "clip=(0.2, 0.2)"),
         ("small_eps", [], "eps=1e-08"),
         ("small_eps_population", ["population_std"], "eps=1e-08"),
         ("no_eps", ["equal_rewards_not_exactly_zero"], "nan, nan"),
@@ -394,6 +407,7 @@ def empty_row(logps, old, adv, mask):
         ("asks_for_float32", [], "It has a dual clip"),
         ("constant", [], "how='constant'"),
         ("k2", [], "estimator='k2'"),
+        ("cispo_through_the_weight", ["cispo_weight_not_detached"], "how='token_mean'"),
         ("empty_row", ["masked_row_divides_by_zero"], "nan, nan"),
     ],
 )
