@@ -62,7 +62,8 @@ def test_every_mistake_is_found_by_name_in_a_copy_of_our_objective(judged, mista
     about_advantages = mistake.lines[0][0] in ADVANTAGES
     function = "group_advantages" if about_advantages else "grpo_loss"
     report = judged(copy_with(mistake), function)
-    assert [*report.mistakes, *report.cautions] == [mistake.name]
+    cautions = report.cautions if mistake in MISTAKES else []  # other forms may earn one besides
+    assert [*report.mistakes, *cautions] == [mistake.name]
     assert report.passed == (mistake.name in CAUTIONS)
     assert mistake.sentence in report.text
 
