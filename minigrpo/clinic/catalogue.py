@@ -18,7 +18,7 @@ from minigrpo.logprobs import (
     next_token_pairs,
     past_padding,
     positions_from_mask,
-)  # fmt: skip
+)
 from minigrpo.objective import (
     _count,
     _ratio_metrics,
@@ -31,7 +31,7 @@ from minigrpo.objective import (
     grpo_loss,
     kl_estimate,
     policy_ratio,
-)  # fmt: skip
+)
 from minigrpo.sampling import left_pad, sample
 
 

@@ -1,4 +1,4 @@
-"""A mistake is a piece of the code and what stands there instead: a form that all of us share."""
+"""One piece of code instead of another: the form of a mistake in clinic, exercises and tests."""
 
 from __future__ import annotations
 
