@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from minigrpo.clinic.mistakes import mutant
+from minigrpo.clinic.catalogue import planted
 from minigrpo.gpt import GPT, GPTConfig
 
 
@@ -53,40 +51,25 @@ class Pool:
 # mutations
 
 
-@contextmanager
-def mutated(function: Callable, old: str, new: str) -> Iterator[None]:
-    """For the length of a block, replace one line of a function, for everyone who imported it.
-
-    `old` is the whole line without its indentation. The code object is exchanged, not the name,
-    so callers in other modules meet the mutation too.
-    """
-    other = inspect.unwrap(mutant(function, (old, new)))
-    function = inspect.unwrap(function)
-    original = function.__code__
-    function.__code__ = other.__code__
-    try:
-        yield
-    finally:
-        function.__code__ = original
-
-
-def must_fail_on(*mutations: tuple[Callable, str, str]) -> Callable:
+def must_fail_on(*mutations: str | tuple[Callable, str, str]) -> Callable:
     """Run a test without arguments as it is, and once per mutation, where it has to fail.
 
-    Each mutation is (function, line, the line instead). Failing means an AssertionError: a
-    mutation that only crashes shows nothing about the test.
+    Each mutation is a name in the catalogue of mistakes; or, if nobody else has it, a function, a
+    piece of its code, and what stands there instead. Failing means an AssertionError: a mutation
+    that only crashes shows nothing about the test.
     """
 
     def decorate(test: Callable[[], None]) -> Callable:
         cases = [None, *mutations]
-        names = ["as it is", *(f"{f.__name__}: {new}" for f, _, new in mutations)]
+        names = ["as it is"]
+        names += [m if isinstance(m, str) else f"{m[0].__name__}: {m[2]}" for m in mutations]
 
         @pytest.mark.parametrize("mutation", cases, ids=names)
         def run(mutation):
             if mutation is None:
                 test()
                 return
-            with mutated(*mutation), pytest.raises(AssertionError):
+            with planted(mutation), pytest.raises(AssertionError):
                 test()
 
         run.__name__, run.__doc__ = test.__name__, test.__doc__

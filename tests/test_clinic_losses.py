@@ -13,12 +13,19 @@ import torch
 
 from minigrpo import objective
 from minigrpo.clinic.__main__ import judge_file, load, main, settings
-from minigrpo.clinic.losses import CAUTIONS, judge_loss
-from minigrpo.clinic.planted import ADVANTAGES, MISTAKES
+from minigrpo.clinic.catalogue import DUAL, FORMS, MISTAKES, NAMED, Mistake
+from minigrpo.clinic.losses import ADVANTAGES, CAUTIONS, judge_loss
+from minigrpo.clinic.mistakes import sick_sources
 
 SOURCE = inspect.getsource(objective)
-BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
-ORDINARY = [mistake for mistake in MISTAKES if mistake.name not in CAUTIONS]
+
+
+def copy_with(*mistakes: Mistake) -> str:
+    """The source of the course's objective with these mistakes."""
+    source = SOURCE
+    for function, sick in sick_sources(sum((m.lines for m in mistakes), ())).items():
+        source = source.replace(inspect.getsource(function), sick)
+    return source
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,29 +48,38 @@ def judged(tmp_path):
     return judge
 
 
-def of(mistake) -> str:
-    return "group_advantages" if mistake.function in ADVANTAGES else "grpo_loss"
-
-
 # --------------------------------------------------------------------------------------------
 # the 38, in copies of the course's objective
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_the_38_have_names_of_their_own_and_sentences():
+    assert len(MISTAKES) == len({mistake.name for mistake in MISTAKES}) == 38
+    assert len(NAMED) > 38 and all(m.sentence.endswith(".") for m in NAMED.values())
+
+
+@pytest.mark.parametrize("mistake", [form for form in FORMS if form != DUAL], ids=lambda m: m.name)
 def test_every_mistake_is_found_by_name_in_a_copy_of_our_objective(judged, mistake):
-    assert SOURCE.count(mistake.line) == 1
-    report = judged(SOURCE.replace(mistake.line, mistake.instead), of(mistake))
-    assert [*report.mistakes, *report.cautions] == [mistake.name]
+    about_advantages = mistake.lines[0][0] in ADVANTAGES
+    function = "group_advantages" if about_advantages else "grpo_loss"
+    report = judged(copy_with(mistake), function)
+    cautions = report.cautions if mistake in MISTAKES else []  # other forms may earn one besides
+    assert [*report.mistakes, *cautions] == [mistake.name]
     assert report.passed == (mistake.name in CAUTIONS)
     assert mistake.sentence in report.text
 
 
-def test_two_mistakes_at_once_are_both_named(judged):
+def test_several_mistakes_at_once_are_all_named(judged):
     names = ["max_for_min", "mean_over_the_padding", "kl_subtracted_from_the_loss"]
-    source = SOURCE
-    for name in names:
-        source = source.replace(BY_NAME[name].line, BY_NAME[name].instead)
-    assert set(judged(source, "grpo_loss").mistakes) == set(names)
+    assert set(judged(copy_with(*map(NAMED.get, names)), "grpo_loss").mistakes) == set(names)
+
+
+def test_what_has_no_name_is_shown_where_no_name_explains_it(judged):
+    twice = "loss + 2 * kl_weight"
+    source = copy_with(NAMED["max_for_min"]).replace("loss + kl_weight", twice)
+    report = judged(source, "grpo_loss")
+    assert report.mistakes == ["max_for_min", "unnamed"] and twice in source
+    named, unnamed = report.text.split("\nunnamed\n")
+    assert "under the reference" in unnamed.split("\n\n")[0] and "reference" not in named
 
 
 @pytest.mark.parametrize("function", ["grpo_loss", "group_advantages"])
@@ -128,59 +144,21 @@ def loss(logps, old_logps, adv, mask, *, ref_log_probs=None, how="sequence_mean"
     return value
 """
 
-GAIN = "gain = torch.min(ratio * a, torch.clamp(ratio, 1 - low, 1 + high) * a)"
 ROW_MEAN = "value = sum(r / max(c, 1) for r, c in zip(rows, counts)) / len(rows)"
-TOKENS = "value = sum(rows) / max(sum(counts), 1)"
-CONSTANT = "value = sum(rows) / (len(rows) * max_length)"
 OLD = "old = (new if old_logps is None else old_logps[i, t]).detach()"
-CAP = "gain = torch.clamp(ratio.detach(), max=1 + high) * a * new"
-PLANTED = [
-    ("old_over_new", "ratio = torch.exp(new - old)", "ratio = torch.exp(old - new)"),
-    ("geometric_ratio_divides_by_the_width", "drift / n)", "drift / mask.shape[1])"),
+PLANTED = [  # where such a style behaves otherwise than ours
     ("ratio_against_itself_though_there_are_old_log_probs", OLD, "old = new.detach()"),
-    (
-        "first_update_without_a_gradient",
-        OLD,
-        "old = new if old_logps is None else old_logps[i, t].detach()",
-    ),
-    ("max_for_min", "torch.min(", "torch.max("),
-    ("clamp_without_min", GAIN, "gain = torch.clamp(ratio, 1 - low, 1 + high) * a"),
-    (
-        "negative_advantages_clipped_on_the_wrong_side",
-        GAIN,
-        "gain = torch.clamp(ratio, max=1 + high) * a",
-    ),
-    ("clip_low_and_high_swapped", "low, high = clip", "high, low = clip"),
-    ("cispo_weight_not_detached", CAP, CAP.replace(".detach()", "")),
-    ("cispo_caps_at_the_clip_instead_of_one_plus_the_clip", CAP, CAP.replace("1 + high", "high")),
-    ("kl_against_the_old_policy", "d = new - ref_log_probs[i, t]", "d = new - old"),
+    ("negative_advantages_clipped_on_the_wrong_side",
+     "gain = torch.min(ratio * a, torch.clamp(ratio, 1 - low, 1 + high) * a)",
+     "gain = torch.clamp(ratio, max=1 + high) * a"),
+    ("cispo_weight_not_detached", "torch.clamp(ratio.detach(), max", "torch.clamp(ratio, max"),
     ("k3_with_the_opposite_sign", "kl = torch.exp(-d) - 1 + d", "kl = torch.exp(d) - 1 - d"),
     ("k1_as_the_loss", "kl = torch.exp(-d) - 1 + d", "kl = d"),
-    ("kl_subtracted_from_the_loss", "term + kl_weight", "term - kl_weight"),
-    ("entropy_penalty_instead_of_a_bonus", "value - entropy_weight", "value + entropy_weight"),
     ("entropy_detached", "append(entropy[i, t])", "append(entropy[i, t].detach())"),
     ("mask_in_the_denominator_only", "continue\n", "count -= 1\n"),
-    ("row_mean_for_token_mean", TOKENS, ROW_MEAN),
-    ("sum_over_the_rows", ROW_MEAN, ROW_MEAN.replace(" / len(rows)", "")),
     ("mean_over_the_padding", ROW_MEAN, "value = sum(rows) / mask.numel()"),
-    ("dr_grpo_divides_by_the_width", CONSTANT, "value = sum(rows) / mask.numel()"),
-    ("dr_grpo_divides_by_the_lengths", CONSTANT, ROW_MEAN),
-    (
-        "masked_rows_leave_the_denominator",
-        ROW_MEAN,
-        ROW_MEAN.replace("len(rows)", "max(1, sum(c > 0 for c in counts))"),
-    ),
-    (
-        "masked_row_divides_by_zero",
-        ROW_MEAN,
-        ROW_MEAN.replace("r / max(c, 1)", "r / torch.tensor(c)"),
-    ),
-    ("loss_minimises_the_objective", "term = -gain", "term = gain"),
-    (
-        "old_log_probs_not_detached",
-        OLD,
-        OLD.replace(").detach()", ")").replace("(new if", "(new.detach() if"),
-    ),
+    ("masked_rows_leave_the_denominator", ROW_MEAN,
+     ROW_MEAN.replace("len(rows)", "max(1, sum(c > 0 for c in counts))")),
     ("advantages_not_detached", "a = adv[i].item()", "a = adv[i]"),
 ]  # fmt: skip
 
@@ -213,11 +191,8 @@ def advantages(r, G, eps=1e-4):
 @pytest.mark.parametrize(
     ("name", "line", "instead"),
     [
-        ("population_std", "/ (G - 1)", "/ G"),
         ("std_clamped_instead_of_plus_eps", "(s + eps)", "max(s, eps)"),
-        ("variance_for_std", "** 0.5", "** 1"),
         ("mean_over_the_batch", "m = group.mean()", "m = r.mean()"),
-        ("std_over_the_batch", "(s + eps)", "(r.std() + eps)"),
         ("groups_mix_prompts", "[k:k + G]", "[k // G::len(r) // G]"),
     ],
 )
@@ -298,8 +273,7 @@ AVERAGES = {
 }
 
 
-@pytest.mark.parametrize("how", AVERAGES)
-@pytest.mark.parametrize("high", ["0.2", "0.28"])
+@pytest.mark.parametrize(("how", "high"), [*zip(AVERAGES, ["0.2", "0.28", "0.2"])])
 def test_what_is_built_in_is_found_out_and_said(judged, how, high):
     source = BUILT_IN.replace("AVERAGE", AVERAGES[how]).replace("HIGH", high)
     report = judged(source)
@@ -315,10 +289,8 @@ def test_what_was_meant_is_set(judged):
     source = BUILT_IN.replace("AVERAGE", AVERAGES["sequence_mean"]).replace("HIGH", "0.2")
     report = judged(source, how="token_mean")
     assert report.mistakes == ["row_mean_for_token_mean"], report.text
-    assert settings(["how=token_mean", "clip=0.2,0.28"]) == {
-        "how": "token_mean",
-        "clip": (0.2, 0.28),
-    }
+    given = settings(["how=token_mean", "clip=0.2,0.28"])
+    assert given == {"how": "token_mean", "clip": (0.2, 0.28)}
 
 
 STYLES = """
@@ -330,30 +302,34 @@ def in_float32(logps, old, adv, mask, clip=(0.2, 0.2), how="sequence_mean", max_
     return grpo_loss(logps.float(), old, adv.float(), mask, clip=clip, how=how,
                      max_length=max_length)
 
+def clipped(logps, old, a, low=0.2, high=0.2):
+    r = (logps - old).exp()
+    return torch.min(r * a, r.clamp(1 - low, 1 + high) * a)
+
+def rows(t, mask):
+    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
+
 def gspo(logps, old, adv, mask):
     mask = mask.float()
-    r = (((logps - old) * mask).sum(-1) / mask.sum(-1).clamp(min=1)).exp()
-    return -torch.min(r * adv, r.clamp(1 - 3e-4, 1 + 4e-4) * adv).mean()
+    mean = ((logps - old) * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    return -clipped(mean, 0, adv, 3e-4, 4e-4).mean()
 
 def with_kl(logps, old, adv, mask, ref_log_probs):
-    r, a, d = (logps - old).exp(), adv[:, None], ref_log_probs - logps
-    t = torch.min(r * a, r.clamp(0.8, 1.2) * a) - 0.04 * (d.exp() - d - 1)
-    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean(), {}
+    d = ref_log_probs - logps
+    return rows(clipped(logps, old, adv[:, None]) - 0.04 * (d.exp() - d - 1), mask), {}
 
 def with_kl_subtracted(logps, old, adv, mask, ref_log_probs):
-    r, a, d = (logps - old).exp(), adv[:, None], ref_log_probs - logps
-    t = torch.min(r * a, r.clamp(0.8, 1.2) * a) + 0.04 * (d.exp() - d - 1)
-    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean(), {}
+    d = ref_log_probs - logps
+    return rows(clipped(logps, old, adv[:, None]) + 0.04 * (d.exp() - d - 1), mask), {}
 
 def unclipped(logps, old, adv, mask):
-    return -(((logps - old).exp() * adv[:, None] * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
+    return rows((logps - old).exp() * adv[:, None], mask)
 
 def no_mask(logps, old, adv, mask):
-    r, a = (logps - old).exp(), adv[:, None]
-    return -torch.min(r * a, r.clamp(0.8, 1.2) * a).mean()
+    return -clipped(logps, old, adv[:, None]).mean()
 
 def twice(logps, old, adv, mask):
-    return 2 * with_kl(logps, old, adv, mask, logps)[0]
+    return 2 * rows(clipped(logps, old, adv[:, None]), mask)
 
 def anything(*given, **options):
     return grpo_loss(*given, **options)
@@ -382,35 +358,31 @@ def leave_one_out(rewards, group_size):
     return (g - (g.sum(1, keepdim=True) - g) / (group_size - 1)).view(-1)
 
 def in_verls_order(old_log_prob, log_prob, advantages, response_mask):
-    r = (log_prob - old_log_prob).exp()
-    t = torch.min(r * advantages, r.clamp(0.8, 1.2) * advantages) * response_mask
+    t = clipped(log_prob, old_log_prob, advantages) * response_mask
     return -t.sum() / response_mask.sum()
 
 def dual_clip(logps, old, adv, mask):
-    r, a = (logps - old).exp(), adv[:, None]
-    t = torch.min(r * a, r.clamp(0.8, 1.2) * a)
-    t = torch.where(a < 0, torch.max(t, 3 * a), t)
-    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
+    a = adv[:, None]
+    t = clipped(logps, old, a)
+    return rows(torch.where(a < 0, torch.max(t, 3 * a), t), mask)
 
 def asks_for_float32(logps, old, adv, mask):
     assert logps.dtype == adv.dtype == torch.float32
     return dual_clip(logps, old, adv, mask)
 
 def constant(logps, old, adv, mask, max_length):
-    r, a = (logps - old).exp(), adv[:, None]
-    return -(torch.min(r * a, r.clamp(0.8, 1.2) * a) * mask).sum() / (len(adv) * max_length)
+    return -(clipped(logps, old, adv[:, None]) * mask).sum() / (len(adv) * max_length)
 
 def k2(logps, old, adv, mask, ref_log_probs, kl_weight):
-    t = (logps - old).exp() * adv[:, None] - kl_weight * (ref_log_probs - logps) ** 2 / 2
-    return -((t * mask).sum(1) / (mask.sum(1) + 1e-8)).mean()
-
-def empty_row(logps, old, adv, mask):
-    r, a = (logps - old).exp(), adv[:, None]
-    return -((torch.min(r * a, r.clamp(0.8, 1.2) * a) * mask).sum(1) / mask.sum(1)).mean()
+    kl = (ref_log_probs - logps) ** 2 / 2
+    return rows((logps - old).exp() * adv[:, None] - kl_weight * kl, mask)
 
 def cispo_through_the_weight(logps, old, adv, mask, clip=(0.2, 4.0)):
     w = (logps - old).exp().clamp(max=1 + clip[1])
     return -(w * adv[:, None] * logps * mask).sum() / mask.sum().clamp(min=1)
+
+def empty_row(logps, old, adv, mask):
+    return -((clipped(logps, old, adv[:, None]) * mask).sum(1) / mask.sum(1)).mean()
 """
 
 
@@ -436,8 +408,8 @@ def cispo_through_the_weight(logps, old, adv, mask, clip=(0.2, 4.0)):
         ("asks_for_float32", [], "It has a dual clip"),
         ("constant", [], "how='constant'"),
         ("k2", [], "estimator='k2'"),
-        ("empty_row", ["masked_row_divides_by_zero"], "nan, nan"),
         ("cispo_through_the_weight", ["cispo_weight_not_detached"], "how='token_mean'"),
+        ("empty_row", ["masked_row_divides_by_zero"], "nan, nan"),
     ],
 )
 def test_other_styles_are_judged_by_what_they_mean(judged, function, mistakes, words):
@@ -460,9 +432,7 @@ def test_what_is_set_has_to_make_sense(given, words):
     assert report.passed is None and words in report.text and "\n" not in report.text
 
 
-FROM_REWARDS = (
-    SOURCE
-    + """
+FROM_REWARDS = """
 
 def loss(log_probs, old_log_probs, rewards, group_size, completion_mask, clip=(0.2, 0.2),
          how="sequence_mean", max_length=None):
@@ -470,20 +440,15 @@ def loss(log_probs, old_log_probs, rewards, group_size, completion_mask, clip=(0
     return grpo_loss(log_probs, old_log_probs, advantages, completion_mask, clip=clip, how=how,
                      max_length=max_length)[0]
 """
-)
 
 
 @pytest.mark.parametrize(
-    "name", [None, "population_std", "groups_mix_prompts", "max_for_min", "mean_over_the_padding",
-             "advantages_along_the_tokens", "std_over_the_batch", "variance_for_std",
-             "equal_rewards_not_exactly_zero"]
+    "names", [[], ["population_std"], ["groups_mix_prompts"], ["max_for_min"],
+              ["equal_rewards_not_exactly_zero"]]
 )  # fmt: skip
-def test_a_loss_from_rewards(judged, name):
-    source = FROM_REWARDS
-    if name:
-        source = source.replace(BY_NAME[name].line, BY_NAME[name].instead)
-    report = judged(source)
-    assert [*report.mistakes, *report.cautions] == ([name] if name else []), report.text
+def test_a_loss_from_rewards(judged, names):
+    report = judged(copy_with(*map(NAMED.get, names)) + FROM_REWARDS)
+    assert [*report.mistakes, *report.cautions] == names, report.text
 
 
 # --------------------------------------------------------------------------------------------
@@ -579,10 +544,9 @@ def test_what_is_set_and_how_long_it_may_take_reach_the_judge(tmp_path, capsys):
 
 
 def test_the_exit_code_and_the_help(tmp_path):
-    name = "max_for_min"
-    (tmp_path / "mine.py").write_text(SOURCE.replace(BY_NAME[name].line, BY_NAME[name].instead))
+    (tmp_path / "mine.py").write_text(copy_with(NAMED["max_for_min"]))
     ran = run("mine.py:grpo_loss", cwd=tmp_path)
-    assert ran.returncode == 1 and name in ran.stdout and not ran.stderr
+    assert ran.returncode == 1 and "max_for_min" in ran.stdout and not ran.stderr
     ran = run("mine.py:grpo", cwd=tmp_path)
     assert ran.returncode == 2 and "Not judged: mine.py has no 'grpo'" in ran.stdout
     assert not ran.stderr and "aggregate" in ran.stdout

@@ -187,11 +187,7 @@ def test_a_mask_of_ones_equals_no_mask():
 
 
 @must_fail_on(
-    (
-        positions_from_mask,
-        "return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)",
-        "return torch.arange(attention_mask.shape[-1]).expand_as(attention_mask)",
-    ),
+    "positions_count_the_padding",
     (
         GPT.forward,
         "mask = (mask & attention_mask.bool()[:, None, None]) | itself  # (N, 1, S, keys)",

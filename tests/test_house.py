@@ -17,7 +17,7 @@ ROOMS = {
     "core": 1950,
     "study": 485,
     "notebook": 935,
-    "clinic": 2990,
+    "clinic": 2760,  # the catalogue of mistakes aside, which is data
     "text": 550,
     "scaling": 340,
     "exercises": 985,
@@ -65,7 +65,8 @@ def imports(path: Path) -> set[Path]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_keeps_to_its_budget(room):
-    assert lines(*(path for path in FILES if room_of(path) == room)) <= ROOMS[room]
+    paths = (path for path in FILES if room_of(path) == room and path.stem != "catalogue")
+    assert lines(*paths) <= ROOMS[room]
 
 
 def test_every_file_has_its_room_and_the_loop_its_size():

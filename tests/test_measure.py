@@ -11,10 +11,7 @@ from minigrpo import clinic
 from minigrpo.clinic.charts import Chart, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
 from minigrpo.clinic.patients import (
-    LETTER,
     PATIENTS,
-    SUMS,
-    Patient,
     numbered,
     record,
     where_it_hurts,
@@ -23,15 +20,10 @@ from minigrpo.grpo import GRPOConfig
 
 SLOW = "weight 0 against 1"
 QUICK = [name for name in MEASUREMENTS if name != SLOW]
-NAMES = (
-    "transcripts", "equal groups", "ratio at the first update", "scorer against sampler",
-    "gradient at zero advantage", "gradient per token", "loss by hand", "swapped example",
-    "weight 0 against 1", "held-out accuracy", "weight change", "padding",
-)  # fmt: skip
 
 
-def test_the_measurements_are_those_of_the_contract():
-    assert set(MEASUREMENTS) == set(NAMES)
+def subject_of(name: str) -> Subject:
+    return clinic.patient(numbered().index(record(name)) + 1).patient
 
 
 @pytest.mark.parametrize("patient", PATIENTS, ids=lambda p: p.key or p.name)
@@ -49,9 +41,8 @@ def test_each_measurement_runs_on_every_patient(patient):
 
 
 def test_the_slow_one_runs_on_letters_and_sums():
-    letters, sums = (Subject(Patient("healthy", setting=one), 3) for one in (LETTER, SUMS))
-    for subject in (letters.twin, sums):  # the next but few asks the same twin
-        found = MEASUREMENTS[SLOW][1](subject)
+    for name in ("the entropy bonus detached", "k1 as the loss"):
+        found = MEASUREMENTS[SLOW][1](subject_of(name).twin)
         assert all(map(math.isfinite, found.values()))
         assert found["KL to the start, KL weight 1"] < found["KL to the start, weights 0"]
         assert (
@@ -59,9 +50,9 @@ def test_the_slow_one_runs_on_letters_and_sums():
         )
 
 
-def of(name: str, measurement: str, line: str, part: int = -1) -> tuple[float, float]:
-    subject = Subject(record(name), 3)
-    return tuple(reading(s, measurement, line, part) for s in (subject, subject.twin))
+def of(name: str, measurement: str, line: str) -> tuple[float, float]:
+    subject = subject_of(name)
+    return tuple(reading(s, measurement, line) for s in (subject, subject.twin))
 
 
 def test_a_bug_that_scores_the_batch_again_cannot_hide_from_the_sampler():
@@ -88,9 +79,9 @@ def test_top_p_leaves_the_mass_it_kept_and_a_temperature_goes_both_ways():
 
 
 def test_the_loss_by_hand_tells_eos_from_micro_batches():
-    eos = MEASUREMENTS["loss by hand"][1](Subject(record("EOS masked out"), 3))
+    eos = MEASUREMENTS["loss by hand"][1](subject_of("EOS masked out"))
     assert abs(eos["logged loss"] - eos["by hand, without each row's last token"]) < 1e-5
-    parts = MEASUREMENTS["loss by hand"][1](Subject(record("a token mean per micro-batch"), 3))
+    parts = MEASUREMENTS["loss by hand"][1](subject_of("a token mean per micro-batch"))
     assert abs(parts["logged loss"] - parts["by hand, mean over micro-batches of 8 rows"]) < 1e-5
     for found in (eos, parts):
         assert found["from the logged loss to the one over all tokens"] > 1e-3

@@ -1,10 +1,10 @@
-"""One line instead of another: found by how it begins, and put in without a trace outside."""
+"""The form of a mistake: found by its piece or by how its line begins, planted without a trace."""
 
 from __future__ import annotations
 
 import pytest
 
-from minigrpo.clinic.mistakes import head, mutant, replaced
+from minigrpo.clinic.mistakes import exchanged, head, replaced
 
 SOURCE = """\
 def f(x):
@@ -46,6 +46,7 @@ def test_how_a_line_begins(line, begins):
         ("return z", None, 5),  # the last of several
         ("w = 5; z = w", None, 4),  # the first statement that begins like a line
         ("return 0", "return y", 3),
+        ("z = y * 3", "z = y * 2", 4),
     ],
 )
 def test_one_line_is_replaced_and_keeps_its_place(new, old, line):
@@ -55,16 +56,27 @@ def test_one_line_is_replaced_and_keeps_its_place(new, old, line):
     assert after[line] == " " * indent + new
 
 
-def test_a_line_that_begins_like_none_or_like_two_is_an_error():
+def test_what_is_not_there_or_there_twice_is_an_error():
     with pytest.raises(ValueError, match="no line of the code begins like `w = 1`"):
         replaced(SOURCE, "w = 1")
     with pytest.raises(ValueError, match="more than one line of the code begins with 'y'"):
         replaced(SOURCE + "    y = 2\n", "y = 1")
-    with pytest.raises(ValueError, match="no line of the code begins like `return q`"):
-        replaced(SOURCE, "return 0", "return q")
+    for piece, times in (("return q", 0), ("return", 2)):
+        with pytest.raises(ValueError, match=f"found {times} times: `{piece}`"):
+            replaced(SOURCE, "return 0", piece)
 
 
-def test_a_mutant_lives_in_the_module_of_the_healthy_one_which_stays():
-    sick = mutant(f, "y = x - 1", ("return g(y)", "return g(y) * 10"))
-    assert sick(3) == 20 and f(3) == 4
-    assert sick.__globals__ is f.__globals__ and sick.__module__ == f.__module__
+def test_what_is_planted_is_met_by_everyone_and_gone_after_the_block():
+    imported = f
+    with exchanged((f, "x + 1", "x - 1"), (f, "g(y)", "g(y) * 10")):
+        assert imported(3) == 20
+    assert imported(3) == 4
+
+
+def test_nothing_is_planted_if_one_of_several_is_not_there():
+    lines = (f, "x + 1", "x"), (g, "return q", "return z")
+    with pytest.raises(ValueError, match="found 0 times"), exchanged(*lines):
+        pass
+    with pytest.raises(ZeroDivisionError), exchanged((f, "x + 1", "x / 0")):
+        f(3)
+    assert f(3) == 4 and g(1) == 1

@@ -34,10 +34,7 @@ from torch.testing import assert_close
 from minigrpo.objective import (
     ADVANTAGE_SETTINGS,
     VARIANTS,
-    _count,
     _ratio_metrics,
-    _real,
-    _unmasked,
     aggregate,
     clipped_surrogate,
     equal_groups,
@@ -48,12 +45,6 @@ from minigrpo.objective import (
 )
 
 # Lines of the objective that are replaced below.
-GEOMETRIC = 'return (total if level == "sequence" else total / _count(mask, dim=-1)[:, None]).exp()'
-OLD = (
-    'old = (new if old_log_probs is None else _real("old_log_probs", old_log_probs, mask)).detach()'
-)
-COUNT = "return (mask.bool().sum() if dim is None else mask.bool().sum(dim=dim)).clamp(min=1)"
-
 Rows = list[list[float]]
 
 NAN, INF = math.nan, math.inf
@@ -79,7 +70,7 @@ def ratio_by_loops(log_probs: Tensor, old: Tensor, mask: Tensor, level: str) -> 
 
 
 @must_fail_on(
-    (policy_ratio, GEOMETRIC, GEOMETRIC.replace("_count(mask, dim=-1)[:, None]", "mask.shape[-1]")),
+    "geometric_ratio_divides_by_the_width",
     (
         policy_ratio,
         "total = log_ratio.sum(dim=-1, keepdim=True)",
@@ -94,14 +85,14 @@ def test_every_level_equals_its_definition(mask):
         assert_close(ratio, ratio_by_loops(new, old, mask, level))
 
 
-@must_fail_on((policy_ratio, "return log_ratio.exp()", "return (-log_ratio).exp()"))
+@must_fail_on("old_over_new")
 def test_the_ratio_is_new_over_old():
     new, old = torch.tensor([[0.6, 0.2]]).log(), torch.tensor([[0.2, 0.4]]).log()
     assert_close(policy_ratio(new, old, torch.ones(1, 2)), torch.tensor([[3.0, 0.5]]))
 
 
 @must_fail_on(
-    (_unmasked, "return torch.where(mask.bool(), values, 0.0)", "return values * mask"),
+    "mask_by_multiplication",
 )
 @given(ragged_masks(), GARBAGE, GARBAGE)
 def test_nothing_comes_from_under_the_mask(mask, garbage, old_garbage):
@@ -127,10 +118,7 @@ def test_the_gradient_is_that_of_the_definition(mask, level):
     assert_close(new.grad, ratio * share * mask)
 
 
-@must_fail_on(
-    (policy_ratio, GEOMETRIC, GEOMETRIC.replace(".exp()", ".detach().exp()")),
-    (policy_ratio, "return log_ratio.exp()", "return log_ratio.detach().exp()"),
-)
+@must_fail_on("ratio_detached")
 @given(ragged_masks())
 def test_identical_policies_have_ratio_one_and_a_gradient(mask):
     for level in LEVELS:
@@ -215,11 +203,7 @@ def reward_groups(draw: st.DrawFn) -> tuple[list[float], int]:
 
 
 @must_fail_on(
-    (
-        group_advantages,
-        "advantages = advantages / (groups.std(dim=1, keepdim=True) + eps)",
-        "advantages = advantages / (groups.std(dim=1, keepdim=True, correction=0) + eps)",
-    ),
+    "population_std",
     (
         group_advantages,
         "advantages = advantages / (groups.std() + eps)",
@@ -283,11 +267,7 @@ def test_the_three_scales_and_the_two_baselines_by_hand():
 
 
 @must_fail_on(
-    (
-        group_advantages,
-        "advantages = torch.where(equal[:, None], 0.0, advantages).flatten()",
-        "advantages = advantages.flatten()",
-    ),
+    "equal_rewards_not_exactly_zero",
 )
 def test_equal_rewards_have_advantages_of_exactly_zero():
     for rewards in (torch.full((16,), 5.7), float64(0.1, 0.1, 0.1), float64(*[1 / 3] * 7)):
@@ -299,17 +279,8 @@ def test_equal_rewards_have_advantages_of_exactly_zero():
 
 
 @must_fail_on(
-    (
-        group_advantages,
-        "groups = rewards.double().view(-1, group_size)"
-        "  # in float32, 16 x 5.7 differ from their mean",
-        "groups = rewards.double().view(group_size, -1).T",
-    ),
-    (
-        group_advantages,
-        "advantages = groups - groups.mean(dim=1, keepdim=True)",
-        "advantages = groups - groups.mean()",
-    ),
+    "groups_mix_prompts",
+    "mean_over_the_batch",
 )
 @given(reward_groups(), st.floats(-100, 100))
 def test_groups_never_mix_prompts(rewards_and_size, other):
@@ -453,12 +424,8 @@ SURROGATE = [  # ratio, advantage, value, slope; the ratio is kept within 0.8 an
 
 
 @must_fail_on(
-    (clipped_surrogate, "low, high = clip", "high, low = clip"),
-    (
-        clipped_surrogate,
-        "return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)",
-        "return ratio.clamp(1 - low, 1 + high) * advantages",
-    ),
+    "clip_low_and_high_swapped",
+    "clamp_without_min",
 )
 def test_the_surrogate_by_hand():
     for number, advantage, value, slope in SURROGATE:
@@ -769,8 +736,8 @@ def equals_the_loops(batch: dict, **settings) -> None:
 
 
 @must_fail_on(
-    (_count, COUNT, COUNT.removesuffix(".clamp(min=1)")),
-    (_unmasked, "return torch.where(mask.bool(), values, 0.0)", "return values"),
+    "masked_row_divides_by_zero",
+    "mask_in_the_denominator_only",
 )
 @given(masks(), SETTINGS, st.integers(0, 99), st.booleans())
 def test_on_any_mask_the_loss_equals_the_loops(mask, settings, seed, first):
@@ -849,17 +816,8 @@ def test_the_weight_of_cispo_is_a_constant(ratio, advantage, slope):
 
 
 @must_fail_on(
-    (
-        grpo_loss,
-        "A = advantages.detach().to(new.dtype)[:, None]"
-        "  # (N, 1): the same for every token of a row",
-        "A = advantages.to(new.dtype)[:, None]",
-    ),
-    (
-        grpo_loss,
-        OLD,
-        OLD.removesuffix(".detach()"),
-    ),
+    "advantages_not_detached",
+    "old_log_probs_not_detached",
     (
         grpo_loss,
         'ref = _real("ref_log_probs", ref_log_probs, mask).detach()',
@@ -886,8 +844,8 @@ def test_only_the_policy_and_its_entropy_receive_a_gradient():
 
 
 @must_fail_on(
-    (_unmasked, "return torch.where(mask.bool(), values, 0.0)", "return values * mask"),
-    (_real, "values = _unmasked(log_probs, mask)", "values = log_probs"),
+    "mask_by_multiplication",
+    "padding_read",
 )
 @given(masks(), SETTINGS, st.lists(GARBAGE, min_size=4, max_size=4), st.booleans())
 def test_the_loss_never_reads_what_is_masked(mask, settings, garbage, first):
@@ -961,11 +919,7 @@ RATIOS = ("ratio/min", "ratio/mean", "ratio/max")
         'low = ((ratio < 1 - clip[0]) & (A < 0) & (surrogate == "clip")).double()',
         "low = (ratio < 1 - clip[0]).double()",
     ),
-    (
-        _ratio_metrics,
-        "high = ((ratio > 1 + clip[1]) & (A > 0)).double()",
-        "high = (ratio > 1 + clip[1]).double()",
-    ),
+    "clipped_whatever_the_advantage",
     (
         _ratio_metrics,
         'low = ((ratio < 1 - clip[0]) & (A < 0) & (surrogate == "clip")).double()',

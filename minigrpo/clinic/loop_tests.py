@@ -1,21 +1,19 @@
-"""The smallest tests, asked of the course's own loop: every test here takes the settings of a run.
+"""The smallest tests, asked of the course's own loop under the settings of a run.
 
 They look the loop's functions up by name when they run, so that they see a bug that is in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-from minigrpo import arithmetic, grpo, objective
-from minigrpo.arithmetic import Arithmetic
+from minigrpo import grpo, objective
+from minigrpo.arithmetic import Arithmetic, completion_ids, prompt_ids
 from minigrpo.clinic import smallest_tests
 from minigrpo.clinic.bugs import score
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
@@ -23,144 +21,83 @@ from minigrpo.llama import load_policy
 from minigrpo.sampling import Rollouts
 
 
-@cache
-def _llama() -> nn.Module:
-    return load_policy()
+@dataclass(frozen=True)
+class Loop:
+    """The course's loop, in the form in which the smallest tests ask for a reader's functions."""
 
+    config: GRPOConfig
+    policy: nn.Module = field(default_factory=load_policy)
+    right, wrong = completion_ids([], 0), completion_ids([], 9)  # answers to 7 + 4 + 9 modulo 10
 
-def _eight(config: GRPOConfig) -> Rollouts:
-    prompts = torch.stack([arithmetic.prompt_ids((7, 4, 9, 5))] * 8)
-    generator = torch.Generator().manual_seed(0)
-    return grpo.sample(
-        _llama(), prompts, max_new_tokens=16, eos_id=config.eos_id, pad_id=config.pad_id,
-        temperature=config.temperature, generator=generator,
-    )  # fmt: skip
+    def loss(self, *tensors: Tensor, **options: Any) -> Tensor:
+        c = self.config
+        settings = {"level": c.level, "how": c.how, "max_length": c.max_new_tokens, **options}
+        return grpo.grpo_loss(*tensors, **settings)[0]
 
+    def loss_with_kl(self, *tensors: Tensor) -> Tensor:
+        return self.loss(*tensors[:4], ref_log_probs=tensors[4], kl_weight=1.0)
 
-def _steps(config: GRPOConfig, steps: int, **changes: Any) -> list[StepMetrics]:
-    # A bug is the test's to report, not the loop's own checks'.
-    config = replace(config, steps=steps, prompts_per_step=4, check=False, **changes)
-    return list(train_grpo(load_policy(), Arithmetic(), config))
+    def loss_with_entropy(self, *tensors: Tensor) -> Tensor:
+        return self.loss(*tensors[:4], entropy=tensors[4], entropy_weight=0.1)
 
+    def kl(self, log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+        return objective.kl_estimate(log_probs, ref_log_probs, estimator=self.config.estimator)
 
-def _loss(config: GRPOConfig) -> Callable[..., Tensor]:
-    settings = {"level": config.level, "how": config.how, "max_length": config.max_new_tokens}
-    return lambda *tensors: grpo.grpo_loss(*tensors, **settings)[0]
+    def advantages(self, rewards: Tensor, group_size: int) -> Tensor:
+        return grpo.group_advantages(rewards, group_size)
 
+    def pad(self, prompts: list[Tensor]) -> Tensor:
+        return grpo.left_pad(prompts, self.config.pad_id)[0]
 
-def _with_reference(config: GRPOConfig) -> Callable[..., Tensor]:
-    return lambda *tensors: grpo.grpo_loss(*tensors[:4], ref_log_probs=tensors[4], kl_weight=1.0)[0]
+    def reward(self, completion: list[int]) -> float:
+        return Arithmetic().reward([prompt_ids((7, 4, 9))], [torch.tensor(completion)])[0]
 
-
-def _with_entropy(config: GRPOConfig) -> Callable[..., Tensor]:
-    return lambda *tensors: grpo.grpo_loss(*tensors[:4], entropy=tensors[4], entropy_weight=0.1)[0]
-
-
-def _kl(config: GRPOConfig) -> Callable[..., Tensor]:
-    return lambda new, ref: objective.kl_estimate(new, ref, estimator=config.estimator)
-
-
-def _advantages(config: GRPOConfig) -> Callable[..., Tensor]:
-    return lambda *arguments: grpo.group_advantages(*arguments)
-
-
-def _reward(config: GRPOConfig) -> Callable[[list[int]], float]:
-    prompt = arithmetic.prompt_ids((7, 4, 9))
-    return lambda completion: Arithmetic().reward([prompt], [torch.tensor(completion)])[0]
-
-
-def _score(config: GRPOConfig) -> Callable[..., Tensor]:
-    def log_probs(model: nn.Module, prompt: Tensor, completion: Tensor) -> Tensor:
+    def score(self, model: nn.Module, prompt: Tensor, completion: Tensor) -> Tensor:
         real = torch.ones_like(prompt, dtype=torch.bool)
-        text = (prompt, real, completion, real)
-        return grpo.completion_log_probs_and_entropy(model, *text)[0]
+        return score(model, Rollouts(prompt, real, completion, real, real))
 
-    return log_probs
+    def eight(self) -> Rollouts:
+        c, prompts = self.config, torch.stack([prompt_ids((7, 4, 9, 5))] * 8)
+        settings = {"eos_id": c.eos_id, "pad_id": c.pad_id, "temperature": c.temperature}
+        generator = torch.Generator().manual_seed(0)
+        return grpo.sample(self.policy, prompts, max_new_tokens=16, generator=generator, **settings)
 
-
-def _sample(config: GRPOConfig) -> Callable[[], tuple[Rollouts, Tensor, Tensor]]:
-    def sample() -> tuple[Rollouts, Tensor, Tensor]:
-        rollouts = _eight(config)
+    def sample(self) -> tuple[Rollouts, Tensor, Tensor]:
+        rollouts = self.eight()
         return rollouts, rollouts.log_probs, rollouts.completion_mask
 
-    return sample
+    def rescore(self, rollouts: Rollouts) -> Tensor:
+        return score(self.policy, rollouts, self.config.temperature)
 
-
-def _rescore(config: GRPOConfig) -> Callable[[Rollouts], Tensor]:
-    return lambda rollouts: score(_llama(), rollouts, config.temperature)
-
-
-def _rewards(config: GRPOConfig) -> Callable[[float], Tensor]:
-    rollouts, config = _eight(config), replace(config, prompts_per_step=1, group_size=8)
-
-    def rewards(factor: float) -> Tensor:
+    def rewards(self, factor: float) -> Tensor:
+        """Of the same completions, whatever the sampler says of their log-probs."""
+        rollouts, config = self.eight(), replace(self.config, prompts_per_step=1, group_size=8)
         drawn = replace(rollouts, log_probs=rollouts.log_probs * factor)
         with patch.object(grpo, "sample", lambda *_, **__: drawn):
-            return grpo.rollout(_llama(), Arithmetic(), [rollouts.prompt_ids[0]], config, None)[1]
+            prompts = [rollouts.prompt_ids[0]]
+            return grpo.rollout(self.policy, Arithmetic(), prompts, config, None)[1]
 
-    return rewards
+    def steps(self, steps: int, **changes: Any) -> list[StepMetrics]:
+        # A bug is the test's to report, not the loop's own checks'.
+        changes |= {"steps": steps, "prompts_per_step": 4, "inner_epochs": 1, "check": False}
+        return list(train_grpo(load_policy(), Arithmetic(), replace(self.config, **changes)))
 
+    def first_kl(self) -> float:
+        return self.steps(1, kl_weight=0.01)[0].kl
 
-def _first_kl(config: GRPOConfig) -> Callable[[], float]:
-    return lambda: _steps(config, 1, inner_epochs=1, kl_weight=0.01)[0].kl
+    def first_ratios(self) -> list[Tensor]:
+        return [torch.tensor([m.ratio_min, m.ratio_max]) for m in self.steps(3)]
 
+    def first_step(self) -> tuple[float, Tensor, Tensor]:
+        (m,) = self.steps(1, kl_weight=0.0, entropy_weight=0.0, how="token_mean")
+        return m.loss, m.advantages.cpu(), m.rollouts.completion_mask.cpu()
 
-def _first_ratios(config: GRPOConfig) -> Callable[[], list[Tensor]]:
-    def ratios() -> list[Tensor]:
-        done = _steps(config, 3, inner_epochs=1)
-        return [torch.tensor([m.ratio_min, m.ratio_max]) for m in done]
-
-    return ratios
-
-
-def _first_step(config: GRPOConfig) -> Callable[[], tuple[float, Tensor, Tensor]]:
-    def step() -> tuple[float, Tensor, Tensor]:
-        plain = {"kl_weight": 0.0, "entropy_weight": 0.0, "how": "token_mean"}
-        (first,) = _steps(config, 1, inner_epochs=1, **plain)
-        return first.loss, first.advantages.cpu(), first.rollouts.completion_mask.cpu()
-
-    return step
+    def train(self) -> None:
+        config = replace(self.config, steps=5, prompts_per_step=4)
+        list(train_grpo(self.policy, Arithmetic(), config))
 
 
-def weights_move(config: GRPOConfig) -> None:
-    policy, config = load_policy(), replace(config, steps=5, prompts_per_step=4)
-    smallest_tests.weights_move(policy, lambda: list(train_grpo(policy, Arithmetic(), config)))
-
-
-def _asked(name: str, *ours: Callable[[GRPOConfig], Any]) -> Callable[[GRPOConfig], None]:
-    """The smallest test of that name, with functions of ours in the places of the reader's."""
-    test = getattr(smallest_tests, name)
-
-    def ask(config: GRPOConfig) -> None:
-        test(*(make(config) for make in ours))
-
-    ask.__name__ = ask.__qualname__ = name
-    return ask
-
-
-# fmt: off
-a_certain_text_has_log_prob_0 = _asked("a_certain_text_has_log_prob_0", _score)
-a_right_answer_is_rewarded = _asked(
-    "a_right_answer_is_rewarded", _reward, lambda _: arithmetic.completion_ids([], 0))
-a_wrong_answer_is_not_rewarded = _asked(
-    "a_wrong_answer_is_not_rewarded", _reward, lambda _: arithmetic.completion_ids([], 9))
-the_ratio_has_a_gradient = _asked("the_ratio_has_a_gradient", _loss)
-the_padding_gets_no_gradient = _asked("the_padding_gets_no_gradient", _loss)
-a_low_ratio_of_a_bad_token_is_left_alone = _asked("a_low_ratio_of_a_bad_token_is_left_alone", _loss)
-a_small_drift_of_a_long_text_keeps_its_gradient = _asked(
-    "a_small_drift_of_a_long_text_keeps_its_gradient", _loss)
-the_loss_depends_on_the_reference = _asked("the_loss_depends_on_the_reference", _with_reference)
-the_entropy_bonus_has_a_gradient = _asked("the_entropy_bonus_has_a_gradient", _with_entropy)
-the_kl_term_has_a_mean_gradient = _asked("the_kl_term_has_a_mean_gradient", _kl)
-the_kl_is_0_before_the_first_update = _asked("the_kl_is_0_before_the_first_update", _first_kl)
-the_ratio_is_1_at_every_first_update = _asked("the_ratio_is_1_at_every_first_update", _first_ratios)
-the_loss_is_the_one_by_hand = _asked("the_loss_is_the_one_by_hand", _first_step)
-sampler_and_scorer_agree = _asked("sampler_and_scorer_agree", _sample, _rescore)
-completions_end = _asked("completions_end", _sample)
-rewards_do_not_ask_the_policy = _asked("rewards_do_not_ask_the_policy", _rewards)
-luck_of_the_prompt_is_no_advantage = _asked("luck_of_the_prompt_is_no_advantage", _advantages)
-equal_rewards_give_no_advantage = _asked("equal_rewards_give_no_advantage", _advantages)
-prompts_end_in_the_last_column = _asked(
-    "prompts_end_in_the_last_column",
-    lambda config: lambda prompts: grpo.left_pad(prompts, config.pad_id)[0])
-# fmt: on
+def ask(test: str, *names: str, config: GRPOConfig) -> None:
+    """A smallest test, with what a Loop has by these names in place of what is the reader's."""
+    loop = Loop(config)
+    getattr(smallest_tests, test)(*(getattr(loop, name) for name in names))

@@ -1,11 +1,12 @@
 """Is this loss right? Anyone's loss, against TRL's stored answers and the named mistakes.
 
-Every mistake in `mistakes.md` is planted in a copy of the course's objective (`planted`). A loss is
-asked small cases (`probes`); where it is wrong, the copies that answer the same name the mistake.
+Every mistake in `MISTAKES` is put in a copy of the course's objective. A loss is asked small cases
+(`probes`); where it is wrong, the copies that answer the same name the mistake.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -15,9 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from minigrpo import objective
 from minigrpo.clinic import asking
 from minigrpo.clinic.asking import NEEDS, REWARD, Answer, Judged, Report, Unjudged, answer, same
-from minigrpo.clinic.planted import ADVANTAGES, DUAL, FORMS, MISTAKES, NAMED, Form, Mistake, course
+from minigrpo.clinic.catalogue import DUAL, FORMS, MISTAKES, NAMED, Mistake
+from minigrpo.clinic.mistakes import sick_sources
 from minigrpo.clinic.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, Probe
 from minigrpo.clinic.trl_answers import SCALES, VARIANTS, Answers, translated
 
@@ -34,9 +37,36 @@ UNSEEN = """\
 What no judge of a loss can see: how the log-probs were scored (the shift by one, the temperature),
 what the mask holds, the sampler, the reward, and the optimizer."""
 
+ADVANTAGES = (objective.group_advantages, objective.equal_groups)  # where those about them are
+
 
 @cache
-def says(mistakes: Form, kind: str, number: int, *settings: tuple[str, Any]) -> Answer:
+def course(*mistakes: Mistake) -> Callable[[dict[str, Any], dict[str, Any]], Any]:
+    """The course's objective with these mistakes, as a function of inputs and settings.
+
+    ValueError: two of them are in one place.
+    """
+    source = inspect.getsource(objective)
+    for function, sick in sick_sources(sum((m.lines for m in mistakes), ())).items():
+        source = source.replace(inspect.getsource(function), sick)
+    names: dict[str, Any] = {"__name__": "minigrpo.objective with mistakes"}
+    exec(compile(source, "<objective with mistakes>", "exec"), names)
+
+    def call(inputs: dict[str, Any], settings: dict[str, Any]) -> Any:
+        inputs, settings = dict(inputs), dict(settings)
+        options = {k: settings.pop(k) for k in REWARD if k in settings}
+        if "rewards" in inputs:
+            arguments = inputs.pop("rewards"), inputs.pop("group_size")
+            inputs["advantages"] = names["group_advantages"](*arguments, **options)
+        return names["grpo_loss"](**inputs, **settings) if len(inputs) > 1 else inputs["advantages"]
+
+    return call
+
+
+@cache
+def says(
+    mistakes: tuple[Mistake, ...], kind: str, number: int, *settings: tuple[str, Any]
+) -> Answer:
     """What the course's objective with these mistakes says of a probe."""
     return answer(course(*mistakes), PROBES[kind][number], dict(settings))
 
@@ -44,7 +74,7 @@ def says(mistakes: Form, kind: str, number: int, *settings: tuple[str, Any]) -> 
 class Finding(NamedTuple):
     """Which mistakes explain the wrong answers, if these settings are built in."""
 
-    forms: list[Form]
+    forms: list[Mistake]
     wrong: list[int]  # numbers in Trial.probes
     explained: int  # how many of them
     assumed: dict[str, Any]
@@ -57,7 +87,7 @@ class Trial:
         self.judged, self.kind, self.built_in = judged, judged.kind, built_in
         self.assumed, self.uncovered, self.turned = dict(built_in), {}, []
         self.about = about = {True: self.kind != "loss", False: self.kind != "advantages"}
-        self.forms = [form for form in FORMS if about[form[0].function in ADVANTAGES]]
+        self.forms = [form for form in FORMS if about[form.lines[0][0] in ADVANTAGES]]
         self.probes: list[tuple[int, Probe]] = []
         self.got: list[Answer] = []
         self.choose_form()
@@ -170,16 +200,16 @@ class Trial:
         right = self.answers()
         pairs = enumerate(zip(self.probes, self.got, right))
         wrong = [i for i, ((_, probe), got, r) in pairs if not self.agrees(probe, got, r)]
-        named: list[Form] = []
+        named: list[Mistake] = []
         explained = 0
         while wrong and explained < len(wrong) and len(named) < most:
-            best: tuple[int, int, Form] | None = None
+            best: tuple[int, int, Mistake] | None = None
             for form in self.forms:
-                if form[0].name in [earlier[0].name for earlier in named]:
+                if form.name in [earlier.name for earlier in named]:
                     continue
                 try:
-                    told = self.answers(*sum(named, ()), *form)
-                except ValueError:  # on one line with another
+                    told = self.answers(*named, form)
+                except ValueError:  # in one place with another
                     continue
                 hits = sum(same(self.got[i], told[i]) for i in wrong)
                 spoilt = sum(not same(told[i], r) for i, r in enumerate(right) if i not in wrong)
@@ -347,16 +377,17 @@ def report(trial: Trial, finding: Finding) -> Report:
     ]
     entries = []
     for form in finding.forms:
-        if form == (DUAL,):
+        if form == DUAL:
             continue
-        answers = trial.answers(*form)
+        answers = trial.answers(form)
         seen = [i for i in wrong if not same(answers[i], right[i])]  # where it alone would be seen
         explained = [i for i in seen if same(answers[i], trial.got[i])]
         at = min(explained or seen or wrong, key=lambda i: trial.probes[i][1].size)
         case = trial.probes[at][1], right[at], trial.got[at]
-        entries.append((form[0].name, [form[0].sentence, *example(*case)]))
-    if finding.explained < len(wrong):
-        at = min(wrong, key=lambda i: trial.probes[i][1].size)
+        entries.append((form.name, [form.sentence, *example(*case)]))
+    told = trial.answers(*finding.forms)
+    if unexplained := [i for i in wrong if not same(told[i], trial.got[i])]:
+        at = min(unexplained, key=lambda i: trial.probes[i][1].size)
         more = "else " if finding.forms else ""
         case = trial.probes[at][1], right[at], trial.got[at]
         entries.append(("unnamed", [UNNAMED.format(more), *example(*case)]))
@@ -374,7 +405,7 @@ def report(trial: Trial, finding: Finding) -> Report:
         seen = f"Seen here: {CAUTIONS[name]}. TRL's own code does it too, so it's no mistake."
         lines += ["", f"careful: {name}", f"  {NAMED[name].sentence}", f"  {seen}"]
     lines += ["", *coverage(trial, right, trl, off, stored)]
-    lines += [f"  {DUAL.sentence}"] * ((DUAL,) in finding.forms) + [UNSEEN]
+    lines += [f"  {DUAL.sentence}"] * (DUAL in finding.forms) + [UNSEEN]
     return Report(not entries, [name for name, _ in entries], cautions, "\n".join(lines))
 
 
@@ -385,7 +416,7 @@ def example(probe: Probe, right: Answer, got: Answer) -> list[str]:
 
 def coverage(trial: Trial, right: list[Answer], trl: list, off: list, stored: int) -> list[str]:
     """What the verdict rests on."""
-    single = [form[0] for form in trial.forms if form[0] in MISTAKES and len(form) == 1]
+    single = [form for form in trial.forms if form in MISTAKES]
     plain = [m for m in single if m.name not in CAUTIONS]
     blind = [m.name for m in plain if all(map(same, trial.answers(m), right))]
     lines = ["What this covers"]

@@ -411,7 +411,8 @@ def padding(subject: Subject) -> Readings:
         rollouts, rewards, prompts = subject.batch(policy, config)
         advantages = torch.linspace(-1, 1, len(rewards))
         clean = update(policy, rollouts, advantages, config)[0]["loss"]
-        garbage = torch.randint(0, 20, rollouts.completions.shape, generator=_seeded())
+        seeded = torch.Generator().manual_seed(0)
+        garbage = torch.randint(0, 20, rollouts.completions.shape, generator=seeded)
         ids = torch.where(rollouts.completion_mask, rollouts.completions, garbage)
         dirty = update(policy, replace(rollouts, completions=ids), advantages, config)[0]["loss"]
         asked = [prompt for prompt in prompts for _ in range(config.group_size)]
@@ -432,7 +433,3 @@ def _alone(policy: nn.Module, prompt: Tensor, row: Rollouts, config: GRPOConfig)
     bare = replace(row, prompt_ids=prompt[None], prompt_mask=torch.ones_like(prompt)[None].bool())
     apart = score(policy, row, config.temperature) - score(policy, bare, config.temperature)
     return apart[row.completion_mask].abs().max().item()
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)

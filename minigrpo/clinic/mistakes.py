@@ -1,4 +1,4 @@
-"""A mistake is one line instead of another: the form that the clinic, exercises and tests share."""
+"""One piece of code instead of another: the form of a mistake in clinic, exercises and tests."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 Function = Callable[..., Any]
+Line = tuple[Function, str, str]
+"""A function, a piece of its code that occurs once, and what stands there instead."""
 
 
 def head(line: str) -> str:
@@ -22,35 +25,57 @@ def head(line: str) -> str:
 
 
 def replaced(source: str, new: str, old: str | None = None) -> str:
-    """The source with one line for another: for `old`, or for the line that begins like the new.
+    """The source with `new` for `old`, which occurs once, or for the line that begins like `new`.
 
     Of several returns it is the last. Of several statements with `;` between the first decides that
-    begins like a line. ValueError: there is no such line, or more than one.
+    begins like a line. ValueError: there is nothing like it, or more than one.
     """
+    if old is not None:
+        if (count := source.count(old)) != 1:
+            raise ValueError(f"expected once in the code, found {count} times: `{old}`")
+        return source.replace(old, new)
     lines = source.splitlines()
-    heads = [line.strip() if old else head(line) for line in lines]
-    for begins in [old] if old else map(head, new.split("; ")):
+    heads = [head(line) for line in lines]
+    for begins in map(head, new.split("; ")):
         if heads.count(begins) > 1 and begins != "return":
             raise ValueError(f"more than one line of the code begins with {begins!r}, like `{new}`")
         if begins in heads:
             at = max(i for i, other in enumerate(heads) if other == begins)
             lines[at] = re.match(" *", lines[at])[0] + new
             return "\n".join(lines) + "\n"
-    raise ValueError(f"no line of the code begins like `{old or new}`")
+    raise ValueError(f"no line of the code begins like `{new}`")
 
 
-def mutant(function: Function, *lines: str | tuple[str, str]) -> Function:
-    """The function with other lines, each a new one or a pair (old, new); see `replaced`.
+def sick_sources(lines: Iterable[Line]) -> dict[Function, str]:
+    """Of every function that these are lines of, the source with them in it.
 
-    It lives in the module of the healthy one, which stays as it is.
+    ValueError: one of them is not in the code, or another has taken its place.
     """
-    healthy = inspect.unwrap(function)
-    source = textwrap.dedent(inspect.getsource(healthy))
-    for line in lines:
-        old, new = line if isinstance(line, tuple) else (None, line)
-        source = replaced(source, new, old)
-    header = "from __future__ import annotations\n"  # leave the signature's names alone
-    code = compile(header + source, f"<{healthy.__name__} with a mistake>", "exec")
-    names: dict[str, Function] = {}
-    exec(code, vars(sys.modules[healthy.__module__]), names)
-    return names[healthy.__name__]
+    sources: dict[Function, str] = {}
+    for function, old, new in lines:
+        source = sources.get(function) or inspect.getsource(inspect.unwrap(function))
+        sources[function] = replaced(source, new, old)
+    return sources
+
+
+@contextmanager
+def exchanged(*lines: Line) -> Iterator[None]:
+    """For the length of a block, put these lines into the code.
+
+    The code object is exchanged, not the name, so whoever imported the function meets them too.
+    """
+    healthy: dict[Function, Any] = {}
+    try:
+        for function, source in sick_sources(lines).items():
+            function = inspect.unwrap(function)
+            header = "from __future__ import annotations\n"  # leave the signature's names alone
+            file = f"<{function.__name__} with a mistake>"
+            names: dict[str, Function] = {}
+            code = compile(header + textwrap.dedent(source), file, "exec")
+            exec(code, vars(sys.modules[function.__module__]), names)
+            healthy[function] = function.__code__
+            function.__code__ = inspect.unwrap(names[function.__name__]).__code__
+        yield
+    finally:
+        for function, code in healthy.items():
+            function.__code__ = code

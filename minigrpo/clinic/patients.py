@@ -21,8 +21,9 @@ from torch import nn
 
 from minigrpo.arithmetic import Arithmetic
 from minigrpo.clinic import bugs
-from minigrpo.clinic import loop_tests as tests
+from minigrpo.clinic.bugs import switch
 from minigrpo.clinic.charts import Chart
+from minigrpo.clinic.loop_tests import ask
 from minigrpo.clinic.smallest_tests import relative_change
 from minigrpo.corpus import CharTokenizer
 from minigrpo.files import data_folder
@@ -135,7 +136,7 @@ class Patient:
 
     name: str  # what a colleague would call it: the diagnosis
     sign_read: Sign | None = None  # None: healthy
-    test: Callable[[GRPOConfig], None] | None = None  # passes on healthy code, fails with the bug
+    test: tuple[str, ...] = ()  # the smallest test that shows it, and what of a Loop it takes
     switch: bugs.Switch = ExitStack  # puts the bug in for the length of a block
     bug_settings: Mapping[str, Any] = field(default_factory=dict)  # those that are the bug itself
     setting: Setting = SUMS
@@ -145,19 +146,18 @@ class Patient:
         """The settings of the run."""
         return replace(self.setting.config, **{**changes, **(self.bug_settings if sick else {})})
 
-    def __getattr__(self, name: str) -> str:
-        """Its notes: ward, what, seen, told, here, large, cure and harm."""
-        if name.startswith("_") or name not in notes_by_diagnosis()[self.name]:
-            raise AttributeError(name)
+    def __post_init__(self) -> None:
+        """Its notes become attributes: ward, what, seen, shows, large, cure and harm."""
         notes = notes_by_diagnosis()[self.name]
-        return notes.get(f"{name} ({self.key})", notes[name])
+        plain = {name: text for name, text in notes.items() if "(" not in name}
+        vars(self).update({n: notes.get(f"{n} ({self.key})", text) for n, text in plain.items()})
 
     @property
     def question(self) -> str:
         """What the smallest test asks, in words."""
-        if self.test is None:
+        if not self.test:
             return "none finds a bug (with another engine, allow the ratio a percent or two)."
-        words = self.test.__name__.replace("_", " ").replace("log prob", "log-prob")
+        words = self.test[0].replace("_", " ").replace("log prob", "log-prob")
         return re.sub(r"\bkl\b", "KL", words) + "?"
 
 
@@ -208,113 +208,104 @@ def where_it_hurts(
 
 def caught(patient: Patient) -> bool:
     """Whether the smallest test tells the bug from the healthy code."""
-    patient.test(patient.config(sick=False))  # the healthy code passes, or this raises
+    ask(*patient.test, config=patient.config(sick=False))  # the healthy code passes, or this raises
     return complaint(patient) is not None
 
 
 def complaint(patient: Patient) -> str | None:
     """What the smallest test says of the sick code; None if it says nothing."""
-    if patient.test is None:
+    if not patient.test:
         return None
     with patient.switch():
         try:
-            patient.test(patient.config(sick=True))
+            ask(*patient.test, config=patient.config(sick=True))
         except AssertionError as error:
             return str(error)
     return None
-
-
-def _reward(task: type) -> bugs.Switch:
-    return lambda: bugs.exchanged(Arithmetic, {"reward": lambda healthy: task.reward})
-
-
-def _sick(
-    name: str, sign: Sign, test: str, switch: bugs.Switch = ExitStack, **more: Any
-) -> Patient:
-    return Patient(name, sign, getattr(tests, test), switch, **more)
 
 
 # fmt: off
 SCORER, RATIO, TOKEN = "scorer against sampler", "ratio at the first update", "gradient per token"
 EQUAL, PULL, BOARD = "equal groups", "gradient at zero advantage", "dashboard"
 PATIENTS: tuple[Patient, ...] = (
-    _sick("a grader that never matches",
-          Sign(EQUAL, "equal groups, last steps (frac_reward_zero_std)", 0.99),
-          "a_right_answer_is_rewarded", _reward(bugs.ComparesText)),
-    _sick("a sampler that does not know the end",
-          Sign(BOARD, "truncated (completions/clipped_ratio)", 0.5),
-          "completions_end", bug_settings={"eos_id": None}),
-    _sick("logits not shifted", Sign(SCORER, "largest difference (nats)", 1.0),
-          "a_certain_text_has_log_prob_0",
-          bugs.loop(completion_log_probs_and_entropy=bugs.unshifted, sample=bugs.scored_twice)),
-    _sick("a learning rate that moves nothing",
-          Sign("weight change", "relative weight change", 1e-3, above=False),
-          "weights_move", bug_settings={"lr": 1e-6}),
-    _sick("old log-probs not detached",
-          Sign(TOKEN, "A = +1, ratio 1.0, first token", 1e-6, above=False),
-          "the_ratio_has_a_gradient", bugs.loop(grpo_loss=bugs.graph_in_old)),
-    _sick("a reward that reads the prompt", Sign("swapped example", "rewards that change", 0.1),
-          "a_wrong_answer_is_not_rewarded", _reward(bugs.ReadsThePrompt)),
-    _sick("a policy that grades its own samples",
-          Sign(BOARD, "entropy (entropy)", 0.6, above=False),
-          "rewards_do_not_ask_the_policy", bugs.loop(rollout=bugs.confidence), setting=LETTER,
-          key="a policy scored on its own samples"),
-    _sick("KL to another model", Sign(BOARD, "KL to the reference (kl)", 0.1, index=0),
-          "the_kl_is_0_before_the_first_update", bugs.loop(frozen_copy=bugs.another_reference)),
-    _sick("a KL that uses the policy ratio",
-          Sign(PULL, "the KL term alone, weight 1", 1e-6, above=False),
-          "the_loss_depends_on_the_reference", bugs.loop(grpo_loss=bugs.kl_to_old)),
-    _sick("k1 as the loss",
-          Sign("weight 0 against 1", "KL at weight 1, divided by KL at weight 0", 0.75),
-          "the_kl_term_has_a_mean_gradient", bugs.terms(kl_estimate=bugs.gradient_of_k1)),
-    _sick("the clip on the wrong side", Sign(TOKEN, "A = -1, ratio 0.5", 1e-6),
-          "a_low_ratio_of_a_bad_token_is_left_alone",
-          bugs.terms(clipped_surrogate=bugs.wrong_side)),
-    _sick("the entropy bonus detached",
-          Sign(PULL, "the entropy bonus alone, weight 1", 1e-6, above=False),
-          "the_entropy_bonus_has_a_gradient", bugs.loop(grpo_loss=bugs.detached_entropy),
-          setting=LETTER),
-    _sick("stale old log-probs", Sign(RATIO, "farthest from 1, later batches", 0.02),
-          "the_ratio_is_1_at_every_first_update", bugs.loop(sample=bugs.one_batch_late),
-          setting=TENTHS),
-    _sick("top-p in the sampler only",
-          Sign(SCORER, "mean of scorer's / sampler's probability", 0.98, above=False),
-          "sampler_and_scorer_agree", bugs.loop(sample=bugs.sampled_with(top_p=0.8)),
-          setting=RAGGED),
-    _sick("a temperature in the sampler only",
-          Sign(SCORER, "largest of scorer's / sampler's probability", 1.2),
-          "sampler_and_scorer_agree", bugs.loop(sample=bugs.sampled_with(temperature=0.7)),
-          setting=LETTER),
-    _sick("0 divided by 0", Sign(BOARD, "steps done", 9.5, above=False),
-          "equal_rewards_give_no_advantage", bugs.loop(group_advantages=bugs.zero_over_zero)),
-    _sick("no floor under the standard deviation",
-          Sign(EQUAL, "largest |advantage| where all rewards are equal", 0.1),
-          "equal_rewards_give_no_advantage", bugs.loop(group_advantages=bugs.no_floor),
-          setting=TENTHS),
-    _sick("groups that mix prompts",
-          Sign(EQUAL, "widest range of advantages in such a group", 0.1),
-          "luck_of_the_prompt_is_no_advantage", bugs.loop(group_advantages=bugs.interleaved),
-          setting=TENTHS),
-    _sick("EOS masked out", Sign(TOKEN, "A = +1, ratio 1.0, </s>", 1e-6, above=False),
-          "the_loss_is_the_one_by_hand", bugs.loop(learn=bugs.eos_masked)),
-    _sick("the mask in the denominator only", Sign(TOKEN, "padding", 1e-6),
-          "the_padding_gets_no_gradient",
-          bugs.loop(completion_log_probs_and_entropy=bugs.padding_scored,
-                    score=bugs.padding_left, sample=bugs.scored_twice,
-                    grpo_loss=bugs.denominator_only)),
-    _sick("prompts padded on the right",
-          Sign("padding", "log-probs of such a row, in the batch against alone (nats)", 1.0),
-          "prompts_end_in_the_last_column", bugs.loop(left_pad=bugs.padded_on_the_right),
-          setting=RAGGED),
-    _sick("a token mean per micro-batch",
-          Sign("loss by hand", "from the logged loss to the one over all tokens", 1e-4),
-          "the_loss_is_the_one_by_hand", bugs.loop(grpo_loss=bugs.per_micro_batch),
-          setting=RAGGED),
-    _sick("the product ratio on long text", Sign(BOARD, "gradient norm (grad_norm)", 5, index=0),
-          "a_small_drift_of_a_long_text_keeps_its_gradient", bug_settings={"level": "sequence"},
-          setting=LETTER),
+    Patient("a grader that never matches",
+        Sign(EQUAL, "equal groups, last steps (frac_reward_zero_std)", 0.99),
+        ("a_right_answer_is_rewarded", "reward", "right"), switch("answer_compared_as_text")),
+    Patient("a sampler that does not know the end",
+        Sign(BOARD, "truncated (completions/clipped_ratio)", 0.5), ("completions_end", "sample"),
+        bug_settings={"eos_id": None}),
+    Patient("logits not shifted", Sign(SCORER, "largest difference (nats)", 1.0),
+        ("a_certain_text_has_log_prob_0", "score"),
+        switch("logits_not_shifted", sample=bugs.scored_twice)),
+    Patient("a learning rate that moves nothing",
+        Sign("weight change", "relative weight change", 1e-3, above=False),
+        ("weights_move", "policy", "train"), bug_settings={"lr": 1e-6}),
+    Patient("old log-probs not detached",
+        Sign(TOKEN, "A = +1, ratio 1.0, first token", 1e-6, above=False),
+        ("the_ratio_has_a_gradient", "loss"), switch("old_is_new_with_its_graph")),
+    Patient("a reward that reads the prompt", Sign("swapped example", "rewards that change", 0.1),
+        ("a_wrong_answer_is_not_rewarded", "reward", "wrong"),
+        switch(reward=bugs.reads_the_prompt)),
+    Patient("a policy that grades its own samples",
+        Sign(BOARD, "entropy (entropy)", 0.6, above=False),
+        ("rewards_do_not_ask_the_policy", "rewards"), switch("graded_by_its_own_probability"),
+        setting=LETTER, key="a policy scored on its own samples"),
+    Patient("KL to another model", Sign(BOARD, "KL to the reference (kl)", 0.1, index=0),
+        ("the_kl_is_0_before_the_first_update", "first_kl"),
+        switch(frozen_copy=bugs.another_reference)),
+    Patient("a KL that uses the policy ratio",
+        Sign(PULL, "the KL term alone, weight 1", 1e-6, above=False),
+        ("the_loss_depends_on_the_reference", "loss_with_kl"), switch("kl_against_the_old_policy")),
+    Patient("k1 as the loss",
+        Sign("weight 0 against 1", "KL at weight 1, divided by KL at weight 0", 0.75),
+        ("the_kl_term_has_a_mean_gradient", "kl"), switch("gradient_of_k1")),
+    Patient("the clip on the wrong side", Sign(TOKEN, "A = -1, ratio 0.5", 1e-6),
+        ("a_low_ratio_of_a_bad_token_is_left_alone", "loss"),
+        switch("negative_advantages_clipped_on_the_wrong_side")),
+    Patient("the entropy bonus detached",
+        Sign(PULL, "the entropy bonus alone, weight 1", 1e-6, above=False),
+        ("the_entropy_bonus_has_a_gradient", "loss_with_entropy"), switch("entropy_detached"),
+        setting=LETTER),
+    Patient("stale old log-probs", Sign(RATIO, "farthest from 1, later batches", 0.02),
+        ("the_ratio_is_1_at_every_first_update", "first_ratios"),
+        switch(sample=bugs.one_batch_late), setting=TENTHS),
+    Patient("top-p in the sampler only",
+        Sign(SCORER, "mean of scorer's / sampler's probability", 0.98, above=False),
+        ("sampler_and_scorer_agree", "sample", "rescore"),
+        switch(sample=bugs.sampled_with(top_p=0.8)), setting=RAGGED),
+    Patient("a temperature in the sampler only",
+        Sign(SCORER, "largest of scorer's / sampler's probability", 1.2),
+        ("sampler_and_scorer_agree", "sample", "rescore"),
+        switch(sample=bugs.sampled_with(temperature=0.7)), setting=LETTER),
+    Patient("0 divided by 0", Sign(BOARD, "steps done", 9.5, above=False),
+        ("equal_rewards_give_no_advantage", "advantages"),
+        switch("equal_rewards_not_exactly_zero", "std_without_eps")),
+    Patient("no floor under the standard deviation",
+        Sign(EQUAL, "largest |advantage| where all rewards are equal", 0.1),
+        ("equal_rewards_give_no_advantage", "advantages"),
+        switch("equal_rewards_not_exactly_zero", "rounding_above_the_eps"), setting=TENTHS),
+    Patient("groups that mix prompts",
+        Sign(EQUAL, "widest range of advantages in such a group", 0.1),
+        ("luck_of_the_prompt_is_no_advantage", "advantages"), switch("groups_mix_prompts"),
+        setting=TENTHS),
+    Patient("EOS masked out", Sign(TOKEN, "A = +1, ratio 1.0, </s>", 1e-6, above=False),
+        ("the_loss_is_the_one_by_hand", "first_step"), switch("eos_masked")),
+    Patient("the mask in the denominator only", Sign(TOKEN, "padding", 1e-6),
+        ("the_padding_gets_no_gradient", "loss"),
+        switch("mask_in_the_denominator_only", "padding_read", "padding_scored",
+            "others_tokens_scored", sample=bugs.scored_twice)),
+    Patient("prompts padded on the right",
+        Sign("padding", "log-probs of such a row, in the batch against alone (nats)", 1.0),
+        ("prompts_end_in_the_last_column", "pad"), switch("padded_on_the_right"), setting=RAGGED),
+    Patient("a token mean per micro-batch",
+        Sign("loss by hand", "from the logged loss to the one over all tokens", 1e-4),
+        ("the_loss_is_the_one_by_hand", "first_step"), switch(grpo_loss=bugs.per_micro_batch),
+        setting=RAGGED),
+    Patient("the product ratio on long text", Sign(BOARD, "gradient norm (grad_norm)", 5, index=0),
+        ("a_small_drift_of_a_long_text_keeps_its_gradient", "loss"),
+        bug_settings={"level": "sequence"}, setting=LETTER),
     Patient("healthy", setting=RAGGED, key="healthy, ordinary"),
-    Patient("healthy", switch=bugs.loop(sample=bugs.rounded), key="healthy, rounded sampler"),
+    Patient("healthy", switch=switch(sample=bugs.rounded), key="healthy, rounded sampler"),
 )
 # fmt: on
 """Every patient; its name is the diagnosis. Some diagnoses in `patients.md` have no patient."""

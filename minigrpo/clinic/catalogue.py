@@ -1,0 +1,288 @@
+"""The mistakes that people make, each once: how it looks in the core, and what is told of it.
+
+The judge of losses names them, the clinic's patients and the tests have them `planted`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from minigrpo import grpo
+from minigrpo.arithmetic import Arithmetic
+from minigrpo.clinic.mistakes import Line, exchanged
+from minigrpo.logprobs import (
+    completion_log_probs_and_entropy,
+    completion_logits,
+    next_token_log_probs,
+    next_token_pairs,
+    past_padding,
+    positions_from_mask,
+)
+from minigrpo.objective import (
+    _count,
+    _ratio_metrics,
+    _real,
+    _unmasked,
+    aggregate,
+    clipped_surrogate,
+    equal_groups,
+    group_advantages,
+    grpo_loss,
+    kl_estimate,
+    policy_ratio,
+)
+from minigrpo.sampling import left_pad, sample
+
+
+class Mistake(NamedTuple):
+    name: str
+    sentence: str  # what is told to whoever made it
+    lines: tuple[Line, ...]  # mostly one
+
+
+def mistake(name: str, *lines: Line, says: str) -> Mistake:
+    return Mistake(name, says, lines)
+
+
+def planted(*mistakes: str | Line) -> AbstractContextManager[None]:
+    """For the length of a block, put mistakes, by name or as lines, into the code."""
+    lines = (NAMED[m].lines if isinstance(m, str) else (m,) for m in mistakes)
+    return exchanged(*sum(lines, ()))
+
+
+# fmt: off
+ROW_MEANS = "(values.sum(dim=-1) / _count(mask, dim=-1)).sum() / rows"
+STD = "groups.std(dim=1, keepdim=True)"
+MISTAKES = [  # those that the judge of losses names
+    mistake("old_over_new",
+        (policy_ratio, "_unmasked(log_probs, mask) - _unmasked(old_log_probs, mask)",
+         "_unmasked(old_log_probs, mask) - _unmasked(log_probs, mask)"),
+        says="The ratio is upside down: it should be new over old, exp(log_probs - "
+        "old_log_probs)."),
+    mistake("geometric_ratio_divides_by_the_width",
+        (policy_ratio, "_count(mask, dim=-1)[:, None]", "mask.shape[-1]"),
+        says="The geometric ratio divides by the width of the batch. It should divide by the "
+        "number of real tokens in the row."),
+    mistake("ratio_against_itself_though_there_are_old_log_probs",
+        (grpo_loss, "old_log_probs is None", "True"),
+        says="The ratio compares the policy with itself although old log-probs were passed, so "
+        "it's 1 in every update and the clip never acts. That's right only if no batch is used for "
+        "a second update."),
+    mistake("old_log_probs_not_detached", (grpo_loss, "(new if", "(new.detach() if"),
+        (grpo_loss, "mask)).detach()", "mask))"),
+        says="The old log-probs aren't detached. If they arrive with a graph, their gradient pulls "
+        "the other way with the same force."),
+    mistake("first_update_without_a_gradient",
+        (grpo_loss, '_real("old_log_probs", old_log_probs, mask)).detach()',
+         "old_log_probs.detach())"),
+        says="Without old log-probs the ratio is new - new, which has no gradient. It has to be "
+        "new - new.detach()."),
+    mistake("max_for_min", (clipped_surrogate, "torch.minimum(", "torch.maximum("),
+        says="The surrogate takes the maximum of the clipped and the unclipped term. It should "
+        "take the minimum."),
+    mistake("clamp_without_min", (clipped_surrogate, "torch.minimum(ratio * advantages, ", "("),
+        says="The clamped ratio is used alone, without the minimum. A good token that has become "
+        "less likely then loses its gradient."),
+    mistake("negative_advantages_clipped_on_the_wrong_side",
+        (clipped_surrogate, "torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high)",
+         "(ratio.clamp(max=1 + high)"),
+        says="At negative advantages the clip acts on the wrong side: it should stop the gradient "
+        "below 1 - low, and leave it alone above."),
+    mistake("clip_low_and_high_swapped",
+        (clipped_surrogate, "low, high = clip", "high, low = clip"),
+        says="The two bounds of the clip are swapped: the first belongs below 1, the second "
+        "above."),
+    mistake("cispo_weight_not_detached", (grpo_loss, "clip[1]).detach()", "clip[1])"),
+        says="CISPO's capped ratio is a constant weight, and here the gradient runs through it."),
+    mistake("cispo_caps_at_the_clip_instead_of_one_plus_the_clip",
+        (grpo_loss, "max=1 + clip[1]", "max=clip[1]"),
+        says="CISPO's ratio is capped at the clip itself. It should be capped at 1 plus the clip."),
+    mistake("kl_against_the_old_policy",
+        (grpo_loss, "kl_estimate(new, ref", "kl_estimate(new, old"),
+        says="The KL term compares the policy with the old policy. It should compare it with the "
+        "reference."),
+    mistake("k3_with_the_opposite_sign", (kl_estimate, "torch.expm1(-d) + d", "torch.expm1(d) - d"),
+        says="k3 is exp(-d) - 1 + d with d = log_probs - ref_log_probs. Here d has the opposite "
+        "sign."),
+    mistake("k1_as_the_loss",
+        (grpo_loss, "kl_estimate(new, ref, estimator=estimator)", "new - ref"),
+        says="The KL term is k1, log_probs - ref_log_probs. As a loss it pushes every token down "
+        "alike, whatever the reference says."),
+    mistake("kl_subtracted_from_the_loss", (grpo_loss, "loss + kl_weight", "loss - kl_weight"),
+        says="The KL term is subtracted from the loss. It should be added, or the policy is "
+        "rewarded for leaving its reference."),
+    mistake("kl_correction_without_the_gradient_of_the_ratio",
+        (grpo_loss, "kl * ratio if", "kl * ratio.detach() if"),
+        says="The ratio that multiplies the KL estimate is detached. Its gradient belongs to the "
+        "gradient of the KL."),
+    mistake("entropy_penalty_instead_of_a_bonus",
+        (grpo_loss, "loss - entropy_weight", "loss + entropy_weight"),
+        says="The entropy is added to the loss, which makes it a penalty. A bonus is subtracted."),
+    mistake("entropy_detached",
+        (grpo_loss, '* metrics["entropy"]', '* metrics["entropy"].detach()'),
+        says="The entropy bonus is detached: the loss shows it, and no gradient follows from it."),
+    mistake("mask_by_multiplication",
+        (_unmasked, "torch.where(mask.bool(), values, 0.0)", "values * mask"),
+        says="The padding is masked by multiplication, and 0 times NaN is NaN. torch.where(mask, "
+        "x, 0) is safe."),
+    mistake("mask_in_the_denominator_only", (aggregate, "_unmasked(per_token, mask)", "per_token"),
+        says="The mask is missing in the numerator: the sum runs over the padding, the count "
+        "doesn't."),
+    mistake("mean_over_the_padding", (aggregate, ROW_MEANS, "values.mean()"),
+        says="The mean is taken over all columns, padding included, so a short row weighs less "
+        "than a long one."),
+    mistake("row_mean_for_token_mean", (aggregate, "values.sum() / tokens", ROW_MEANS),
+        says="The token mean is computed as a mean of row means. It should be one sum over one "
+        "count."),
+    mistake("sum_over_the_rows", (aggregate, ".sum() / rows", ".sum()"),
+        says="The rows are summed, so the step grows with the batch. They should be averaged."),
+    mistake("dr_grpo_divides_by_the_width", (aggregate, "(rows * max_length)", "values.numel()"),
+        says="Dr. GRPO's sum is divided by the width of this batch. It should be divided by the "
+        "constant max_length."),
+    mistake("dr_grpo_divides_by_the_lengths",
+        (aggregate, "values.sum() / (rows * max_length)", ROW_MEANS),
+        says="Dr. GRPO's sum is divided by the length of every row. It should be divided by the "
+        "constant max_length."),
+    mistake("masked_rows_leave_the_denominator",
+        (aggregate, ".sum() / rows", ".sum() / mask.any(dim=-1).sum()"),
+        says="A row without a token leaves the mean. It's a 0 that counts."),
+    mistake("masked_row_divides_by_zero", (_count, ".clamp(min=1)", ""),
+        says="A row without a token is 0 divided by 0, so the loss of the whole batch is NaN."),
+    mistake("population_std",
+        (group_advantages, STD, "groups.std(dim=1, keepdim=True, correction=0)"),
+        says="The standard deviation divides by G. It should divide by G - 1, as torch's std does "
+        "on its own."),
+    mistake("std_clamped_instead_of_plus_eps",
+        (group_advantages, f"({STD} + eps)", f"{STD}.clamp(min=eps)"),
+        says="The standard deviation is clamped at eps. The formula adds eps to it."),
+    mistake("variance_for_std", (group_advantages, STD, "groups.var(dim=1, keepdim=True)"),
+        says="The advantages are divided by the variance. It should be its root, the standard "
+        "deviation."),
+    mistake("mean_over_the_batch",
+        (group_advantages, "groups.mean(dim=1, keepdim=True)", "groups.mean()"),
+        says="The mean is taken over the whole batch. Every group needs a mean of its own, or hard "
+        "prompts are only punished."),
+    mistake("std_over_the_batch", (group_advantages, STD, "groups.std()"),
+        says="The standard deviation is taken over the whole batch, although every group was to be "
+        "scaled by its own."),
+    mistake("groups_mix_prompts",  # and back again
+        (group_advantages, "equal = ",
+         "rewards = rewards.view(group_size, -1).T.flatten(); equal = "),
+        (group_advantages, "else advantages)", "else advantages.view(-1, group_size).T.flatten())"),
+        says="The rewards are reshaped the wrong way around, so that a group holds answers to "
+        "several prompts."),
+    mistake("equal_rewards_not_exactly_zero",
+        (group_advantages, "torch.where(equal[:, None], 0.0, advantages)", "advantages"),
+        says="Equal rewards leave a trace of rounding, and eps magnifies it. Their advantages "
+        "should be exactly 0."),
+    mistake("group_of_one_accepted",
+        (equal_groups, "check_counts(2, group_size=group_size)", "pass"),
+        says="A group of one is accepted, though there's nothing to compare its answer with."),
+    mistake("advantages_along_the_tokens",
+        (grpo_loss, "new.dtype)[:, None]", "new.dtype)[None, :]"),
+        says="The advantages run along the tokens. Every row has one advantage: advantages[:, "
+        "None]. A loss that expects a row of them for every row has to be wrapped, as --help "
+        "shows."),
+    mistake("advantages_not_detached", (grpo_loss, "advantages.detach()", "advantages"),
+        says="The advantages aren't detached. If the reward is differentiable, a gradient runs "
+        "through it."),
+    mistake("loss_minimises_the_objective", (grpo_loss, "average(-objective", "average(objective"),
+        says="The sign is wrong: minimizing this loss makes good tokens less likely."),
+]
+OTHERS = [  # what no judge of a loss can see, and what only a patient has
+    mistake("old_is_new_with_its_graph", (grpo_loss, "old_log_probs is None", "True"),
+        (grpo_loss, "mask)).detach()", "mask))"),
+        says="The old log-probs are the new ones with their graph, so the ratio has no gradient."),
+    mistake("ratio_detached",
+        (policy_ratio, "= _unmasked(log_probs, mask)", "= _unmasked(log_probs, mask).detach()"),
+        says="The ratio is detached, so nothing is learned from the advantages."),
+    mistake("gradient_of_k1",  # with the value of k3, so that the KL of every patient has one ruler
+        (kl_estimate, "torch.expm1(-d) + d", "torch.expm1(-d).detach() + d"),
+        says="The KL term has the gradient of k1, which on average is 0."),
+    mistake("std_without_eps", (group_advantages, f"({STD} + eps)", STD),
+        says="The advantages are divided by the standard deviation as it is, which may be 0."),
+    mistake("rounding_above_the_eps", (group_advantages, "rewards.double()", "rewards.float()"),
+        (group_advantages, "groups.mean(dim=1, keepdim=True)",
+         "groups.sum(1, keepdim=True) / group_size"),
+        (group_advantages, f"({STD} + eps)", f"({STD} + 1e-8)"),
+        says="Rounding leaves a standard deviation above 0, and so small an eps doesn't hide it."),
+    mistake("padding_read", (_real, "_unmasked(log_probs, mask)", "log_probs"),
+        (policy_ratio, "return log_ratio.exp()", "return (log_probs - old_log_probs).exp()"),
+        says="The ratio reads what stands under the mask."),
+    mistake("clipped_whatever_the_advantage", (_ratio_metrics, " & (A > 0)", ""),
+        says="A high ratio counts as clipped at a negative advantage too."),
+    mistake("logits_not_shifted",
+        (next_token_pairs, "return logits[:, :-1]", "return logits[:, 1:]"),
+        (completion_logits, "[logits, read(completions[:, :-1], readable[:, :-1], cache=cache)",
+         "[read(completions, readable, cache=cache)"),
+        (completion_logits, "[prompt_ids, completions[:, :-1]]", "[prompt_ids, completions]"),
+        (completion_logits, "past_padding(readable[:, :-1], ", "past_padding(readable, "),
+        says="Each token is scored with the logits at its own position."),
+    mistake("temperature_multiplies",
+        (next_token_log_probs, "logits / temperature", "logits * temperature"),
+        says="The logits are multiplied by the temperature. They should be divided by it."),
+    mistake("top_p_drops_the_token_that_reaches_it",
+        (next_token_log_probs, "probs.cumsum(dim=-1) - probs <", "probs.cumsum(dim=-1) <"),
+        says="The token that crosses top_p is dropped. It belongs to those that are kept."),
+    mistake("positions_count_the_padding",
+        (positions_from_mask, "(attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)",
+         "torch.arange(attention_mask.shape[-1]).expand_as(attention_mask)"),
+        says="Positions begin at the first column, so padding on the left moves the text."),
+    mistake("positions_start_again",
+        (past_padding, "positions_from_mask(mask)[:, mask.shape[1] - new :]",
+         "torch.arange(new).expand(len(mask), new)"),
+        says="The newest tokens are numbered from 0, as if nothing came before them."),
+    mistake("padding_scored", (completion_log_probs_and_entropy, "completion_mask.bool()",
+         "torch.ones_like(completion_mask).bool()"),
+        says="What stands under the mask comes back with a log-prob that isn't 0."),
+    mistake("others_tokens_scored",
+        (grpo.score, "tuple(values.where(rollouts.own, 0.0) for values in scored)", "scored"),
+        says="What the policy didn't write itself is scored like its own tokens."),
+    mistake("padded_on_the_right", (left_pad, "(longest - len(s), 0)", "(0, longest - len(s))"),
+        (left_pad, "torch.arange(longest) >= longest - lengths[:, None]",
+         "torch.ones(len(rows), longest).bool()"),
+        says="Prompts are padded on the right, so that short ones end in padding."),
+    mistake("cache_keeps_rows_that_have_ended",
+        (sample, "going.nonzero()[:, 0]", "torch.arange(len(active))"),
+        says="The cache still holds the rows that have ended, so the others read their keys."),
+    mistake("eos_masked", (grpo.learn, "batches, updates = ",
+         "rollouts = replace(rollouts, own=rollouts.own & (rollouts.completions != "
+         "config.eos_id)); batches, updates = "),
+        says="The mask is made from ids != pad where pad and EOS are the same token."),
+    mistake("graded_by_its_own_probability",
+        (grpo.rollout, "task.reward(questions, rollouts.unpadded(rollouts.completions), *own)",
+         "(rollouts.log_probs.sum(1) / rollouts.completion_mask.sum(1)).exp()"),
+        says="A completion is graded by how probable its own policy finds it."),
+    mistake("answer_compared_as_text",
+        (Arithmetic.reward, "self.grade(ids, answer, TAGS, given=tags_in_prompt)",
+         'float(f"<answer> {answer:.1f} <" in to_text(ids))'),
+        says="What was written, such as 7, is compared with what Python prints, 7.0."),
+]
+NAMED = {mistake.name: mistake for mistake in MISTAKES + OTHERS}
+
+
+def alike(name: str, *lines: Line) -> Mistake:
+    """How a mistake looks in other code: with these lines of ours."""
+    return NAMED[name]._replace(lines=lines)
+
+
+ROOT = "(advantages.square().sum(dim=1, keepdim=True) / (group_size - 1)).sqrt()"
+DUAL = mistake(  # a setting that the course's objective doesn't have, and no mistake
+    "dual_clip", (clipped_surrogate, "* advantages)", "* advantages)"
+                  ".maximum(torch.where(advantages < 0, 3 * advantages, -torch.inf))"),
+    says="It has a dual clip, where no loss at a negative advantage is above 3 times its size "
+    "(verl).")
+FORMS = MISTAKES + [DUAL] + [
+    alike("groups_mix_prompts",  # and not back again
+          (group_advantages, ".double().view(-1, group_size)", ".double().view(group_size, -1).T")),
+    alike("mean_over_the_batch",  # and the std around that mean
+          *NAMED["mean_over_the_batch"].lines, (group_advantages, STD, ROOT)),
+    alike("mask_in_the_denominator_only",  # with a gradient for the padding
+          *NAMED["mask_in_the_denominator_only"].lines, *NAMED["padding_read"].lines),
+    alike("masked_row_divides_by_zero",  # with the gradient of a product with the mask
+          *NAMED["masked_row_divides_by_zero"].lines, *NAMED["mask_by_multiplication"].lines),
+    alike("mean_over_the_padding",  # without any mask
+          (aggregate, ROW_MEANS, "per_token.mean()"), *NAMED["padding_read"].lines),
+]
+# fmt: on
