@@ -237,7 +237,7 @@ def execute_in_place(paths: list[Path], timeout: float) -> None:
         progress_file.unlink(missing_ok=True)
 
     with tempfile.TemporaryDirectory() as folder:  # what is committed knows no reader
-        progress_file = Path(folder, "progress.json")
+        progress_file = Path(folder, "progress.db")
         asyncio.run(each(paths, timeout, done, progress=progress_file))
 
 
