@@ -16,7 +16,7 @@ PACKAGE = ROOT / "minigrpo"
 ROOMS = {
     "core": 1950,
     "study": 485,
-    "notebook": 935,
+    "notebook": 700,
     "clinic": 2990,
     "text": 550,
     "scaling": 340,

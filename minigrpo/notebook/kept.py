@@ -15,13 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-FIRST = {"clinic", "predictions"}
-"""Sections in which what came first counts; in the others it's the latest."""
+FIRST = {"clinic", "predictions"}  # where what came first counts; elsewhere it's the latest
 TABLE = "CREATE TABLE IF NOT EXISTS kept (section, key, value, PRIMARY KEY (section, key))"
 INSERT = "INSERT OR {} INTO kept VALUES (?, ?, ?)"
 SECTION = "SELECT key, value FROM kept WHERE section = ? ORDER BY rowid"
-PATIENCE = 5.0
-"""Seconds to wait for another kernel."""
+PATIENCE = 5.0  # seconds to wait for another kernel
 
 _unwritten: dict[tuple[str, str], dict[str, Any]] = {}  # by section and key: what has to wait
 
@@ -68,12 +66,11 @@ def _begin(store: sqlite3.Connection, before: Path) -> None:
     """Make the table, with what the edition before has kept; its file stays as it is."""
     store.execute("BEGIN IMMEDIATE")
     store.execute(TABLE)
-    known = {}
-    with suppress(OSError, ValueError):
-        known = json.loads(before.read_bytes())
-    for section, part in known.items() if isinstance(known, dict) else ():
-        for key, value in part.items() if isinstance(part, dict) else ():
-            store.execute(INSERT.format("IGNORE"), (section, key, json.dumps(value)))
+    with suppress(OSError, ValueError, AttributeError):  # there's none, or it's broken
+        known = json.loads(before.read_bytes()).items()
+        for section, part in (entry for entry in known if entry[0] != "version"):
+            for key, value in part.items():
+                store.execute(INSERT.format("IGNORE"), (section, key, json.dumps(value)))
 
 
 def _write(store: sqlite3.Connection) -> None:

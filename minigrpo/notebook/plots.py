@@ -31,8 +31,6 @@ def use_house_style() -> None:
             "figure.dpi": 100,
             "figure.constrained_layout.use": True,
             "figure.facecolor": "white",
-            "savefig.facecolor": "white",
-            "font.size": 10,
             "axes.titlesize": 11,
             "axes.titlelocation": "left",
             "axes.spines.top": False,
@@ -40,21 +38,14 @@ def use_house_style() -> None:
             "axes.prop_cycle": plt.cycler(
                 color=[BLUE, ORANGE, GREEN, PINK], linestyle=["-", "--", "-.", ":"]
             ),
-            "axes.grid": False,
             "lines.linewidth": 1.8,
             "legend.frameon": False,
         }
     )
 
 
-def label_line(
-    ax: Axes,
-    text: str,
-    *,
-    line: int = -1,  # which of the lines drawn so far
-    dy: float = 0.0,  # lift, in units of the y axis
-) -> None:
-    """Write `text` at the right end of a line of `ax`, in its color: better than a legend."""
+def label_line(ax: Axes, text: str, *, line: int = -1, dy: float = 0.0) -> None:
+    """Write `text` at the right end of a line of `ax`, in its color, raised by `dy`; no legend."""
     drawn = ax.get_lines()[line]
     end = drawn.get_xdata()[-1], drawn.get_ydata()[-1] + dy
     style = dict(color=drawn.get_color(), va="center", annotation_clip=False)
@@ -120,12 +111,8 @@ def dot_rows(
     ax.set_axisbelow(True)
 
 
-def attention_grid(
-    ax: Axes,
-    weights: Tensor,  # (S, S)
-    labels: Sequence[str],  # the S tokens
-) -> None:
-    """Draw one head's attention weights as a grid: row = the token that reads, column = read."""
+def attention_grid(ax: Axes, weights: Tensor, labels: Sequence[str]) -> None:
+    """Draw a head's weights (S, S) for S tokens: row = the token that reads, column = read."""
     ax.imshow(weights.detach().numpy(), cmap="Blues", vmin=0, vmax=1)
     shown = [label.replace(" ", "_").replace("\n", r"\n") for label in labels]
     for set_ticks in (ax.set_xticks, ax.set_yticks):
@@ -171,7 +158,7 @@ def token_strips(
     ax.spines[:].set_visible(False)
 
 
-METRICS = {  # of StepMetrics: the title of its panel, and its name in the clinic (in TRL)
+METRICS = {  # what any dashboard shows: title of the panel, name in the clinic (and in TRL)
     "reward": ("reward", "reward (reward)"),
     "kl": ("KL (nats per token)", "KL to the reference (kl)"),
     "entropy": ("entropy (nats)", "entropy (entropy)"),
@@ -180,7 +167,6 @@ METRICS = {  # of StepMetrics: the title of its panel, and its name in the clini
     "mean_length": ("tokens per completion", "tokens (completions/mean_length)"),
     "truncated": ("truncated (fraction)", "truncated (completions/clipped_ratio)"),
 }
-"""What any dashboard shows, and `draw_charts`."""
 PANELS = (  # of `draw_run`: lines by their labels, and the title where METRICS has no other
     ({"sampled": "accuracy", "greedy": "greedy"}, "correct answers"),
     ({"": "thinking"}, "tokens of thought"),
@@ -197,9 +183,7 @@ def metric(m: Any, name: str) -> float | None:
     """A metric of a step or of its evaluation; None if it wasn't computed there."""
     if name == "clipped":
         return m.clip_low + m.clip_high
-    return (
-        m.evaluation.get(name) if name in ("accuracy", "greedy", "thinking") else getattr(m, name)
-    )
+    return getattr(m, name) if hasattr(m, name) else m.evaluation.get(name)
 
 
 def _curve(run: Sequence[Any], name: str, start: Mapping[str, float]) -> tuple[list, list]:
@@ -215,12 +199,8 @@ def _panel(ax: Axes, title: str, xlabel: str = "step") -> None:
     ax.tick_params(labelsize=7)
 
 
-def draw_run(
-    figure: Figure,
-    run: Sequence[Any],  # its StepMetrics
-    start: Mapping[str, float] | None = None,  # the evaluation before the first step
-) -> None:
-    """Draw a run of `train_grpo` so far into a figure, over what it held before."""
+def draw_run(figure: Figure, run: Sequence[Any], start: Mapping[str, float] | None = None) -> None:
+    """Draw StepMetrics so far, and the evaluation at the start, over what a figure held before."""
     figure.clear()
     for number, (ax, (lines, title)) in enumerate(zip(figure.subplots(2, 4).flat, PANELS)):
         for label, name in lines.items():
@@ -233,11 +213,8 @@ def draw_run(
             ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=2))
 
 
-def draw_charts(
-    charts: Mapping[str, Any],  # runs by name, with their `steps`
-    title: str,  # the finding
-) -> None:
-    """Draw several runs into the same panels, each in its color and dash, and show the figure.
+def draw_charts(charts: Mapping[str, Any], title: str) -> None:
+    """Draw runs, by name and with their `steps`, into the same panels, and show the figure.
 
     "healthy twin" is blue and wide, and lies beneath the others, of which there may be three.
     """

@@ -66,10 +66,8 @@ class Progress:
     def __init__(self) -> None:
         passed, guesses, outcomes = map(recall, ("exercises", "predictions", "outcomes"))
         came_out = {key: _number(outcome["value"]) for key, outcome in outcomes.items()}
-        self.guesses = [
-            (key, _number(made["guess"]), came_out.get(key, ""))
-            for key, made in sorted(guesses.items())
-        ]
+        pairs = sorted((key, _number(made["guess"])) for key, made in guesses.items())
+        self.guesses = [(key, guess, came_out.get(key, "")) for key, guess in pairs]
         self.rows = [
             (f"{n:02}", title, [k in passed for k in keys]) for n, title, keys in exercises()
         ]
@@ -78,11 +76,9 @@ class Progress:
         made = f", {len(guesses)} guess{'es' * (len(guesses) != 1)} made" if guesses else ""
         self.headline = f"You've passed {_score(marks)} exercises{made}."
         if not self.begun:
-            self.headline = (
-                f"Your progress will show up here as soon as you pass one of the {len(marks)} "
-                f"exercises, write down a guess, or diagnose one of the {patients()} patients in "
-                "notebook 08."
-            )
+            self.headline = "Your progress will show up here as soon as you pass one of the "
+            self.headline += f"{len(marks)} exercises, write down a guess, or diagnose one of the "
+            self.headline += f"{patients()} patients in notebook 08."
 
     def __repr__(self) -> str:
         lines, room = [self.headline], max(len(marks) for *_, marks in self.rows)
@@ -103,9 +99,7 @@ class Progress:
             rows.append((f"{number} {html.escape(title)}", drawn, _score(marks)))
         parts = [f"<p>{self.headline}</p>", _table(("notebook", "exercises", "passed"), rows)]
         if self.guesses:
-            rows = [
-                (html.escape(key), guess, value or "not yet") for key, guess, value in self.guesses
-            ]
+            rows = [(html.escape(k), guess, value or "not yet") for k, guess, value in self.guesses]
             made = _table(("prediction", "your guess", "came out at"), rows)
             parts.append(f"<details><summary>Your guesses</summary>{made}</details>")
         return "".join([*parts, f"<p>{self.clinic}</p>"])
@@ -116,19 +110,16 @@ def progress() -> Progress:
     return Progress()
 
 
-# The exercises and the clinic import this room, so they are asked only when somebody looks.
-
-
 def exercises() -> Iterator[tuple[int, str, list[str]]]:
     """For each notebook its number, what its exercises are about, and their keys."""
-    form = import_module("minigrpo.exercises.form")
+    form = import_module("minigrpo.exercises.form")  # its room imports this one
     for number in form.notebooks():
         about = import_module(f"minigrpo.exercises.{number:02}").__doc__
         yield number, about.split("\n")[0], [*form.records(number)]
 
 
 def patients() -> int:
-    """How many there are in the clinic."""
+    """How many there are in the clinic, whose room imports this one, too."""
     return len(import_module("minigrpo.clinic.patients").PATIENTS)
 
 
