@@ -52,10 +52,9 @@ def trl_settings(
     processes: int = 1,  # that share the rows of a batch; TRL wants the rows of one
 ) -> dict[str, Any]:
     """The settings of TRL's GRPOConfig that mean the same; ValueError where none does."""
-    cispo, known = config.surrogate == "cispo", LOSS_TYPES.values()
-    averages = dict.fromkeys(how for surrogate, how, _ in known if surrogate == config.surrogate)
+    known = [how for surrogate, how, _ in LOSS_TYPES.values() if surrogate == config.surrogate]
     only = {"baseline": ("mean",), "level": tuple(LEVELS.values()), "estimator": ("k3",)}
-    only |= {"call_id": (None,), "how": tuple(averages)}
+    only |= {"call_id": (None,), "how": tuple(dict.fromkeys(known))}
     for name, values in only.items():
         if (value := getattr(config, name)) not in values:
             expected = " or ".join(map(repr, values)) + (" with cispo" if name == "how" else "")
