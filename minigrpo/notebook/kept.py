@@ -19,7 +19,7 @@ FIRST = {"clinic", "predictions"}  # where what came first counts; elsewhere it'
 TABLE = "CREATE TABLE IF NOT EXISTS kept (section, key, value, PRIMARY KEY (section, key))"
 INSERT = "INSERT OR {} INTO kept VALUES (?, ?, ?)"
 SECTION = "SELECT key, value FROM kept WHERE section = ? ORDER BY rowid"
-PATIENCE = 5.0  # seconds to wait for another kernel
+PATIENCE = 10.0  # seconds to wait for another kernel
 
 _unwritten: dict[tuple[str, str], dict[str, Any]] = {}  # by section and key: what has to wait
 
