@@ -270,9 +270,8 @@ def test_the_controls_lead_to_the_published_algorithms(page_of, batch):
         assert page.input_value("#low") == str(VARIANTS[name]["clip"][0])
         assert page.is_visible("#low") == (name != "cispo")
     page.get_by_label("GRPO", exact=True).check(force=True)
-    page.fill("#low", "0.05")
-    page.fill("#high", "0.01")
-    page.fill("#kl", "1")
+    for name, number in {"low": "0.05", "high": "0.01", "kl": "1"}.items():
+        page.fill(f"#{name}", number)
     page.select_option("#estimator", "k2")
     page.check("#correction")
     mine = {"clip": (0.05, 0.01), "kl_weight": 1.0, "estimator": "k2", "kl_correction": True}
@@ -316,8 +315,7 @@ def test_the_page_opens_where_something_is_clipped(page_of, batch):
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [360, 864, 1280])
 def test_a_token_and_its_push_are_seen_together(page_of, recorded, width):
-    size = {"width": width, "height": 800}
-    page = page_of(recorded[2], viewport=size)
+    page = page_of(recorded[2], viewport={"width": width, "height": 800})
     for nth in (0, -1):
         page.locator(".token").nth(nth).click()
         for seen in ("#formula .pushed", ".token[aria-selected=true]"):
@@ -338,9 +336,8 @@ def test_keys_are_enough(page_of, recorded):
     page.focus("#step")
     page.keyboard.press("End")
     assert page.inner_text("#step-name") == "step 2"
-    page.check("#view input[value=push]", force=True)
-    page.check("#state input[value=first]", force=True)
-    page.check("#group input[value='0']", force=True)
+    for name, value in {"view": "push", "state": "first", "group": "0"}.items():
+        page.check(f"#{name} input[value='{value}']", force=True)
     assert page.get_attribute("#step", "aria-valuetext") == "step 2"
     tabbable = page.locator(".token[tabindex='0']")
     assert tabbable.count() == 1
@@ -373,8 +370,7 @@ CUT = "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textCont
 @pytest.mark.parametrize("width", [360, 864, 1280])
 def test_everything_can_be_read_at_every_width(page_of, recorded, width, scheme):
     size = {"width": width, "height": 800}
-    options = {"viewport": size, "color_scheme": scheme, "reduced_motion": "reduce"}
-    page = page_of(recorded[2], **options)
+    page = page_of(recorded[2], viewport=size, color_scheme=scheme, reduced_motion="reduce")
     page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
     page.locator(".token").nth(1).click()
     for algorithm, state in (("this run", "first"), ("GSPO", "after"), ("CISPO", "after")):

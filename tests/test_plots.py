@@ -22,30 +22,23 @@ def no_screen(monkeypatch):
     plt.close("all")
 
 
-def test_a_label_stands_at_the_end_of_its_line_in_its_colour():
+def test_a_line_has_its_name_at_its_end_in_its_colour_and_a_level_at_the_edge():
     _, ax = plt.subplots()
     ax.plot([0, 1, 2], [5.0, 6.0, 9.0], color=plots.GREEN)
     ax.plot([0, 1], [0.0, 1.0], color=plots.PINK)
     plots.label_line(ax, "first", line=0, dy=0.5)
     plots.label_line(ax, "last")
-    ax.figure.canvas.draw()
     labels = [(t.get_text(), t.xy, t.get_color()) for t in ax.texts]
     assert labels == [("first", (2, 9.5), plots.GREEN), ("last", (1, 1.0), plots.PINK)]
-
-
-def test_a_level_is_a_named_horizontal_line():
-    _, ax = plt.subplots()
     plots.level(ax, 3.3, "unigram entropy")
-    ax.figure.canvas.draw()
-    assert list(ax.get_lines()[0].get_ydata()) == [3.3, 3.3]
-    assert ax.texts[0].get_text() == "unigram entropy"
+    assert [*ax.get_lines()[-1].get_ydata()] == [3.3, 3.3]
+    assert (ax.texts[-1].get_text(), ax.texts[-1].xy) == ("unigram entropy", (1, 3.3))
 
 
 def test_a_band_holds_all_seeds_and_its_line_is_their_mean():
     _, ax = plt.subplots()
     runs = [{"curve": {"step": [0, 10], "accuracy": scores}} for scores in ([0.2, 0.6], [0.4, 1.0])]
     plots.seed_band(ax, runs, "accuracy", plots.GREEN, "--")
-    ax.figure.canvas.draw()
     (line,), (band,) = ax.get_lines(), ax.collections
     assert list(line.get_xdata()) == [0, 10] and line.get_linestyle() == "--"
     assert line.get_ydata() == pytest.approx([0.3, 0.8])
@@ -57,7 +50,6 @@ def test_rows_of_dots_have_a_name_and_a_dot_for_each_seed_from_the_top():
     _, ax = plt.subplots()
     plots.dot_rows(ax, {"first": [0.1, 0.2, 0.3], "second": [0.9]})
     plots.dot_rows(ax, {"first": [0.5], "second": [0.6]}, plots.ORANGE, hollow=True)
-    ax.figure.canvas.draw()
     assert [label.get_text() for label in ax.get_yticklabels()] == ["first", "second"]
     assert [list(line.get_xdata()) for line in ax.get_lines()][:2] == [[0.1, 0.2, 0.3], [0.9]]
     assert [line.get_ydata()[0] for line in ax.get_lines()] == [0, 1, 0, 1]
@@ -86,19 +78,15 @@ def test_an_attention_grid_shows_weights_and_makes_blanks_visible():
     _, ax = plt.subplots()
     weights = torch.eye(4, requires_grad=True)
     plots.attention_grid(ax, weights, ["a", " ", "\n", "$"])
-    ax.figure.canvas.draw()
     assert ax.images[0].get_array().tolist() == torch.eye(4).tolist()
-    labels = [
-        [label.get_text() for label in axis.get_ticklabels()] for axis in (ax.xaxis, ax.yaxis)
-    ]
-    assert labels == [["a", "_", r"\n", "$"]] * 2
+    for axis in (ax.xaxis, ax.yaxis):
+        assert [label.get_text() for label in axis.get_ticklabels()] == ["a", "_", r"\n", "$"]
 
 
 def test_token_strips_write_each_token_with_its_number_and_colour_its_sign():
     _, ax = plt.subplots()
     values = torch.tensor([[0.5, -0.25, -0.001], [1.0, float("nan"), 9.0]])
     plots.token_strips(ax, [["7", "</s>", "x"], ["1"]], values, ["first", "second"])
-    ax.figure.canvas.draw()
     written = [text.get_text() for text in ax.texts]
     assert written == ["7", "+0.50", "</s>", "-0.25", "x", "0", "1", "+1.00"]
     assert [box.get_xy() for box in ax.patches] == [(0, 0), (1, 0), (2, 0), (0, 1)]
@@ -110,9 +98,8 @@ def test_token_strips_write_each_token_with_its_number_and_colour_its_sign():
 
 def test_token_strips_around_one_can_share_their_colors():
     _, axes = plt.subplots(3)
-    plots.token_strips(
-        axes[0], [["a", "b"]], torch.tensor([[1.0, 1.2]]), [""], middle=1.0, digits=1
-    )
+    values = torch.tensor([[1.0, 1.2]])
+    plots.token_strips(axes[0], [["a", "b"]], values, [""], middle=1.0, digits=1)
     assert [text.get_text() for text in axes[0].texts] == ["a", "1.0", "b", "1.2"]
     plots.token_strips(axes[1], [["a", "b"]], torch.tensor([[0.5, 1.0]]), [""])
     plots.token_strips(axes[2], [["a"]], torch.tensor([[0.5]]), [""], reach=1.0)
@@ -141,11 +128,8 @@ def test_a_run_is_drawn_again_as_it_grows():
         plots.draw_run(figure, [step(n + 1) for n in range(length)], start)
         figure.canvas.draw()
     assert len(figure.axes) == 8 and all(ax.get_ylim()[0] == 0 for ax in figure.axes)
-    drawn = {
-        (ax.get_title(loc="left"), line.get_label().replace("_child0", "")): line.get_data()
-        for ax in figure.axes
-        for line in ax.get_lines()
-    }
+    lines = [(ax.get_title("left"), line) for ax in figure.axes for line in ax.get_lines()]
+    drawn = {(title, line.get_label()): line.get_data() for title, line in lines}
     evaluated = {("correct answers", "sampled"): [0.1, 0.5, 0.5],
                  ("correct answers", "greedy"): [0.2, 0.7, 0.7],
                  ("tokens of thought", ""): [1, 3, 3]}  # fmt: skip
@@ -161,7 +145,6 @@ def test_a_run_is_drawn_again_as_it_grows():
 
 def test_a_run_without_kl_or_evaluation_leaves_panels_empty():
     plots.draw_run(figure := plt.figure(), [a_step(1, kl=None)])
-    figure.canvas.draw()
     lines = {ax.get_title(loc="left"): len(ax.get_lines()[0].get_xdata()) for ax in figure.axes}
     assert lines["KL (nats per token)"] == lines["correct answers"] == 0 and lines["reward"] == 1
 
@@ -172,7 +155,6 @@ def charts_drawn(**charts: dict) -> dict:
     runs = {name: SimpleNamespace(steps=[a_step(n, **changes) for n in (1, 2)])
             for name, changes in charts.items()}  # fmt: skip
     plots.draw_charts(runs, "a finding")
-    plt.gcf().canvas.draw()
     return {ax.get_title() or ax.get_title("left"): ax for ax in plt.gcf().axes}
 
 
@@ -204,12 +186,9 @@ def test_a_panel_without_numbers_or_of_zeros_says_so_unless_another_run_has_some
     empty, full = drawn["entropy (nats)"], drawn["truncated (fraction)"]
     assert empty.get_xlabel() == "" and not len(empty.get_yticks())
     assert full.get_xlabel() == "step" and len(full.get_yticks())
-
-
-def test_a_tiny_fraction_does_not_fill_its_panel():
-    drawn = charts_drawn(patient_4={"clip_high": 5e-4, "kl": 5e-4})
-    assert drawn["clipped (fraction)"].get_ylim()[1] == 0.05
-    assert drawn["KL (nats per token)"].get_ylim()[1] < 0.01
+    tiny = charts_drawn(patient_4={"clip_high": 5e-4, "kl": 5e-4})  # doesn't fill its panel
+    assert tiny["clipped (fraction)"].get_ylim()[1] == 0.05
+    assert tiny["KL (nats per token)"].get_ylim()[1] < 0.01
 
 
 def test_charts_have_colors_for_three_and_a_twin():

@@ -104,23 +104,23 @@ def test_a_kernel_that_waits_in_vain_writes_nothing_and_forgets_nothing(file, mo
     assert told == f"{ {'1': {}, '2': {'n': 1}, '3': {}, '4': {}} }\n"
 
 
-def text_instead(file: Path) -> None:
+def make_folder(file: Path) -> None:
+    file.mkdir(parents=True)
+
+
+def make_text(file: Path) -> None:
     file.parent.mkdir()
     file.write_text('{"version": 1}' * 100)
 
 
-def folder_instead(file: Path) -> None:
-    file.mkdir(parents=True)
-
-
-def file_for_its_folder(file: Path) -> None:
+def make_file_of_its_folder(file: Path) -> None:
     file.parent.write_text("")
 
 
-@pytest.mark.parametrize("obstacle", [text_instead, folder_instead, file_for_its_folder])
+@pytest.mark.parametrize("obstacle", [make_folder, make_text, make_file_of_its_folder])
 def test_where_nothing_can_be_written_this_kernel_still_knows(file, obstacle, capsys):
     obstacle(file)
-    before = file.read_bytes() if obstacle is text_instead else None
+    before = file.is_file() and file.read_bytes()
     kept.remember("exercises", "2.4", {"source": "first"})
     kept.remember("exercises", "2.4", {"source": "second"})
     predict("07.accuracy", 0.6)
@@ -130,17 +130,20 @@ def test_where_nothing_can_be_written_this_kernel_still_knows(file, obstacle, ca
     printed = capsys.readouterr().out
     assert printed.count(SAID) == 1 and f"in {file}: " in printed
     assert "you guessed 0.6, and it came out at 0.98" in printed
-    assert before is None or file.read_bytes() == before
+    assert before == (file.is_file() and file.read_bytes())
 
 
 def test_a_read_only_file_is_read_and_costs_a_sentence(file, monkeypatch, capsys):
     kept.remember("exercises", "2.3", {"source": "mine"})
+    kept.remember("predictions", "07.x", {"guess": 1})
     before, connect = file.read_bytes(), sqlite3.connect
     read_only = lambda file, **options: connect(f"{file.as_uri()}?mode=ro", uri=True)  # noqa: E731
     monkeypatch.setattr(kept.sqlite3, "connect", read_only)  # root may write anywhere
     kept.remember("exercises", "2.4", {})
     kept.remember("exercises", "2.3", {"source": "newer"})
+    kept.remember("predictions", "07.x", {"guess": 2})
     assert kept.recall("exercises") == {"2.3": {"source": "newer"}, "2.4": {}}
+    assert kept.recall("predictions") == {"07.x": {"guess": 1}}
     assert capsys.readouterr().out.count(SAID) == 1 and file.read_bytes() == before
 
 
@@ -155,30 +158,28 @@ def test_without_a_home_folder_it_costs_a_sentence(monkeypatch, capsys):
     assert "home directory" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("platform", "variable", "value", "place"),
-    [
+def test_without_a_name_it_is_where_programs_keep_their_data(monkeypatch):
+    monkeypatch.delenv("MINIGRPO_PROGRESS")
+    monkeypatch.setattr(kept.Path, "home", lambda: Path("/home"))
+    for platform, variable, value, place in (
         ("linux", "XDG_DATA_HOME", "/x", "/x"),
         ("linux", "XDG_DATA_HOME", "", "/home/.local/share"),
         ("darwin", "XDG_DATA_HOME", "/x", "/home/Library/Application Support"),
         ("win32", "LOCALAPPDATA", "/x", "/x"),
         ("win32", "LOCALAPPDATA", "", "/home/AppData/Local"),
-    ],
-)
-def test_without_a_name_it_is_where_programs_keep_their_data(
-    platform, variable, value, place, monkeypatch
-):
-    monkeypatch.delenv("MINIGRPO_PROGRESS")
-    monkeypatch.setattr(kept.sys, "platform", platform)
-    monkeypatch.setattr(kept.Path, "home", lambda: Path("/home"))
-    monkeypatch.setenv(variable, value)
-    assert kept.path() == Path(place, "minigrpo", "progress.db")
+    ):
+        monkeypatch.setattr(kept.sys, "platform", platform)
+        monkeypatch.setenv(variable, value)
+        assert kept.path() == Path(place, "minigrpo", "progress.db")
 
 
 def test_what_the_edition_before_kept_is_taken_over_once(file, monkeypatch):
     text = '{"version": 1, "clinic": {"7": {"right": true}}, "exercises": {"2.4": {"source": "x"}}}'
     before = of_the_edition_before(file, text)
     monkeypatch.setenv("MINIGRPO_PROGRESS", str(before))  # as its reader may have set it
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+        kept.recall("clinic")  # which is done again, as nothing has come of it
     assert kept.path() == file and kept.recall("clinic") == {"7": {"right": True}}
     kept.remember("exercises", "2.4", {"source": "newer"})
     before.write_text(text.replace("7", "8"))
@@ -314,19 +315,15 @@ def test_a_guess_and_what_came_out(capsys):
     assert kept.recall("outcomes") == {"07.accuracy": {"value": 0.98046}}
 
 
-@pytest.mark.parametrize(
-    ("guess", "value", "said"),
-    [
-        (0.123456, 4, "you guessed 0.123, and it came out at 4."),
-        (1234.5678, 135168, "you guessed 1,235, and it came out at 135,168."),
-        (-1, float("-inf"), "you guessed -1, and it came out at -inf."),
-    ],
-)
-def test_both_numbers_look_alike(guess, value, said, capsys):
-    predict("01.tokens_per_second", guess)
-    outcome("01.tokens_per_second", value)
-    assert capsys.readouterr().out.splitlines()[1] == f"tokens per second: {said}"
-    assert said[:-1] in repr(progress())
+def test_both_numbers_look_alike(capsys):
+    numbers = {0.123456: (4, "0.123", "4"), 1234.5678: (135168, "1,235", "135,168")}
+    numbers[-1] = float("-inf"), "-1", "-inf"
+    for number, (guess, (value, first, second)) in enumerate(numbers.items()):
+        predict(key := f"01.tokens_{number}", guess)
+        outcome(key, value)
+        said = f"you guessed {first}, and it came out at {second}"
+        assert capsys.readouterr().out.endswith(f"tokens {number}: {said}.\n")
+        assert f"  {key}: {said}\n" in repr(progress())
 
 
 @pytest.mark.parametrize("key", ["accuracy", "7.accuracy", "07.", "07.Accuracy", "07", 7, "00.x"])

@@ -78,7 +78,7 @@ def exact_kl(policy: nn.Module, other: nn.Module, world: World) -> Tensor:
 
 
 def expected_loss(losses: Tensor, policy: nn.Module, world: World) -> Tensor:
-    """The losses (M,) averaged over samples -> (), as training does it: sampling has no gradient."""
+    """The losses (M,) averaged over samples -> (), as in training: sampling has no gradient."""
     return (probabilities(policy, world).detach() * losses).sum()
 
 
