@@ -129,7 +129,9 @@ def test_a_run_is_drawn_again_as_it_grows():
         figure.canvas.draw()
     assert len(figure.axes) == 8 and all(ax.get_ylim()[0] == 0 for ax in figure.axes)
     lines = [(ax.get_title("left"), line) for ax in figure.axes for line in ax.get_lines()]
-    drawn = {(title, line.get_label()): line.get_data() for title, line in lines}
+    drawn = {
+        (title, line.get_label().replace("_child0", "")): line.get_data() for title, line in lines
+    }
     evaluated = {("correct answers", "sampled"): [0.1, 0.5, 0.5],
                  ("correct answers", "greedy"): [0.2, 0.7, 0.7],
                  ("tokens of thought", ""): [1, 3, 3]}  # fmt: skip
