@@ -66,11 +66,11 @@ def _begin(store: sqlite3.Connection, before: Path) -> None:
     """Make the table, with what the edition before has kept; its file stays as it is."""
     store.execute("BEGIN IMMEDIATE")
     store.execute(TABLE)
-    with suppress(OSError, ValueError, AttributeError):  # there's none, or it's broken
+    with suppress(OSError, ValueError, AttributeError, TypeError):  # there's none, or it's broken
         known = json.loads(before.read_bytes()).items()
         for section, part in (entry for entry in known if entry[0] != "version"):
             for key, value in part.items():
-                store.execute(INSERT.format("IGNORE"), (section, key, json.dumps(value)))
+                store.execute(INSERT.format("IGNORE"), (section, key, json.dumps({**value})))
 
 
 def _write(store: sqlite3.Connection) -> None:
