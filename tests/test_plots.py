@@ -103,8 +103,8 @@ def test_token_strips_around_one_can_share_their_colors():
     assert [text.get_text() for text in axes[0].texts] == ["a", "1.0", "b", "1.2"]
     plots.token_strips(axes[1], [["a", "b"]], torch.tensor([[0.5, 1.0]]), [""])
     plots.token_strips(axes[2], [["a"]], torch.tensor([[0.5]]), [""], reach=1.0)
-    one, _, half, full, alone = (box.get_facecolor() for ax in axes for box in ax.patches)
-    assert one[:3] == (1, 1, 1) and alone == half != full
+    one, most, half, full, alone = (box.get_facecolor() for ax in axes for box in ax.patches)
+    assert one[:3] == (1, 1, 1) and alone == half != full == most
 
 
 def a_step(number: int, **changes) -> SimpleNamespace:
