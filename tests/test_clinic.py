@@ -314,10 +314,11 @@ def test_a_diagnosis_that_nobody_has_is_told_its_sign_and_that_it_isnt_here(deco
         assert case.patient.patient.name not in text and case.answer == decoy
 
 
-def test_the_evidence_says_when_its_measurement_was_not_taken():
+def test_the_evidence_says_when_its_measurement_was_not_taken(tmp_path, monkeypatch):
     case = case_of(clinic.record("EOS masked out"))
     case.measurement("transcripts")
     assert 'In "gradient per token" (not taken), ' in case.judged("EOS masked out")
+    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "another.db"))
     diagnosis.patient.cache_clear()
     case = case_of(clinic.record("EOS masked out"))
     case.measurement("gradient per token")
