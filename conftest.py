@@ -25,7 +25,7 @@ os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 
 
 _progress = Path(tempfile.mkdtemp(prefix="minigrpo-progress-"))
-os.environ["MINIGRPO_PROGRESS"] = str(_progress / "progress.json")
+os.environ["MINIGRPO_PROGRESS"] = str(_progress / "progress.db")
 _numbers = itertools.count()
 
 
@@ -35,7 +35,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     each notebook, whose cells share a kernel.
     """
     own = item.path.stem if item.path.suffix == ".ipynb" else str(next(_numbers))
-    os.environ["MINIGRPO_PROGRESS"] = str(_progress / own / "progress.json")
+    os.environ["MINIGRPO_PROGRESS"] = str(_progress / own / "progress.db")
 
 
 def pytest_unconfigure() -> None:

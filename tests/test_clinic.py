@@ -33,7 +33,7 @@ def read(subject: Subject, one: Patient) -> float:
 
 @pytest.fixture(autouse=True)
 def a_file_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "progress.db"))
     diagnosis.patient.cache_clear()
 
 
@@ -181,12 +181,12 @@ def test_settings_tell_nothing_patients_share_them():
 
 
 @pytest.mark.parametrize("number", range(1, 26))
-def test_nothing_gives_the_name_away_before_the_diagnosis(number):
+def test_nothing_gives_the_name_away_before_the_diagnosis(number, monkeypatch):
+    monkeypatch.setattr(diagnosis, "BUDGET", len(MEASUREMENTS))
     case = clinic.patient(number)
     one = case.patient.patient
     shown = str(case) + repr(case) + case.measurement()
     for name in MEASUREMENTS.keys() - {"weight 0 against 1"}:  # which is slow
-        case.measured = []
         shown += case.measurement(name)
     for text in (one.name, one.what, one.sign, one.cure, one.key or one.name):
         if text != "healthy":  # the twin is called so
@@ -320,10 +320,11 @@ def test_a_diagnosis_that_nobody_has_is_told_its_sign_and_that_it_isnt_here(deco
         assert case.patient.patient.name not in text and case.answer == decoy
 
 
-def test_the_evidence_says_when_its_measurement_was_not_taken():
+def test_the_evidence_says_when_its_measurement_was_not_taken(tmp_path, monkeypatch):
     case = case_of(clinic.record("EOS masked out"))
     case.measurement("transcripts")
     assert 'In "gradient per token" (not taken), ' in case.judged("EOS masked out")
+    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "another.db"))
     diagnosis.patient.cache_clear()
     case = case_of(clinic.record("EOS masked out"))
     case.measurement("gradient per token")

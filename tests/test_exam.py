@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from pathlib import Path
 
@@ -67,21 +66,22 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def done(folder, tmp_path_factory) -> dict:
     """An exam, its page, and all files as they were before and after."""
-    own = folder.parent / "own.json"
+    own = folder.parent / "own.db"
     known = {
-        "version": 1,
         "exercises": {"2.4": {"source": solution_source("2.4")}, "2.6": {"source": "x = 1"}},
         "predictions": {"02.factor": {"guess": 10.0}},
         "clinic": {"4": {"answer": "x", "right": True, "measured": []}},
     }
-    own.write_text(json.dumps(known))
-    before = {path: path.read_bytes() for path in (own, *folder.iterdir())}
     out = folder.parent / "exam"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIGRPO_PROGRESS", str(own))
+        for section, values in known.items():
+            for key, value in values.items():
+                kept.remember(section, key, value)
+        before = {path: path.read_bytes() for path in (own, *folder.iterdir())}
         status = exam.main(["--notebooks", str(folder), "--out", str(out)])
         assert kept.path() == own
-    after = {path: path.read_bytes() for path in (own, *folder.iterdir()) if path.suffix != ".lock"}
+    after = {path: path.read_bytes() for path in (own, *folder.iterdir())}
     return {
         "status": status,
         "page": (out / "index.html").read_text(encoding="utf-8"),

@@ -15,9 +15,9 @@ PACKAGE = ROOT / "minigrpo"
 # Lines of Python at most, blank ones and docstrings included. The core is what stands flat.
 ROOMS = {
     "core": 1950,
-    "study": 485,
-    "notebook": 935,
-    "clinic": 2760,  # the catalogue of mistakes aside, which is data
+    "study": 400,
+    "notebook": 700,
+    "clinic": 3045,
     "text": 550,
     "scaling": 340,
     "exercises": 985,
@@ -65,7 +65,7 @@ def imports(path: Path) -> set[Path]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_keeps_to_its_budget(room):
-    paths = (path for path in FILES if room_of(path) == room and path.stem != "catalogue")
+    paths = (path for path in FILES if room_of(path) == room)
     assert lines(*paths) <= ROOMS[room]
 
 

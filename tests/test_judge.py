@@ -437,7 +437,7 @@ def test_the_printed_solution_passes_when_pasted(record, capsys):
 
 
 def test_the_last_answer_that_passed_is_kept(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "progress.db"))
     answer(KEY)
     assert f"No answer of yours to {KEY} has passed yet." in capsys.readouterr().out
 

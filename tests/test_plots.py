@@ -22,30 +22,23 @@ def no_screen(monkeypatch):
     plt.close("all")
 
 
-def test_a_label_stands_at_the_end_of_its_line_in_its_colour():
+def test_a_line_has_its_name_at_its_end_in_its_colour_and_a_level_at_the_edge():
     _, ax = plt.subplots()
     ax.plot([0, 1, 2], [5.0, 6.0, 9.0], color=plots.GREEN)
     ax.plot([0, 1], [0.0, 1.0], color=plots.PINK)
     plots.label_line(ax, "first", line=0, dy=0.5)
     plots.label_line(ax, "last")
-    ax.figure.canvas.draw()
     labels = [(t.get_text(), t.xy, t.get_color()) for t in ax.texts]
     assert labels == [("first", (2, 9.5), plots.GREEN), ("last", (1, 1.0), plots.PINK)]
-
-
-def test_a_level_is_a_named_horizontal_line():
-    _, ax = plt.subplots()
     plots.level(ax, 3.3, "unigram entropy")
-    ax.figure.canvas.draw()
-    assert list(ax.get_lines()[0].get_ydata()) == [3.3, 3.3]
-    assert ax.texts[0].get_text() == "unigram entropy"
+    assert [*ax.get_lines()[-1].get_ydata()] == [3.3, 3.3]
+    assert (ax.texts[-1].get_text(), ax.texts[-1].xy) == ("unigram entropy", (1, 3.3))
 
 
 def test_a_band_holds_all_seeds_and_its_line_is_their_mean():
     _, ax = plt.subplots()
     runs = [{"curve": {"step": [0, 10], "accuracy": scores}} for scores in ([0.2, 0.6], [0.4, 1.0])]
     plots.seed_band(ax, runs, "accuracy", plots.GREEN, "--")
-    ax.figure.canvas.draw()
     (line,), (band,) = ax.get_lines(), ax.collections
     assert list(line.get_xdata()) == [0, 10] and line.get_linestyle() == "--"
     assert line.get_ydata() == pytest.approx([0.3, 0.8])
@@ -57,7 +50,6 @@ def test_rows_of_dots_have_a_name_and_a_dot_for_each_seed_from_the_top():
     _, ax = plt.subplots()
     plots.dot_rows(ax, {"first": [0.1, 0.2, 0.3], "second": [0.9]})
     plots.dot_rows(ax, {"first": [0.5], "second": [0.6]}, plots.ORANGE, hollow=True)
-    ax.figure.canvas.draw()
     assert [label.get_text() for label in ax.get_yticklabels()] == ["first", "second"]
     assert [list(line.get_xdata()) for line in ax.get_lines()][:2] == [[0.1, 0.2, 0.3], [0.9]]
     assert [line.get_ydata()[0] for line in ax.get_lines()] == [0, 1, 0, 1]
@@ -86,25 +78,15 @@ def test_an_attention_grid_shows_weights_and_makes_blanks_visible():
     _, ax = plt.subplots()
     weights = torch.eye(4, requires_grad=True)
     plots.attention_grid(ax, weights, ["a", " ", "\n", "$"])
-    ax.figure.canvas.draw()
     assert ax.images[0].get_array().tolist() == torch.eye(4).tolist()
-    labels = [
-        [label.get_text() for label in axis.get_ticklabels()] for axis in (ax.xaxis, ax.yaxis)
-    ]
-    assert labels == [["a", "_", r"\n", "$"]] * 2
-
-
-def test_the_house_style_fits_a_page():
-    plots.use_house_style()
-    width, height = plt.rcParams["figure.figsize"]
-    assert width <= 7 and height <= 3.5
+    for axis in (ax.xaxis, ax.yaxis):
+        assert [label.get_text() for label in axis.get_ticklabels()] == ["a", "_", r"\n", "$"]
 
 
 def test_token_strips_write_each_token_with_its_number_and_colour_its_sign():
     _, ax = plt.subplots()
     values = torch.tensor([[0.5, -0.25, -0.001], [1.0, float("nan"), 9.0]])
     plots.token_strips(ax, [["7", "</s>", "x"], ["1"]], values, ["first", "second"])
-    ax.figure.canvas.draw()
     written = [text.get_text() for text in ax.texts]
     assert written == ["7", "+0.50", "</s>", "-0.25", "x", "0", "1", "+1.00"]
     assert [box.get_xy() for box in ax.patches] == [(0, 0), (1, 0), (2, 0), (0, 1)]
@@ -114,124 +96,103 @@ def test_token_strips_write_each_token_with_its_number_and_colour_its_sign():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["first", "second"]
 
 
-def test_token_strips_around_one():
-    _, ax = plt.subplots()
-    plots.token_strips(ax, [["a", "b"]], torch.tensor([[1.0, 1.2]]), [""], middle=1.0, digits=1)
-    assert [text.get_text() for text in ax.texts] == ["a", "1.0", "b", "1.2"]
-    assert ax.patches[0].get_facecolor()[:3] == (1, 1, 1)
+def test_token_strips_around_one_can_share_their_colors():
+    _, axes = plt.subplots(3)
+    values = torch.tensor([[1.0, 1.2]])
+    plots.token_strips(axes[0], [["a", "b"]], values, [""], middle=1.0, digits=1)
+    assert [text.get_text() for text in axes[0].texts] == ["a", "1.0", "b", "1.2"]
+    plots.token_strips(axes[1], [["a", "b"]], torch.tensor([[0.5, 1.0]]), [""])
+    plots.token_strips(axes[2], [["a"]], torch.tensor([[0.5]]), [""], reach=1.0)
+    one, most, half, full, alone = (box.get_facecolor() for ax in axes for box in ax.patches)
+    assert one[:3] == (1, 1, 1) and alone == half != full == most
 
 
-def test_token_strips_of_two_figures_can_share_their_colors():
-    _, axes = plt.subplots(2)
-    plots.token_strips(axes[0], [["a", "b"]], torch.tensor([[0.5, 1.0]]), [""])
-    plots.token_strips(axes[1], [["a"]], torch.tensor([[0.5]]), [""], reach=1.0)
-    half, full, alone = (box.get_facecolor() for ax in axes for box in ax.patches)
-    assert alone == half != full
+def a_step(number: int, **changes) -> SimpleNamespace:
+    usual = {
+        "evaluation": {}, "reward": 0.5, "frac_reward_zero_std": 0.0, "kl": 0.1, "entropy": 1.0,
+        "grad_norm": 1.0, "clip_low": 0.0, "clip_high": 0.1, "mean_length": 8.0, "truncated": 0.0,
+    }  # fmt: skip
+    return SimpleNamespace(step=number, **{**usual, **changes})
 
 
 def test_a_run_is_drawn_again_as_it_grows():
     figure = plt.figure(figsize=(7, 3.5))
     names = "reward frac_reward_zero_std kl entropy clip_high clip_low grad_norm".split()
 
-    def step(number: int) -> SimpleNamespace:
-        done = {"accuracy": 0.5, "greedy": 0.7, "thinking": 3.0} if number % 2 == 0 else {}
-        values = {name: number + i / 10 for i, name in enumerate(names)}
-        return SimpleNamespace(step=number, evaluation=done, **values)
+    def step(n: int) -> SimpleNamespace:
+        done = {"accuracy": 0.5, "greedy": 0.7, "thinking": 3.0} if n % 2 == 0 else {}
+        return a_step(n, evaluation=done, **{name: n + i / 10 for i, name in enumerate(names)})
 
     for length in (1, 4):
         start = {"accuracy": 0.1, "greedy": 0.2, "thinking": 1.0}
         plots.draw_run(figure, [step(n + 1) for n in range(length)], start)
         figure.canvas.draw()
-    assert len(figure.axes) == len(plots.PANELS) == 8
-    assert all(ax.get_ylim()[0] == 0 for ax in figure.axes)
+    assert len(figure.axes) == 8 and all(ax.get_ylim()[0] == 0 for ax in figure.axes)
+    lines = [(ax.get_title("left"), line) for ax in figure.axes for line in ax.get_lines()]
     drawn = {
-        (ax.get_title(loc="left"), line.get_label()): [*map(list, line.get_data())]
-        for ax in figure.axes
-        for line in ax.get_lines()
+        (title, line.get_label().replace("_child0", "")): line.get_data() for title, line in lines
     }
-    assert drawn["correct answers", "sampled"] == [[0, 2, 4], [0.1, 0.5, 0.5]]
-    assert drawn["correct answers", "greedy"] == [[0, 2, 4], [0.2, 0.7, 0.7]]
-    assert drawn["clipped tokens", "below"] == [[1, 2, 3, 4], [1.5, 2.5, 3.5, 4.5]]
-    unlabelled = {title: data for (title, _), data in drawn.items()}
-    assert unlabelled["tokens of thought"] == [[0, 2, 4], [1.0, 3.0, 3.0]]
-    assert unlabelled["reward"][1] == [1, 2, 3, 4]
-    assert drawn["clipped tokens", "above"][1] == [1.4, 2.4, 3.4, 4.4]
-    panels = {"equal groups": 0.1, "KL (nats per token)": 0.2, "entropy (nats)": 0.3}
-    for title, more in {**panels, "norm of the gradient": 0.6}.items():
-        assert unlabelled[title][1] == [n + more for n in (1, 2, 3, 4)]
+    evaluated = {("correct answers", "sampled"): [0.1, 0.5, 0.5],
+                 ("correct answers", "greedy"): [0.2, 0.7, 0.7],
+                 ("tokens of thought", ""): [1, 3, 3]}  # fmt: skip
+    panels = {("reward", ""): 0, ("equal groups", ""): 0.1, ("KL (nats per token)", ""): 0.2}
+    panels |= {("entropy (nats)", ""): 0.3, ("clipped tokens", "above"): 0.4}
+    panels |= {("clipped tokens", "below"): 0.5, ("norm of the gradient", ""): 0.6}
+    assert [*drawn] == [*evaluated, *panels]
+    for panel, values in evaluated.items():
+        assert [[*axis] for axis in drawn[panel]] == [[0, 2, 4], values]
+    for panel, more in panels.items():
+        assert [[*axis] for axis in drawn[panel]] == [[1, 2, 3, 4], [n + more for n in range(1, 5)]]
 
 
 def test_a_run_without_kl_or_evaluation_leaves_panels_empty():
-    figure = plt.figure()
-    step = SimpleNamespace(
-        step=1, evaluation={}, reward=0.5, frac_reward_zero_std=0.0, kl=None, entropy=1.0,
-        clip_high=0.0, clip_low=0.0, grad_norm=1.0,
-    )  # fmt: skip
-    plots.draw_run(figure, [step])
-    figure.canvas.draw()
+    plots.draw_run(figure := plt.figure(), [a_step(1, kl=None)])
     lines = {ax.get_title(loc="left"): len(ax.get_lines()[0].get_xdata()) for ax in figure.axes}
     assert lines["KL (nats per token)"] == lines["correct answers"] == 0 and lines["reward"] == 1
 
 
-def chart_of(**changes):
-    step = {
-        "reward": 0.5, "kl": 0.1, "entropy": 1.0, "grad_norm": 1.0, "clip_low": 0.0,
-        "clip_high": 0.1, "mean_length": 8.0, "truncated": 0.0, **changes,
-    }  # fmt: skip
-    return SimpleNamespace(steps=[SimpleNamespace(step=n, **step) for n in (1, 2)])
+def charts_drawn(**charts: dict) -> dict:
+    """By the titles of the panels, of charts with these changes; in the order of the figure."""
+    charts = {name.replace("_", " "): changes for name, changes in charts.items()}
+    runs = {name: SimpleNamespace(steps=[a_step(n, **changes) for n in (1, 2)])
+            for name, changes in charts.items()}  # fmt: skip
+    plots.draw_charts(runs, "a finding")
+    return {ax.get_title() or ax.get_title("left"): ax for ax in plt.gcf().axes}
 
 
 def test_charts_share_their_panels_and_the_twin_is_blue_beneath():
-    plots.draw_charts({"patient 4": chart_of(kl=None), "healthy twin": chart_of()}, "a finding")
-    figure = plt.gcf()
-    figure.canvas.draw()
-    *panels, corner = figure.axes
-    assert [ax.get_title() or ax.get_title("left") for ax in panels] == list(plots.CHART_PANELS)
-    patient, twin = panels[0].get_lines()
-    assert twin.get_color() == plots.BLUE and twin.get_zorder() < patient.get_zorder()
-    assert len(panels[1].get_lines()[0].get_xdata()) == 0  # no KL to draw
-    assert [text.get_text() for text in corner.get_legend().texts] == ["patient 4", "healthy twin"]
-    assert all(ax.get_ylim()[0] < 0 for ax in panels)  # a line at 0 is seen
-
-
-def test_each_panel_draws_the_metric_that_it_is_named_after():
     values = {"reward": 0.1, "kl": 0.2, "entropy": 0.3, "grad_norm": 0.4, "mean_length": 0.6}
-    chart = chart_of(**values, clip_low=0.5, clip_high=0.25, truncated=0.7)
-    plots.draw_charts({"patient 4": chart}, "a finding")
-    *panels, _ = plt.gcf().axes
-    drawn = [ax.get_lines()[0].get_ydata()[0] for ax in panels]
-    assert drawn == [0.1, 0.2, 0.3, 0.4, 0.75, 0.6, 0.7]
+    values |= {"clip_low": 0.5, "clip_high": 0.25, "truncated": 0.7}
+    drawn = charts_drawn(patient_4=values, healthy_twin={"kl": None})
+    corner = drawn.pop("")
+    assert {title: ax.get_lines()[0].get_ydata()[0] for title, ax in drawn.items()} == {
+        "reward": 0.1, "KL (nats per token)": 0.2, "entropy (nats)": 0.3, "gradient norm": 0.4,
+        "clipped (fraction)": 0.75, "tokens per completion": 0.6, "truncated (fraction)": 0.7,
+    }  # fmt: skip
+    patient, twin = drawn["reward"].get_lines()
+    assert twin.get_color() == plots.BLUE and twin.get_zorder() < patient.get_zorder()
+    assert len(drawn["KL (nats per token)"].get_lines()[1].get_xdata()) == 0
+    assert [text.get_text() for text in corner.get_legend().texts] == ["patient 4", "healthy twin"]
+    assert all(ax.get_ylim()[0] < 0 for ax in drawn.values())  # a line at 0 is seen
 
 
-def test_a_panel_without_numbers_says_so():
-    plots.draw_charts({"patient 4": chart_of(kl=None)}, "a finding")
+def test_a_panel_without_numbers_or_of_zeros_says_so_unless_another_run_has_some():
+    drawn = charts_drawn(
+        patient_4={"kl": None, "entropy": 0},
+        healthy_twin={"kl": None, "entropy": 0, "truncated": 0.1},
+    )
     said = {
-        ax.get_title() or ax.get_title("left"): [t.get_text() for t in ax.texts]
-        for ax in plt.gcf().axes
+        title: [text.get_text() for text in ax.texts] for title, ax in drawn.items() if ax.texts
     }
-    assert said["KL (nats per token)"] == ["not computed"] and said["reward"] == []
-
-
-def test_a_panel_of_zeros_says_so_unless_another_run_has_numbers():
-    charts = {"patient 4": chart_of(kl=0.0), "healthy twin": chart_of(kl=0.0, truncated=0.1)}
-    plots.draw_charts(charts, "a finding")
-    *panels, _ = plt.gcf().axes
-    kl, truncated = (panels[list(plots.CHART_PANELS).index(title)] for title in
-                     ("KL (nats per token)", "truncated (fraction)"))  # fmt: skip
-    assert [text.get_text() for text in kl.texts] == ["0 in every step"]
-    assert kl.get_xlabel() == "" and not len(kl.get_yticks())
-    assert not truncated.texts and truncated.get_xlabel() == "step" and len(truncated.get_yticks())
-
-
-def test_a_tiny_fraction_does_not_fill_its_panel():
-    plots.draw_charts({"patient 4": chart_of(clip_high=5e-4, kl=5e-4)}, "a finding")
-    *panels, _ = plt.gcf().axes
-    tops = dict(zip(plots.CHART_PANELS, (ax.get_ylim()[1] for ax in panels), strict=True))
-    assert tops["clipped (fraction)"] == 0.05 and tops["KL (nats per token)"] < 0.01
+    assert said == {"KL (nats per token)": ["not computed"], "entropy (nats)": ["0 in every step"]}
+    empty, full = drawn["entropy (nats)"], drawn["truncated (fraction)"]
+    assert empty.get_xlabel() == "" and not len(empty.get_yticks())
+    assert full.get_xlabel() == "step" and len(full.get_yticks())
+    tiny = charts_drawn(patient_4={"clip_high": 5e-4, "kl": 5e-4})  # doesn't fill its panel
+    assert tiny["clipped (fraction)"].get_ylim()[1] == 0.05
+    assert tiny["KL (nats per token)"].get_ylim()[1] < 0.01
 
 
 def test_charts_have_colors_for_three_and_a_twin():
-    runs = {"healthy twin": chart_of(), **{f"run {n}": chart_of() for n in range(3)}}
-    plots.draw_charts(runs, "a finding")
-    lines = plt.gcf().axes[0].get_lines()
+    lines = charts_drawn(healthy_twin={}, a={}, b={}, c={})["reward"].get_lines()
     assert len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == 4

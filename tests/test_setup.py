@@ -27,74 +27,49 @@ def clean_environment(monkeypatch):
         yield
 
 
-# ---------------------------------------------------------------------------------------------
-# setup
-
-
-def test_the_seed_decides_the_random_numbers():
+def test_the_seed_decides_the_random_numbers_and_a_variable_the_device(monkeypatch):
     draws = []
     for seed in (3, 3, 4):
-        setup(seed)
+        assert setup(seed) == torch.device("cpu")
         draws.append(torch.rand(3).tolist())
     assert draws[0] == draws[1] != draws[2]
+    monkeypatch.setenv("MINIGRPO_DEVICE", "meta")
+    assert setup() == torch.device("meta")
 
 
 @pytest.mark.parametrize(
-    ("variables", "threads"),
+    ("variables", "cores", "threads"),
     [
-        ({"MINIGRPO_THREADS": "3"}, 3),
-        ({"OMP_NUM_THREADS": "1"}, 1),
-        ({"MINIGRPO_THREADS": " 2 ", "OMP_NUM_THREADS": "1"}, 2),
-        ({"MINIGRPO_THREADS": " ", "OMP_NUM_THREADS": "1"}, 1),
+        ({"MINIGRPO_THREADS": " 3 ", "OMP_NUM_THREADS": "2"}, 2, 3),
+        ({"MINIGRPO_THREADS": " ", "OMP_NUM_THREADS": "3"}, 2, 3),
+        ({"OMP_WAIT_POLICY": "passive"}, 1, 1),
+        ({"OMP_WAIT_POLICY": "passive"}, 64, 2),
+        ({"OMP_WAIT_POLICY": "passive"}, None, 1),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, 64, 1),  # they would spin
+        ({}, 64, 1),
     ],
     ids=str,
 )
-def test_the_environment_decides_the_threads(monkeypatch, variables, threads):
+def test_the_environment_decides_the_threads(monkeypatch, variables, cores, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     setup()
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 2), (64, 2), (None, 1)])
-def test_threads_that_sleep_are_one_per_core_up_to_two(monkeypatch, cores, threads):
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    setup()
-    assert torch.get_num_threads() == threads
-
-
-@pytest.mark.parametrize("policy", ["", "ACTIVE"])
-def test_threads_that_would_spin_are_avoided(monkeypatch, policy):
-    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    setup()
-    assert torch.get_num_threads() == 1
-
-
 @pytest.mark.parametrize(
-    ("before", "given", "policy"),
-    [
-        ("", None, "PASSIVE"),
-        ("", "ACTIVE", "ACTIVE"),
-        ("import sys; sys.modules['torch'] = None; ", None, "None"),
-    ],
-    ids=["asked to sleep", "the reader's wish stands", "too late after torch"],
+    ("before", "policy"),
+    {
+        "": "PASSIVE",
+        "os.environ['OMP_WAIT_POLICY'] = 'ACTIVE'; ": "ACTIVE",  # the reader's wish
+        "sys.modules['torch'] = None; ": "None",  # too late
+    }.items(),
 )
-def test_the_package_asks_threads_to_sleep_before_torch_loads(monkeypatch, before, given, policy):
-    if given is not None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    script = f"{before}import os, minigrpo; print(os.environ.get('OMP_WAIT_POLICY'))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+def test_the_package_asks_threads_to_sleep_before_torch_loads(before, policy):
+    script = f"import os, sys; {before}import minigrpo; print(os.environ.get('OMP_WAIT_POLICY'))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == policy
-
-
-def test_the_device_is_the_cpu_unless_named(monkeypatch):
-    assert setup() == torch.device("cpu")
-    monkeypatch.setenv("MINIGRPO_DEVICE", "meta")
-    assert setup() == torch.device("meta")
 
 
 def test_setup_silences_the_libraries_and_sets_the_style():
@@ -105,11 +80,13 @@ def test_setup_silences_the_libraries_and_sets_the_style():
         setup()
         warnings.warn("another default from the next version on", FutureWarning, stacklevel=1)
         warnings.warn("this is odd", UserWarning, stacklevel=1)
-    assert UserWarning in (categories := [w.category for w in told])
-    assert FutureWarning not in categories
+    categories = [w.category for w in told]
+    assert UserWarning in categories and FutureWarning not in categories
     assert transformers.logging.get_verbosity() == transformers.logging.ERROR
     assert not transformers.logging.is_progress_bar_enabled()
     assert plt.rcParams["axes.spines.top"] is False
+    width, height = plt.rcParams["figure.figsize"]
+    assert width <= 7 and height <= 3.5  # it fits a page
 
 
 @pytest.mark.parametrize(("kernel", "formats"), [(True, {"retina"}), (False, {"png"})])
@@ -123,22 +100,18 @@ def test_figures_are_sharp_in_a_kernel(monkeypatch, kernel, formats):
     InlineBackend.clear_instance()
 
 
-# ---------------------------------------------------------------------------------------------
-# files
-
-
-def names(folder) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+# files -------------------------------------------------------------------------------------------
 
 
 def test_a_whole_file_takes_its_name_and_leaves_nothing_beside_it(tmp_path):
     path = tmp_path / "new" / "file.txt"
-    with atomic_path(path) as unfinished:
-        unfinished.write_text("whole")
-        assert unfinished.parent == path.parent  # os.replace works within one file system
+    with atomic_path(path) as first, atomic_path(path) as second:
+        assert first.parent == path.parent  # os.replace works within one file system
+        first.write_text("first")
+        second.write_text("second")
         assert not path.exists()
-    assert path.read_text() == "whole"
-    assert names(path.parent) == ["file.txt"]
+    assert path.read_text() == "first"  # the outer block ends last
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=repr)
@@ -148,17 +121,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path, erro
     with pytest.raises(type(error)), atomic_path(path) as unfinished:
         unfinished.write_text("ha")
         raise error
-    assert path.read_text() == "old"
-    assert names(tmp_path) == ["file.txt"]
-
-
-def test_two_writers_do_not_meet(tmp_path):
-    path = tmp_path / "file.txt"
-    with atomic_path(path) as first, atomic_path(path) as second:
-        first.write_text("first")
-        second.write_text("second")
-    assert path.read_text() == "first"  # the outer block ends last
-    assert names(tmp_path) == ["file.txt"]
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
@@ -170,12 +133,10 @@ def test_a_whole_file_is_as_readable_as_any_other(tmp_path):
     assert modes[0] == modes[1]
 
 
-def test_the_data_folder_is_the_one_of_the_checkout():
-    assert (data_folder() / "offline_corpus.txt").is_file()
-    assert data_folder().name == "data"
-
-
-def test_the_data_folder_of_a_wheel_lies_in_the_package(tmp_path, monkeypatch):
+def test_the_data_folder_is_the_one_of_the_checkout_and_in_a_wheel_that_of_the_package(
+    tmp_path, monkeypatch
+):
+    assert (data_folder() / "offline_corpus.txt").is_file() and data_folder().name == "data"
     package = tmp_path / "site-packages" / "minigrpo"
     monkeypatch.setattr(files, "__file__", str(package / "files.py"))
     (tmp_path / "site-packages" / "data").mkdir(parents=True)  # somebody else's

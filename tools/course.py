@@ -101,13 +101,11 @@ async def execute(
     """Execute the notebook at `path` in a fresh kernel, in its own folder.
 
     Args:
-        path: the notebook; the file is left as it is.
         timeout: seconds that one cell may take.
         at_a_time: how many notebooks are being executed.
         progress: the file of progress, instead of the reader's.
 
-    Returns:
-        The executed notebook, in the form it is committed in.
+    Returns the executed notebook, in the form it is committed in; the file is left as it is.
 
     Raises:
         CourseError: names the notebook, the cell and the error.
@@ -218,7 +216,8 @@ def run(paths: list[Path], out: Path, timeout: float) -> None:
         write_page(nb, path, out, seconds)
         write_index(folder, out)
 
-    asyncio.run(each(paths, timeout, done, AT_A_TIME))
+    with tempfile.TemporaryDirectory() as store:  # a reader's measurements in the clinic are few
+        asyncio.run(each(paths, timeout, done, AT_A_TIME, Path(store, "progress.db")))
     print(f"{time.perf_counter() - began:.0f} s in all; read on: {out / 'index.html'}")
 
 
@@ -237,7 +236,7 @@ def execute_in_place(paths: list[Path], timeout: float) -> None:
         progress_file.unlink(missing_ok=True)
 
     with tempfile.TemporaryDirectory() as folder:  # what is committed knows no reader
-        progress_file = Path(folder, "progress.json")
+        progress_file = Path(folder, "progress.db")
         asyncio.run(each(paths, timeout, done, progress=progress_file))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import html
-import json
 import os
 import sys
 import tempfile
@@ -256,12 +255,14 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 @contextmanager
-def another_file(known: kept.Kept) -> Iterator[None]:
+def another_file(known: dict[str, dict[str, dict]]) -> Iterator[None]:
     """For the length of a block a file of progress with this in it; the reader's is left alone."""
     before = os.environ.get("MINIGRPO_PROGRESS")
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["MINIGRPO_PROGRESS"] = str(Path(folder, "progress.json"))
-        kept.path().write_text(json.dumps({"version": kept.VERSION, **known}), encoding="utf-8")
+        os.environ["MINIGRPO_PROGRESS"] = str(Path(folder, "progress.db"))
+        for section, values in known.items():
+            for key, value in values.items():
+                kept.remember(section, key, value)
         try:
             yield
         finally:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from statistics import fmean
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from torch import nn
 from minigrpo.arithmetic import HARDER_LENGTHS, TRAINED_LENGTHS, ask, draw_questions
 from minigrpo.grpo import GRPOConfig, StepMetrics
 from minigrpo.llama import load_policy
+from minigrpo.notebook.plots import METRICS, metric
 
 Value = int | float | str | tuple[float, ...]
 Readings = dict[str, Value]
@@ -38,7 +38,7 @@ class Chart:
 
     def last(self, name: str) -> float:
         """Mean of a metric over the last three steps; NaN if there are none."""
-        values = [getattr(m, name) for m in self.steps[-3:]]
+        values = [metric(m, name) for m in self.steps[-3:]]
         return sum(values) / len(values) if values and None not in values else math.nan
 
 
@@ -55,28 +55,12 @@ def _untrained() -> float:
     return _accuracy(load_policy())
 
 
-CLIPPED = "clipped (clip_ratio/region_mean)"
-DASHBOARD = {  # by the names of TRL's dashboard, in brackets
-    "reward (reward)": "reward",
-    "KL to the reference (kl)": "kl",
-    "entropy (entropy)": "entropy",
-    "gradient norm (grad_norm)": "grad_norm",
-    CLIPPED: "clip_low",  # and clip_high
-    "tokens (completions/mean_length)": "mean_length",
-    "truncated (completions/clipped_ratio)": "truncated",
-    "loss (loss)": "loss",
-}
-
-
 def dashboard(chart: Chart) -> Readings:
-    """At the first step, and the mean of the last three."""
+    """At the first step, and the mean of the last three; by the names of TRL in brackets."""
     readings: Readings = {"steps done": len(chart.steps)}
-    for name, metric in DASHBOARD.items():
-        first = [getattr(m, metric) for m in chart.steps[:1]]
-        readings[name] = (math.nan if first in ([], [None]) else first[0], chart.last(metric))
-    low, high = ([getattr(m, side) for m in chart.steps] for side in ("clip_low", "clip_high"))
-    clipped = [a + b for a, b in zip(low, high)] or [math.nan]
-    readings[CLIPPED] = (clipped[0], fmean(clipped[-3:]))
+    for key, (_, name) in {**METRICS, "loss": ("", "loss (loss)")}.items():
+        first = [metric(m, key) for m in chart.steps[:1]]
+        readings[name] = (math.nan if first in ([], [None]) else first[0], chart.last(key))
     return readings
 
 

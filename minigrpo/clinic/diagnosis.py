@@ -13,6 +13,7 @@ from minigrpo.clinic.charts import Readings, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject
 from minigrpo.clinic.patients import Patient, complaint, names, notes_by_diagnosis, numbered, record
 from minigrpo.notebook import progress
+from minigrpo.notebook.plots import draw_charts
 
 BUDGET = 3
 """Measurements per patient."""
@@ -26,8 +27,18 @@ class Case:
 
     number: int
     patient: Subject = field(repr=False)
-    measured: list[str] = field(default_factory=list)
-    answer: str | None = None  # the first one
+
+    @property
+    def measured(self) -> list[str]:
+        """The measurements that were taken before the answer, in any kernel, in their order."""
+        start = f"{self.number}: "
+        taken = progress.recall("clinic")
+        return [key.removeprefix(start) for key in taken if key.startswith(start)]
+
+    @property
+    def answer(self) -> str | None:
+        """The first one, in any kernel."""
+        return progress.recall("clinic").get(str(self.number), {}).get("answer")
 
     @property
     def twin(self) -> Subject:
@@ -63,8 +74,6 @@ class Case:
 
     def chart(self) -> None:
         """Draw the free panels: what any dashboard shows."""
-        from minigrpo.notebook.plots import draw_charts
-
         draw_charts({w: s.chart for w, s in self._both.items()}, f"Patient {self.number}")
 
     def measure(self, name: str = "") -> None:
@@ -95,7 +104,7 @@ class Case:
         results = {who: MEASUREMENTS[name][1](s) for who, s in self._both.items()}
         empty = _says_nothing(next(iter(results.values())))
         if name not in self.measured and not self.answer and not empty:
-            self.measured.append(name)
+            progress.remember("clinic", f"{self.number}: {name}", {})
         free = "nothing here, so it's free; " if empty else ""
         left = f"{free}{max(0, BUDGET - len(self.measured))} of {BUDGET} measurements left"
         head = f"{name}, patient {self.number} ({left})"
@@ -118,8 +127,7 @@ class Case:
         if name is None:
             return trouble
         patient, first = self.patient.patient, self._first(name)
-        known = _first_answer(self.number)
-        note = "" if first else f"\nYour first answer counts, and it was {known!r}."
+        note = "" if first == name else f"\nYour first answer counts, and it was {first!r}."
         if name == patient.name:
             return f"Patient {self.number}: {name}. Right.\n{self._explanation()}{note}"
         note += "\nThis patient's measurements are free now."
@@ -130,20 +138,12 @@ class Case:
         self._first("given up")
         print(f"Patient {self.number}: {self.patient.patient.name}.\n{self._explanation()}")
 
-    def _first(self, name: str) -> bool:
-        """Keep the first answer, here and in the file of progress; whether this is it."""
-        first = _first_answer(self.number) in (None, name)
-        self.answer = self.answer or name
-        progress.remember(
-            "clinic",
-            str(self.number),
-            {
-                "answer": name,
-                "right": name == self.patient.patient.name,
-                "measured": list(self.measured),
-            },
-        )
-        return first
+    def _first(self, name: str) -> str | None:
+        """Keep the first answer; returns it."""
+        right, measured = name == self.patient.patient.name, self.measured
+        value = {"answer": name, "right": right, "measured": measured}
+        progress.remember("clinic", str(self.number), value)
+        return self.answer
 
     def _explanation(self) -> str:
         patient = self.patient.patient
@@ -246,10 +246,6 @@ def _named(answer: int | str) -> tuple[str | None, str]:
     return None, f"No diagnosis is called {answer!r}.{meant} clinic.diagnoses() lists them."
 
 
-def _first_answer(number: int) -> str | None:
-    return progress.recall("clinic").get(str(number), {}).get("answer")
-
-
 @cache
 def patient(number: int) -> Case:
     """The case with this number, 1 to 25; it is run when somebody looks."""
@@ -270,7 +266,7 @@ def diagnoses() -> None:
 
 def tally() -> None:
     """Print how many patients you've seen, and how many you got right at the first attempt."""
-    print(progress.clinic_line(len(numbered())))
+    print(progress.clinic_line())
 
 
 def provenance(name: str | Patient) -> str:

@@ -103,16 +103,22 @@ class Answers:
         return list(self.tensors[f"advantages/{scale}"].split(self.reward_sizes))
 
 
-# from TRL's words to ours
+# TRL's words and ours
 
-AVERAGES = {
-    "grpo": "sequence_mean",
-    "bnpo": "token_mean",
-    "dapo": "token_mean",
-    "cispo": "token_mean",
-    "dr_grpo": "constant",
+LOSS_TYPES = {  # surrogate, how, and how much of TRL's upper clip isn't in ours
+    "grpo": ("clip", "sequence_mean", 0),
+    "bnpo": ("clip", "token_mean", 0),
+    "dapo": ("clip", "token_mean", 0),  # over all processes, where bnpo's mean is of each: ours
+    "cispo": ("cispo", "token_mean", 1),  # TRL's is the cap itself, ours its distance from 1
+    "dr_grpo": ("clip", "constant", 0),
 }
-LEVELS = {"token": "token", "sequence": "geometric"}
+LEVELS = {"token": "token", "sequence": "geometric"}  # TRL has no plain product
+NAMES = {
+    "max_completion_length": "max_length",
+    "beta": "kl_weight",
+    "use_bias_correction_kl": "kl_correction",
+    "entropy_coef": "entropy_weight",
+}
 
 
 def translated(
@@ -121,22 +127,32 @@ def translated(
     importance_sampling_level: str = "token",
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    max_completion_length: int | None = None,
-    beta: float = 0.0,
-    use_bias_correction_kl: bool = False,
-    entropy_coef: float = 0.0,
+    **others: Any,  # by NAMES
 ) -> dict[str, Any]:
     """Arguments of GRPOConfig as arguments of `grpo_loss`."""
+    surrogate, how, more = LOSS_TYPES[loss_type]
     high = epsilon if epsilon_high is None else epsilon_high
-    if loss_type == "cispo":
-        high = high - 1  # TRL's is the cap itself, ours its distance from 1
+    usual = dict(max_length=None, kl_weight=0.0, kl_correction=False, entropy_weight=0.0)
     return dict(
         level=LEVELS[importance_sampling_level],
-        clip=(epsilon, high),
-        surrogate="cispo" if loss_type == "cispo" else "clip",
-        how=AVERAGES[loss_type],
-        max_length=max_completion_length,
-        kl_weight=beta,
-        kl_correction=use_bias_correction_kl,
-        entropy_weight=entropy_coef,
+        clip=(epsilon, high - more),
+        surrogate=surrogate,
+        how=how,
+        **{**usual, **{NAMES[name]: value for name, value in others.items()}},
+    )
+
+
+def in_trls_words(
+    *, level: str, clip: tuple[float, float], surrogate: str, how: str, **others: Any
+) -> dict[str, Any]:
+    """Arguments of `grpo_loss`, the others by NAMES, as arguments of GRPOConfig; the way back."""
+    known = {ours[:2]: (name, ours[2]) for name, ours in LOSS_TYPES.items()}
+    loss_type, more = known[surrogate, how]
+    theirs = {ours: name for name, ours in NAMES.items()}
+    return dict(
+        loss_type=loss_type,
+        importance_sampling_level={ours: name for name, ours in LEVELS.items()}[level],
+        epsilon=clip[0],
+        epsilon_high=clip[1] + more,
+        **{theirs[name]: value for name, value in others.items()},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,14 +15,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from torch import Tensor
 
-BLUE, ORANGE, GREEN, PINK, BLACK, GREY = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#222222",
-    "#9A9A9A",
-)
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+BLACK, GREY = "#222222", "#9A9A9A"
 """Colors that stay apart for color-blind readers (Okabe and Ito 2008).
 
 In gray some come close (PINK and GREY most of all), so lines differ in their dashes too.
@@ -37,8 +31,6 @@ def use_house_style() -> None:
             "figure.dpi": 100,
             "figure.constrained_layout.use": True,
             "figure.facecolor": "white",
-            "savefig.facecolor": "white",
-            "font.size": 10,
             "axes.titlesize": 11,
             "axes.titlelocation": "left",
             "axes.spines.top": False,
@@ -46,47 +38,25 @@ def use_house_style() -> None:
             "axes.prop_cycle": plt.cycler(
                 color=[BLUE, ORANGE, GREEN, PINK], linestyle=["-", "--", "-.", ":"]
             ),
-            "axes.grid": False,
             "lines.linewidth": 1.8,
             "legend.frameon": False,
         }
     )
 
 
-def label_line(
-    ax: Axes,
-    text: str,
-    *,
-    line: int = -1,  # which of the lines drawn so far
-    dy: float = 0.0,  # lift, in units of the y axis
-) -> None:
-    """Write `text` at the right end of a line of `ax`, in its color: better than a legend."""
+def label_line(ax: Axes, text: str, *, line: int = -1, dy: float = 0.0) -> None:
+    """Write `text` at the right end of a line of `ax`, in its color, raised by `dy`; no legend."""
     drawn = ax.get_lines()[line]
-    x, y = drawn.get_xdata()[-1], drawn.get_ydata()[-1]
-    ax.annotate(
-        text,
-        (x, y + dy),
-        xytext=(5, 0),
-        textcoords="offset points",
-        color=drawn.get_color(),
-        va="center",
-        annotation_clip=False,
-    )
+    end = drawn.get_xdata()[-1], drawn.get_ydata()[-1] + dy
+    style = dict(color=drawn.get_color(), va="center", annotation_clip=False)
+    ax.annotate(text, end, xytext=(5, 0), textcoords="offset points", **style)
 
 
 def level(ax: Axes, y: float, text: str) -> None:
     """Draw a thin horizontal line at `y` with its name written on it, at the right edge."""
     ax.axhline(y, color=BLACK, linewidth=1, linestyle=":")
-    ax.annotate(
-        text,
-        (1, y),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        color=BLACK,
-        ha="right",
-        fontsize=9,
-    )
+    place = dict(xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points")
+    ax.annotate(text, (1, y), **place, color=BLACK, ha="right", fontsize=9)
 
 
 def seed_band(
@@ -125,8 +95,8 @@ def dot_rows(
 ) -> None:
     """Draw a row of dots for each name, one dot per seed; another call adds to the same rows.
 
-    With `answers`, a line shows how far a single seed may scatter because it gives only so many:
-    the 95% Wilson interval of that many answers, around the mean over the seeds.
+    With `answers`, a line shows how far a single seed may scatter: the 95% Wilson interval of so
+    many answers, around the mean over the seeds.
     """
     for y, values in enumerate(rows.values()):
         fill = "white" if hollow else color
@@ -141,17 +111,12 @@ def dot_rows(
     ax.set_axisbelow(True)
 
 
-def attention_grid(
-    ax: Axes,
-    weights: Tensor,  # (S, S)
-    labels: Sequence[str],  # the S tokens
-) -> None:
-    """Draw one head's attention weights as a grid: row = the token that reads, column = read."""
+def attention_grid(ax: Axes, weights: Tensor, labels: Sequence[str]) -> None:
+    """Draw a head's weights (S, S) for S tokens: row = the token that reads, column = read."""
     ax.imshow(weights.detach().numpy(), cmap="Blues", vmin=0, vmax=1)
-    shown = [repr(label)[1:-1] if label.isspace() else label for label in labels]
-    shown = ["_" if label == " " else label for label in shown]
-    ax.set_xticks(range(len(shown)), shown, fontsize=8)
-    ax.set_yticks(range(len(shown)), shown, fontsize=8)
+    shown = [label.replace(" ", "_").replace("\n", r"\n") for label in labels]
+    for set_ticks in (ax.set_xticks, ax.set_yticks):
+        set_ticks(range(len(shown)), shown, fontsize=8)
     ax.set(xlabel="token that is read", ylabel="token that reads")
     ax.tick_params(length=0)
 
@@ -179,85 +144,77 @@ def token_strips(
     scale = Normalize(middle - reach, middle + reach, clip=True)
     for row, (words, numbers) in enumerate(zip(tokens, shown, strict=True)):
         for column, (word, number) in enumerate(zip(words, numbers, strict=True)):
-            box = Rectangle(
-                (column, row), 0.94, 0.86, facecolor=color(scale(number)), edgecolor=GREY, lw=0.5
-            )
-            ax.add_patch(box)
-            ax.text(column + 0.47, row + 0.34, word, ha="center", va="center", fontsize=size)
+            fill = dict(facecolor=color(scale(number)), edgecolor=GREY, lw=0.5)
+            ax.add_patch(Rectangle((column, row), 0.94, 0.86, **fill))
             number = round(number, digits)
             text = f"{number:.{digits}f}" if middle else f"{number:+.{digits}f}" if number else "0"
-            ax.text(column + 0.47, row + 0.67, text, ha="center", va="center", fontsize=size - 1)
+            for y, written, large in ((0.34, word, size), (0.67, text, size - 1)):
+                centered = dict(ha="center", va="center", fontsize=large)
+                ax.text(column + 0.47, row + y, written, **centered)
     ax.set(xlim=(0, max(map(len, tokens))), ylim=(len(tokens), 0))
     ax.set_yticks([row + 0.43 for row in range(len(tokens))], labels, fontsize=8)
     ax.set_xticks([])
     ax.tick_params(length=0)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    ax.spines[:].set_visible(False)
 
 
-PANELS: dict[str, Sequence[tuple[str, Callable[[Any], float | None]]]] = {
-    "correct answers": (
-        ("sampled", lambda m: m.evaluation.get("accuracy")),
-        ("greedy", lambda m: m.evaluation.get("greedy")),
-    ),
-    "tokens of thought": (("", lambda m: m.evaluation.get("thinking")),),
-    "reward": (("", lambda m: m.reward),),
-    "equal groups": (("", lambda m: m.frac_reward_zero_std),),
-    "KL (nats per token)": (("", lambda m: m.kl),),
-    "entropy (nats)": (("", lambda m: m.entropy),),
-    "clipped tokens": (
-        ("above", lambda m: m.clip_high),
-        ("below", lambda m: m.clip_low),
-    ),
-    "norm of the gradient": (("", lambda m: m.grad_norm),),
+METRICS = {  # what any dashboard shows: title of the panel, name in the clinic (and in TRL)
+    "reward": ("reward", "reward (reward)"),
+    "kl": ("KL (nats per token)", "KL to the reference (kl)"),
+    "entropy": ("entropy (nats)", "entropy (entropy)"),
+    "grad_norm": ("gradient norm", "gradient norm (grad_norm)"),
+    "clipped": ("clipped (fraction)", "clipped (clip_ratio/region_mean)"),
+    "mean_length": ("tokens per completion", "tokens (completions/mean_length)"),
+    "truncated": ("truncated (fraction)", "truncated (completions/clipped_ratio)"),
 }
-"""What `draw_run` draws of each StepMetrics, by the panel's title: (label, value) per line."""
+PANELS = (  # of `draw_run`: lines by their labels, and the title where METRICS has no other
+    ({"sampled": "accuracy", "greedy": "greedy"}, "correct answers"),
+    ({"": "thinking"}, "tokens of thought"),
+    ({"": "reward"}, ""),
+    ({"": "frac_reward_zero_std"}, "equal groups"),
+    ({"": "kl"}, ""),
+    ({"": "entropy"}, ""),
+    ({"above": "clip_high", "below": "clip_low"}, "clipped tokens"),
+    ({"": "grad_norm"}, "norm of the gradient"),
+)
 
 
-def draw_run(
-    figure: Figure,
-    run: Sequence[Any],  # its StepMetrics
-    start: Mapping[str, float] | None = None,  # the evaluation before the first step
-) -> None:
-    """Draw a run of `train_grpo` so far into a figure, over what it held before."""
+def metric(m: Any, name: str) -> float | None:
+    """A metric of a step or of its evaluation; None if it wasn't computed there."""
+    if name == "clipped":
+        return m.clip_low + m.clip_high
+    return getattr(m, name) if hasattr(m, name) else m.evaluation.get(name)
+
+
+def _curve(run: Sequence[Any], name: str, start: Mapping[str, float]) -> tuple[list, list]:
+    """The steps and the values of a metric, where there are any."""
+    points = [(0, start.get(name)), *((m.step, metric(m, name)) for m in run)]
+    points = [(x, y) for x, y in points if y is not None]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _panel(ax: Axes, title: str, xlabel: str = "step") -> None:
+    ax.set_title(title, fontsize=8.5)
+    ax.set_xlabel(xlabel, fontsize=8)
+    ax.tick_params(labelsize=7)
+
+
+def draw_run(figure: Figure, run: Sequence[Any], start: Mapping[str, float] | None = None) -> None:
+    """Draw StepMetrics so far, and the evaluation at the start, over what a figure held before."""
     figure.clear()
-    axes = figure.subplots(2, 4)
-    scores = {"sampled": "accuracy", "greedy": "greedy", "": "thinking"}
-    for number, (ax, (title, lines)) in enumerate(zip(axes.flat, PANELS.items(), strict=True)):
-        for label, value in lines:
-            points = [(m.step, value(m)) for m in run]
-            if start and number < 2:  # the two panels of the evaluation
-                points.insert(0, (0, start[scores[label]]))
-            points = [(x, y) for x, y in points if y is not None]
-            ax.plot([x for x, _ in points], [y for _, y in points], label=label)
+    for number, (ax, (lines, title)) in enumerate(zip(figure.subplots(2, 4).flat, PANELS)):
+        for label, name in lines.items():
+            ax.plot(*_curve(run, name, start or {}), label=label)
         if len(lines) > 1:
             ax.legend(fontsize=7, handlelength=1.6)
-        ax.set_title(title, fontsize=8.5)
-        ax.tick_params(labelsize=7)
+        _panel(ax, title or METRICS[name][0], "step" if number > 3 else "")
         ax.set_ylim(bottom=0)
         if title.startswith("clipped"):
             ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=2))
-    for ax in axes[1]:
-        ax.set_xlabel("step", fontsize=8)
 
 
-CHART_PANELS: dict[str, Callable[[Any], float | None]] = {
-    "reward": lambda m: m.reward,
-    "KL (nats per token)": lambda m: m.kl,
-    "entropy (nats)": lambda m: m.entropy,
-    "gradient norm": lambda m: m.grad_norm,
-    "clipped (fraction)": lambda m: m.clip_low + m.clip_high,
-    "tokens per completion": lambda m: m.mean_length,
-    "truncated (fraction)": lambda m: m.truncated,
-}
-"""What `draw_charts` draws of each StepMetrics: what any dashboard shows."""
-
-
-def draw_charts(
-    charts: Mapping[str, Any],  # runs by name, with their `steps`
-    title: str,  # the finding
-) -> None:
-    """Draw several runs into the same panels, each in its color and dash, and show the figure.
+def draw_charts(charts: Mapping[str, Any], title: str) -> None:
+    """Draw runs, by name and with their `steps`, into the same panels, and show the figure.
 
     "healthy twin" is blue and wide, and lies beneath the others, of which there may be three.
     """
@@ -267,15 +224,12 @@ def draw_charts(
     for name, chart in charts.items():
         twin = name == "healthy twin"
         color, dash = (BLUE, "-") if twin else next(styles)
-        for ax, value in zip(panels, CHART_PANELS.values()):
-            points = [(m.step, value(m)) for m in chart.steps if value(m) is not None]
-            drawn = zip(*points) if points else ((), ())
+        for ax, shown in zip(panels, METRICS, strict=True):
+            drawn = _curve(chart.steps, shown, {})
             ax.plot(*drawn, color=color, ls=dash, lw=2.6 if twin else 1.8, zorder=3 - twin)
         corner.plot([], [], color=color, ls=dash, label=name)
-    for ax, heading in zip(panels, CHART_PANELS):
-        ax.set_title(heading, fontsize=8.5)
-        ax.set_xlabel("step", fontsize=8)
-        ax.tick_params(labelsize=7)
+    for ax, (heading, _) in zip(panels, METRICS.values()):
+        _panel(ax, heading)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         drawn = [y for line in ax.get_lines() for y in line.get_ydata()]
         top = max(1.06 * ax.get_ylim()[1] * any(drawn), 0.05 * ("fraction" in heading)) or 1

@@ -6,28 +6,20 @@ import html
 import math
 import re
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 from minigrpo.notebook.kept import recall, remember
 
-RECORDS = Path(__file__).parent.parent / "exercises"
-PATIENTS = 25
 KEY = re.compile(r"(?:0[1-9]|1\d)\.[a-z][a-z0-9_]*")
 
 
-def predict(key: str, guess: float | None) -> None:
-    """Keep a guess of what a run will show; the first one counts.
-
-    Args:
-        key: number of the notebook and a word, such as "07.accuracy".
-        guess: a number; None as long as there is none.
-
-    Raises:
-        ValueError: the key is of another form.
-        TypeError: the guess is no number.
-    """
+def predict(
+    key: str,  # number of the notebook and a word, such as "07.accuracy"; else a ValueError
+    guess: float | None,  # None as long as there is none; TypeError if it is no number
+) -> None:
+    """Keep a guess of what a run will show; the first one counts."""
     word = _word(key)
     if guess is not None:
         number = isinstance(guess, Real) and not isinstance(guess, bool)
@@ -42,36 +34,29 @@ def predict(key: str, guess: float | None) -> None:
         print(f"{word}: your first guess counts, and it was {_number(first)}.")
 
 
-def outcome(key: str, value: Any) -> None:
-    """Print what came out, beside the guess if there is one.
-
-    Args:
-        key: the one of `predict`.
-        value: a number, or a tensor with one entry; None if it didn't happen.
-
-    Raises:
-        ValueError: the key is of another form.
-    """
+def outcome(
+    key: str,  # the one of `predict`
+    value: Any,  # a number, or a tensor with one entry; None if it didn't happen
+) -> None:
+    """Print what came out, beside the guess if there is one."""
     word, guess = _word(key), _guess(key)
     if value is None:
         print(f"{word}: it didn't happen.")
-        return
-    value = float(value)
-    if guess is None:
-        print(f"{word}: it came out at {_number(value)}.")
-        return
-    remember("outcomes", key, {"value": value})
-    print(f"{word}: you guessed {_number(guess)}, and it came out at {_number(value)}.")
+    elif guess is None:
+        print(f"{word}: it came out at {_number(float(value))}.")
+    else:
+        remember("outcomes", key, {"value": float(value)})
+        print(f"{word}: you guessed {_number(guess)}, and it came out at {_number(float(value))}.")
 
 
-def clinic_line(patients: int = PATIENTS) -> str:
+def clinic_line() -> str:
     """The score of the clinic, in a sentence."""
-    diagnoses = recall("clinic").values()
+    diagnoses = _diagnoses()
     if not diagnoses:
-        return f"The clinic (notebook 08): no diagnosis yet; {patients} patients are waiting."
-    right = sum(bool(diagnosis.get("right")) for diagnosis in diagnoses)
-    used = sum(len(diagnosis.get("measured", ())) for diagnosis in diagnoses) / len(diagnoses)
-    diagnosed = f"The clinic (notebook 08): {len(diagnoses)} of {patients} patients diagnosed"
+        return f"The clinic (notebook 08): no diagnosis yet; {patients()} patients are waiting."
+    right = sum(diagnosis["right"] for diagnosis in diagnoses)
+    used = sum(len(diagnosis["measured"]) for diagnosis in diagnoses) / len(diagnoses)
+    diagnosed = f"The clinic (notebook 08): {len(diagnoses)} of {patients()} patients diagnosed"
     return f"{diagnosed}, {right} right at the first attempt, {used:.1f} measurements per patient."
 
 
@@ -80,61 +65,44 @@ class Progress:
 
     def __init__(self) -> None:
         passed, guesses, outcomes = map(recall, ("exercises", "predictions", "outcomes"))
+        came_out = {key: _number(outcome["value"]) for key, outcome in outcomes.items()}
+        pairs = sorted((key, _number(made["guess"])) for key, made in guesses.items())
+        self.guesses = [(key, guess, came_out.get(key, "")) for key, guess in pairs]
         self.rows = [
-            (number, title, [key in passed for key in keys]) for number, title, keys in exercises()
+            (f"{n:02}", title, [k in passed for k in keys]) for n, title, keys in exercises()
         ]
-        self.guesses = [
-            (
-                key,
-                _number(prediction["guess"]),
-                _number(outcomes[key]["value"]) if key in outcomes else "",
-            )
-            for key, prediction in sorted(guesses.items())
-        ]
-        self.clinic = clinic_line()
-        self.passed, self.of = (sum(map(f, self.rows)) for f in (_passed, _of))
-        self.begun = bool(self.passed or guesses or recall("clinic"))
+        self.clinic, marks = clinic_line(), [mark for *_, marks in self.rows for mark in marks]
+        self.begun = any(marks) or bool(guesses or _diagnoses())
+        made = f", {len(guesses)} guess{'es' * (len(guesses) != 1)} made" if guesses else ""
+        self.headline = f"You've passed {_score(marks)} exercises{made}."
+        if not self.begun:
+            self.headline = "Your progress will show up here as soon as you pass one of the "
+            self.headline += f"{len(marks)} exercises, write down a guess, or diagnose one of the "
+            self.headline += f"{patients()} patients in notebook 08."
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        if not self.begun:
-            yield self._invitation()
-            return
-        yield self._headline()
-        room = max(len(marks) for *_, marks in self.rows)
-        for row in self.rows:
-            number, title, marks = row
+        lines, room = [self.headline], max(len(marks) for *_, marks in self.rows)
+        for number, title, marks in self.rows:
             drawn = "".join(".#"[mark] for mark in marks)
-            yield f"  {number:02}  {drawn:{room}}  {_passed(row)} of {_of(row)}  {title}"
+            lines.append(f"  {number}  {drawn:{room}}  {_score(marks)}  {title}")
         for key, guess, value in self.guesses:
-            yield f"  {key}: you guessed {guess}" + (f", and it came out at {value}" * bool(value))
-        yield self.clinic
+            told = f", and it came out at {value}" if value else ""
+            lines.append(f"  {key}: you guessed {guess}{told}")
+        return "\n".join([*lines, self.clinic] if self.begun else lines[:1])
 
     def _repr_html_(self) -> str:
         if not self.begun:
-            return f"<p>{self._invitation()}</p>"
-        parts = [f"<p>{self._headline()}</p>"]
-        parts.append(_table(("notebook", "exercises", "passed"), map(_cells, self.rows)))
+            return f"<p>{self.headline}</p>"
+        rows = []
+        for number, title, marks in self.rows:  # marks are for the eye, and the score says the same
+            drawn = f'<span aria-hidden="true">{"".join("○●"[mark] for mark in marks)}</span>'
+            rows.append((f"{number} {html.escape(title)}", drawn, _score(marks)))
+        parts = [f"<p>{self.headline}</p>", _table(("notebook", "exercises", "passed"), rows)]
         if self.guesses:
-            rows = (
-                (html.escape(key), guess, value or "not yet") for key, guess, value in self.guesses
-            )
+            rows = [(html.escape(k), guess, value or "not yet") for k, guess, value in self.guesses]
             made = _table(("prediction", "your guess", "came out at"), rows)
             parts.append(f"<details><summary>Your guesses</summary>{made}</details>")
         return "".join([*parts, f"<p>{self.clinic}</p>"])
-
-    def _headline(self) -> str:
-        guessed = len(self.guesses)
-        made = f", {guessed} {'guess' if guessed == 1 else 'guesses'} made" if guessed else ""
-        return f"You've passed {self.passed} of {self.of} exercises{made}."
-
-    def _invitation(self) -> str:
-        return (
-            f"Your progress will show up here as soon as you pass one of the {self.of} exercises, "
-            f"write down a guess, or diagnose one of the {PATIENTS} patients in notebook 08."
-        )
 
 
 def progress() -> Progress:
@@ -144,20 +112,20 @@ def progress() -> Progress:
 
 def exercises() -> Iterator[tuple[int, str, list[str]]]:
     """For each notebook its number, what its exercises are about, and their keys."""
-    for path in sorted(RECORDS.glob("[0-9][0-9].py")):
-        text = path.read_text(encoding="utf-8")  # not imported: that loads torch, which is slow
-        number = int(path.stem)
-        of = len(re.findall(r"^@exercise\(", text, re.MULTILINE))
-        title = text[: text.index("\n")].strip('"')
-        yield number, title, [f"{number}.{place}" for place in range(1, of + 1)]
+    form = import_module("minigrpo.exercises.form")  # its room imports this one
+    for number in form.notebooks():
+        about = import_module(f"minigrpo.exercises.{number:02}").__doc__
+        yield number, about.split("\n")[0], [*form.records(number)]
 
 
-def _cells(row: tuple[int, str, list[bool]]) -> tuple[str, ...]:
-    """In HTML: the marks are for the eye, and the count says the same."""
-    number, title, passed = row
-    marks = "".join("○●"[mark] for mark in passed)
-    name, score = f"{number:02} {html.escape(title)}", f"{_passed(row)} of {_of(row)}"
-    return name, f'<span aria-hidden="true">{marks}</span>', score
+def patients() -> int:
+    """How many there are in the clinic, whose room imports this one, too."""
+    return len(import_module("minigrpo.clinic.patients").PATIENTS)
+
+
+def _diagnoses() -> list[dict[str, Any]]:
+    """The first diagnosis of each patient that has one; the section holds measurements, too."""
+    return [value for value in recall("clinic").values() if "answer" in value]
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -170,12 +138,8 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
-def _passed(row: tuple[int, str, list[bool]]) -> int:
-    return sum(row[2])
-
-
-def _of(row: tuple[int, str, list[bool]]) -> int:
-    return len(row[2])
+def _score(marks: list[bool]) -> str:
+    return f"{sum(marks)} of {len(marks)}"
 
 
 def _word(key: str) -> str:

@@ -7,6 +7,9 @@ import sys
 import warnings
 
 import torch
+import transformers
+
+from minigrpo.notebook.plots import use_house_style
 
 
 def setup(seed: int = 0) -> torch.device:
@@ -17,19 +20,21 @@ def setup(seed: int = 0) -> torch.device:
     stores its figures at 200 dpi and shows them at 100. Returns the device for `model.to(device)`.
 
     Environment:
-        MINIGRPO_THREADS: number of torch threads. Default: OMP_NUM_THREADS if set; else one per
-            core up to two, as these models are too small for more, and a single one if torch was
-            imported before minigrpo, because its threads then spin (see `minigrpo/__init__.py`).
-        MINIGRPO_DEVICE: where models go, such as "cuda" (default "cpu"; nothing else is ever
-            chosen by itself).
+        MINIGRPO_THREADS: torch threads. Default: OMP_NUM_THREADS if set; else one per core up to
+            two, as these models are too small for more, and a single one if torch was imported
+            before minigrpo, because its threads then spin (see `minigrpo/__init__.py`).
+        MINIGRPO_DEVICE: where models go, such as "cuda" (default "cpu", whatever there is).
     """
     torch.manual_seed(seed)
     torch.set_num_threads(_num_threads())
-    _quiet_libraries()
-    from minigrpo.notebook import plots  # matplotlib is slow to import, and scripts do without
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    use_house_style()
+    if "ipykernel" in sys.modules:  # twice the pixels, for screens that have them
+        from matplotlib_inline.config import InlineBackend
 
-    plots.use_house_style()
-    _sharp_figures()
+        InlineBackend.instance().figure_formats = {"retina"}
     return torch.device(os.environ.get("MINIGRPO_DEVICE", "").strip() or "cpu")
 
 
@@ -39,19 +44,3 @@ def _num_threads() -> int:
             return int(value)
     threads_sleep = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
     return min(2, os.cpu_count() or 1) if threads_sleep else 1
-
-
-def _quiet_libraries() -> None:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning)
-
-
-def _sharp_figures() -> None:
-    """Twice the pixels, for screens that have them; the size on the page stays."""
-    if "ipykernel" in sys.modules:
-        from matplotlib_inline.config import InlineBackend
-
-        InlineBackend.instance().figure_formats = {"retina"}

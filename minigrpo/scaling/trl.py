@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from minigrpo.clinic.trl_answers import LEVELS, LOSS_TYPES, in_trls_words
 from minigrpo.grpo import GRPOConfig
 from minigrpo.sampling import Rollouts, stop_ids
 from minigrpo.text.problems import draw_rows
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 REWARD_FUNCTIONS, WEIGHTS = (format_reward, answer_reward), (1.0, 2.0)  # 3 is the most
-LOSS_TYPES = {"sequence_mean": "grpo", "token_mean": "dapo", "constant": "dr_grpo"}  # of `how`
-LEVELS = {"token": "token", "geometric": "sequence"}  # of `level`; TRL has no plain product
 
 
 def require_trl() -> None:
@@ -53,9 +52,9 @@ def trl_settings(
     processes: int = 1,  # that share the rows of a batch; TRL wants the rows of one
 ) -> dict[str, Any]:
     """The settings of TRL's GRPOConfig that mean the same; ValueError where none does."""
-    cispo = config.surrogate == "cispo"
-    only = {"baseline": ("mean",), "level": tuple(LEVELS), "estimator": ("k3",)}
-    only |= {"call_id": (None,), "how": ("token_mean",) if cispo else tuple(LOSS_TYPES)}
+    known = [how for surrogate, how, _ in LOSS_TYPES.values() if surrogate == config.surrogate]
+    only = {"baseline": ("mean",), "level": tuple(LEVELS.values()), "estimator": ("k3",)}
+    only |= {"call_id": (None,), "how": tuple(dict.fromkeys(known))}
     for name, values in only.items():
         if (value := getattr(config, name)) not in values:
             expected = " or ".join(map(repr, values)) + (" with cispo" if name == "how" else "")
@@ -66,14 +65,13 @@ def trl_settings(
     return {
         "max_steps": config.steps * config.inner_epochs,  # TRL counts updates
         "per_device_train_batch_size": rows // processes, "num_generations": config.group_size,
-        "max_completion_length": config.max_new_tokens, "temperature": config.temperature,
+        "temperature": config.temperature,
         "num_iterations": config.inner_epochs, "scale_rewards": config.scale,
-        "importance_sampling_level": LEVELS[config.level],
-        "loss_type": "cispo" if cispo else LOSS_TYPES[config.how], "epsilon": config.clip[0],
-        # Of cispo TRL wants the cap itself: 1.2, where all others say 0.2.
-        "epsilon_high": 1 + config.clip[1] if cispo else config.clip[1],
-        "beta": config.kl_weight, "use_bias_correction_kl": config.kl_correction,
-        "entropy_coef": config.entropy_weight,
+        **in_trls_words(
+            level=config.level, clip=config.clip, surrogate=config.surrogate, how=config.how,
+            max_length=config.max_new_tokens, kl_weight=config.kl_weight,
+            kl_correction=config.kl_correction, entropy_weight=config.entropy_weight,
+        ),
         "learning_rate": config.lr, "lr_scheduler_type": "constant",
         "adam_beta1": config.betas[0], "adam_beta2": config.betas[1],
         "max_grad_norm": config.max_grad_norm, "seed": config.seed, "reward_weights": list(WEIGHTS),

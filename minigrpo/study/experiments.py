@@ -1,13 +1,12 @@
 """The run in which the tiny Llama learns to think, and what is changed in it, one thing at a time.
 
-`SUMMIT` is that run. `EXPERIMENTS` lists what is different in others: a term of the objective, the
-task, the base model, the kind of training.
+`SUMMIT` is that run; `EXPERIMENTS` lists what is different in others.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -89,7 +88,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "KL weight 1": Experiment({"kl_weight": 1.0}),
     **{name: Experiment(dict(settings)) for name, settings in VARIANTS.items()},
 }
-"""By name. Each is the first with one thing changed; the last six take a variant's settings."""
+"""Each is the first with one thing changed; the last six take a variant's settings."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +110,8 @@ def run(
     n: int = 512,  # questions per evaluation
 ) -> Iterator[Point]:
     """Carry out an experiment on a copy of the base model; a point before, during and after it."""
-    if experiment.own_base is None:
-        policy = copy.deepcopy(base)
-    else:
+    policy = copy.deepcopy(base)
+    if experiment.own_base is not None:
         policy = tiny_llama(seed).to(next(base.parameters()).device)
         for _ in warm_up(policy, replace(WARMUP, seed=seed), **experiment.own_base):
             pass
@@ -121,8 +119,12 @@ def run(
     asked = {key: experiment.task[key] for key in experiment.task.keys() - {"grade"}}
     measure = partial(evaluate, n=n, **asked)
     yield Point(0, 0.0, measure(policy))
-    if experiment.supervised is not None:
-        yield from _supervised(policy, experiment.supervised, seed, steps, every, measure)
+    if experiment.supervised is not None:  # on batches of as many rows as the summit's
+        rows, updates = SUMMIT.prompts_per_step * SUMMIT.group_size, SUMMIT.inner_epochs
+        documents = partial(warmup_batch, rows, complete=experiment.supervised)
+        for m in pretrain(policy, documents, supervised_config(steps, seed)):
+            if m.step % (every * updates) == 0 or m.step == steps * updates:
+                yield Point(m.step // updates, m.seconds, measure(policy))
         return
     config = replace(experiment.config, seed=seed, steps=steps, evaluate_every=every)
     seconds = 0.0
@@ -134,28 +136,5 @@ def run(
 
 def supervised_config(steps: int, seed: int) -> PretrainConfig:
     """As many updates as `steps` of the summit."""
-    return PretrainConfig(
-        steps=steps * SUMMIT.inner_epochs,
-        lr=1e-3,
-        matrix_lr=None,
-        weight_decay=0.01,
-        warmup=0,
-        seed=seed + 1,  # other documents than those of the warm-up
-    )
-
-
-def _supervised(
-    policy: nn.Module,
-    complete: float,
-    seed: int,
-    steps: int,
-    every: int,
-    measure: Callable[[nn.Module], Mapping[str, float]],
-) -> Iterator[Point]:
-    """On batches of as many rows as the summit's."""
-    config = supervised_config(steps, seed)
-    rows = SUMMIT.prompts_per_step * SUMMIT.group_size
-    documents = partial(warmup_batch, rows, complete=complete)
-    for m in pretrain(policy, documents, config):
-        if m.step % (every * SUMMIT.inner_epochs) == 0 or m.step == config.steps:
-            yield Point(m.step // SUMMIT.inner_epochs, m.seconds, measure(policy))
+    seed += 1  # other documents than those of the warm-up
+    return replace(WARMUP, steps=steps * SUMMIT.inner_epochs, lr=1e-3, warmup=0, seed=seed)

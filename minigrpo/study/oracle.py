@@ -1,8 +1,7 @@
 """Exact answers by enumeration, in a world small enough to list.
 
 Five tokens, one of them EOS, and completions of up to four tokens make 341 possible texts. Every
-expectation over samples is then a finite sum: the expected reward and its gradient, the KL
-divergence both ways, and the bias and variance of anything that estimates them from a group.
+expectation is then a finite sum, and so are bias and variance of what estimates it from a group.
 """
 
 from __future__ import annotations
@@ -19,16 +18,11 @@ from minigrpo.logprobs import sequence_log_probs, token_log_probs
 
 Estimator = Callable[[Tensor, Tensor, Tensor], Tensor]
 """log_probs (B, G, T), mask (B, G, T), rewards (B, G) -> losses (B,), one per group."""
-
 CHUNK = 4096  # groups whose gradients are held at a time
 
 
 class TablePolicy(nn.Module):
-    """A policy whose next token depends on the last one only: row a of the table, after token a.
-
-    table: (V, V) logits. Answers the Hugging Face call, so that `sample`, `token_log_probs` and
-    `train_grpo` take it; it has nothing to cache.
-    """
+    """Logits (V, V) of the next token, row a after token a; answers the Hugging Face call."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
@@ -60,15 +54,11 @@ class World:
 def list_world(vocab_size: int = 5, max_length: int = 4) -> World:
     """Every completion of up to `max_length` tokens, with EOS at its end or cut off there."""
     eos = vocab_size - 1
-    texts = [
-        words + (eos,) * (max_length - length)
-        for length in range(max_length + 1)
-        for words in itertools.product(range(eos), repeat=length)
-    ]
-    completions = torch.tensor(texts)
+    lengths = range(max_length + 1)
+    texts = (words for n in lengths for words in itertools.product(range(eos), repeat=n))
+    completions = torch.tensor([words + (eos,) * (max_length - len(words)) for words in texts])
     length = (completions != eos).sum(dim=1)  # without EOS
-    mask = torch.arange(max_length) <= length[:, None]
-    return World(completions, mask, vocab_size)
+    return World(completions, torch.arange(max_length) <= length[:, None], vocab_size)
 
 
 def probabilities(policy: nn.Module, world: World) -> Tensor:
@@ -83,30 +73,20 @@ def expected_reward(policy: nn.Module, world: World, rewards: Tensor) -> Tensor:
 
 def exact_kl(policy: nn.Module, other: nn.Module, world: World) -> Tensor:
     """KL(policy || other) = sum_o policy(o) log(policy(o) / other(o)), differentiable in both."""
-    log_p = sequence_log_probs(world.log_probs(policy), world.mask)
-    log_q = sequence_log_probs(world.log_probs(other), world.mask)
+    log_p, log_q = (sequence_log_probs(world.log_probs(p), world.mask) for p in (policy, other))
     return (log_p.exp() * (log_p - log_q)).sum()
 
 
 def expected_loss(losses: Tensor, policy: nn.Module, world: World) -> Tensor:
-    """The loss averaged over samples of the policy, as training averages it: sampling is frozen.
-
-    Its gradient is that of the losses alone, not of the probabilities they are weighted with.
-    losses (M,), one per completion -> ().
-    """
+    """The losses (M,) averaged over samples -> (), as in training: sampling has no gradient."""
     return (probabilities(policy, world).detach() * losses).sum()
 
 
 def gradient(value: Tensor, policy: nn.Module) -> Tensor:
     """d value / d parameters of the policy, in one flat vector (P,). The graph is kept."""
-    parameters = list(policy.parameters())
-    parts = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-    return torch.cat(
-        [
-            torch.zeros_like(p).flatten() if g is None else g.flatten()
-            for p, g in zip(parameters, parts)
-        ]
-    )
+    settings = {"retain_graph": True, "materialize_grads": True}  # zeros instead of None
+    parts = torch.autograd.grad(value, list(policy.parameters()), **settings)
+    return torch.cat([part.flatten() for part in parts])
 
 
 @dataclass(frozen=True)
@@ -134,8 +114,8 @@ def moments(
     first = second = 0.0  # sums of weight * gradient and of weight * gradient^2
     for chunk, weight in zip(groups.split(CHUNK), weights.split(CHUNK)):
         leaf = log_probs.detach()[chunk].requires_grad_()  # (B, G, T)
-        losses = estimator(leaf, world.mask[chunk], rewards[chunk])
-        (slope,) = torch.autograd.grad(losses.sum(), leaf)
+        loss = estimator(leaf, world.mask[chunk], rewards[chunk]).sum()
+        (slope,) = torch.autograd.grad(loss, leaf)
         per_group = torch.einsum("bgt,bgtp->bp", slope, jacobian[chunk])  # chain rule
         first = first + weight @ per_group
         second = second + weight @ per_group.square()
@@ -146,7 +126,6 @@ def _jacobian(log_probs: Tensor, policy: nn.Module) -> Tensor:
     """(M, T) -> (M, T, P): the gradient of every single log-prob."""
     flat = log_probs.flatten()
     rows = torch.eye(len(flat), dtype=flat.dtype)
-    parts = torch.autograd.grad(
-        flat, list(policy.parameters()), rows, retain_graph=True, is_grads_batched=True
-    )
+    settings = {"retain_graph": True, "is_grads_batched": True}
+    parts = torch.autograd.grad(flat, list(policy.parameters()), rows, **settings)
     return torch.cat([part.flatten(1) for part in parts], dim=1).view(*log_probs.shape, -1)

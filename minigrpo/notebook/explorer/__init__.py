@@ -24,7 +24,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from minigrpo.files import atomic_path
 from minigrpo.grpo import GRPOConfig, StepMetrics
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.notebook import plots
@@ -58,6 +57,7 @@ class Step:
     config: GRPOConfig
 
 
+@torch.no_grad()
 def snapshot(
     m: StepMetrics,  # of this step
     policy: nn.Module,  # as it is after the step
@@ -75,17 +75,13 @@ def snapshot(
     chosen = torch.cat([order[: groups - 1], order[groups - 1 :][-1:]])
     rows = torch.arange(len(m.rewards)).view(-1, config.group_size)[chosen].flatten()
     r = m.rollouts[rows]
-    with torch.no_grad():
-        new, ref = (
-            completion_log_probs_and_entropy(
-                model,
-                *r.to(next(model.parameters()).device).text,
-                temperature=config.temperature,
-            )[0].float()
-            for model in (policy, reference)
-        )
+
+    def scored(model: nn.Module) -> Tensor:
+        text, tau = r.to(next(model.parameters()).device).text, config.temperature
+        return completion_log_probs_and_entropy(model, *text, temperature=tau)[0].float().cpu()
+
     asked = zip(r.prompt_ids[:: config.group_size], r.prompt_mask[:: config.group_size])
-    as_text = prompt or (lambda ids: " ".join(token(i) for i in ids.tolist()))
+    as_text = prompt or (lambda ids: " ".join(map(token, ids.tolist())))
     ends = [int(real.nonzero()[-1:].sum()) + 1 if real.any() else 0 for real in r.own]
     return Step(
         step=m.step,
@@ -94,8 +90,8 @@ def snapshot(
         mask=r.own,
         rewards=m.rewards[rows],
         old=r.log_probs.float(),
-        new=new.cpu(),
-        ref=ref.cpu(),
+        new=scored(policy),
+        ref=scored(reference),
         config=config,
     )
 
@@ -112,20 +108,15 @@ def page(steps: Sequence[Step], about: str = "") -> str:
             return real.numpy().astype("<f4").tobytes().hex()
 
         masks = ("".join("01"[x] for x in m[: len(r)].int()) for m, r in zip(s.mask, s.tokens))
-        return {
-            "step": s.step,
-            "prompts": s.prompts,
-            "ids": [[number[word] for word in row] for row in s.tokens],
-            "mask": list(masks),
-            "rewards": s.rewards.tolist(),
-            **{name: floats(getattr(s, name)) for name in ("old", "new", "ref")},
-        }
+        ids = [[number[word] for word in row] for row in s.tokens]
+        whole = dict(step=s.step, prompts=s.prompts, ids=ids, mask=[*masks])
+        whole["rewards"] = s.rewards.tolist()
+        return whole | {name: floats(getattr(s, name)) for name in ("old", "new", "ref")}
 
-    run = {name: getattr(config, name) for name in ADVANTAGE_SETTINGS} | config.loss_settings
     data = {
         "about": about,
         "group_size": config.group_size,
-        "run": run,
+        "run": {n: getattr(config, n) for n in ADVANTAGE_SETTINGS} | config.loss_settings,
         "variants": {ALGORITHMS[name]: settings for name, settings in VARIANTS.items()},
         "words": words,
         "steps": [stored(s) for s in steps],
@@ -135,14 +126,6 @@ def page(steps: Sequence[Step], about: str = "") -> str:
     return template.replace("@DATA@", text.replace("<", "\\u003c"))
 
 
-def write(steps: Sequence[Step], path: str | Path, about: str = "") -> Path:
-    """Write the page to a file."""
-    path = Path(path)
-    with atomic_path(path) as unfinished:
-        unfinished.write_text(page(steps, about), encoding="utf-8", newline="\n")
-    return path
-
-
 def show(steps: Sequence[Step], about: str = "") -> None:
     """Show the page in a notebook, with a picture of a group for where no script runs."""
     from IPython.display import display
@@ -150,12 +133,9 @@ def show(steps: Sequence[Step], about: str = "") -> None:
     figure, png = picture(steps[0]), io.BytesIO()
     figure.savefig(png, format="png", dpi=200)
     plt.close(figure)
-    inches = {
-        "width": round(100 * figure.get_figwidth()),
-        "height": round(100 * figure.get_figheight()),
-    }
+    width, height = (round(100 * inches) for inches in figure.get_size_inches())
     bundle = {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": "a picture"}
-    display(bundle, raw=True, metadata={"image/png": inches})
+    display(bundle, raw=True, metadata={"image/png": {"width": width, "height": height}})
     escaped = html.escape(page(steps, about), quote=False).replace("'", "&#39;")
     what = f"An explorer of {len(steps)} steps, for a browser that runs scripts."
     display({"text/html": f"{FRAME}{escaped}'></iframe>", "text/plain": what}, raw=True)
@@ -174,11 +154,9 @@ def picture(s: Step, group: int = 0, columns: int = 7) -> Figure:
     before, ratio = s.old.exp()[rows], (s.new - s.old).exp()[rows]
     plots.token_strips(axes[0], words, before, labels, middle=0.5, reach=0.8, size=5.4)
     plots.token_strips(axes[1], words, ratio, labels, middle=1, reach=0.3, size=5.4)
-    for ax in axes:
-        for row, row_words in enumerate(s.tokens[rows]):
-            if len(row_words) > columns:
-                ax.text(columns + 0.02, row + 0.34, "…", va="center", fontsize=8)
-    axes[0].set_title("probability before", fontsize=9)
-    axes[1].set_title("times as probable after", fontsize=9)
+    for ax, title in zip(axes, ("probability before", "times as probable after")):
+        ax.set_title(title, fontsize=9)
+        for row in (i for i, row_words in enumerate(s.tokens[rows]) if len(row_words) > columns):
+            ax.text(columns + 0.02, row + 0.34, "…", va="center", fontsize=8)
     figure.suptitle(f"Step {s.step} on {s.prompts[group]}", x=0.01, ha="left", fontsize=10)
     return figure

@@ -1,0 +1,76 @@
+"""The budget of measurements and the first diagnosis outlive a kernel: each part has a new one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minigrpo.clinic import diagnosis
+from minigrpo.clinic.diagnosis import Case
+from minigrpo.clinic.measure import Subject
+from minigrpo.clinic.patients import numbered
+
+ROOT = Path(__file__).resolve().parent.parent
+START = """\
+from minigrpo import clinic
+from minigrpo.clinic import diagnosis
+
+for name, (line, _) in diagnosis.MEASUREMENTS.items():  # without a run
+    diagnosis.MEASUREMENTS[name] = line, lambda subject, name=name: {name: 1.0}
+diagnosis.Case._against = lambda case, name: "Why not."
+case = clinic.patient(4)
+"""
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "progress.db"))
+    return tmp_path / "progress.db"
+
+
+def in_a_new_kernel(code: str) -> str:
+    """What a fresh interpreter prints."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", START + code]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_restarted_kernel_refills_no_budget_and_takes_no_first_diagnosis():
+    first = in_a_new_kernel(
+        "for name in ('weight change', 'equal groups', 'equal groups', 'transcripts'):\n"
+        "    case.measure(name)\n"
+        "clinic.patient(5).measure('padding')"
+    )
+    assert [f"({left} of 3 measurements left)" in first for left in range(3)] == [True] * 3
+    again = in_a_new_kernel(
+        "case.measure(' Transcripts')\ncase.measure('padding')\ncase.measure()\n"
+        "case.diagnose('healthy')"
+    )
+    shown, refused = first.index("transcripts, patient 4"), again.index("You've used your 3")
+    assert again[:refused] == first[shown : first.index("padding, patient 5")]
+    assert ": weight change, equal groups, transcripts. Time for case.diagnose" in again
+    assert "You have 0 of 3 left for patient 4. Used: weight change, equal groups" in again
+    assert "'healthy' isn't it." in again and "first answer" not in again
+    free = in_a_new_kernel(
+        "case.measure()\ncase.measure('padding')\ncase.diagnose('0 divided by 0')\nclinic.tally()"
+    )
+    assert (
+        free.startswith("Yours are free now for patient 4.") and "padding, patient 4 (0 of" in free
+    )
+    assert "Your first answer counts, and it was 'healthy'." in free
+    assert "1 of 25 patients diagnosed, 0 right" in free and "3.0 measurements" in free
+
+
+def test_where_nothing_can_be_kept_the_kernel_counts_all_the_same(file, monkeypatch, capsys):
+    file.mkdir()
+    measured = {name: ("", lambda subject: {"a number": 1.0}) for name in "abcd"}
+    monkeypatch.setattr(diagnosis, "MEASUREMENTS", measured)
+    case = Case(4, Subject(numbered()[3], 29))
+    said = [case.measurement(name) for name in "abcad"]
+    assert said[0] != said[3] and said[3].splitlines()[1:] == said[0].splitlines()[1:]
+    assert "Used: a, b, c." in case.measurement() and said[4].startswith("You've used your 3")
+    assert capsys.readouterr().out.count("can't be kept") == 1
