@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +15,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from minigrpo.grpo import GRPOConfig, rollout, score, train_grpo
-from minigrpo.llama import load_policy
 from minigrpo.logprobs import positions_from_mask
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.sampling import left_pad, sample
@@ -34,11 +29,6 @@ from minigrpo.study.ppo import (
     value_loss,
     whiten,
 )
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
-import ppo as tool  # noqa: E402
-import results  # noqa: E402
 
 NAN, EOS = math.nan, 10
 POLICIES = {"char GPT": tiny_gpt, "Llama": tiny_llama}
@@ -400,248 +390,6 @@ def test_the_same_seed_gives_the_same_run():
         for config in (replace(CONFIG, steps=2, seed=seed) for seed in (0, 0, 1))
     ]
     assert runs[0] == runs[1] != runs[2]
-
-
-# ---------------------------------------------------------------------------------------------
-# what is stored
-
-
-def test_everything_is_stored_with_the_present_settings():
-    """A change of settings or of the base model empties it until `make results` has run."""
-    stored = tool.stored()
-    assert [{name: one[name] for name in tool.SEARCH[0]} for one in stored["search"]] == tool.SEARCH
-    assert [one["seed"] for one in stored["runs"]] == list(tool.SEEDS)
-    assert tool.SEARCH_SEED not in tool.SEEDS
-    for one in stored["runs"]:
-        assert {name: one[name] for name in tool.SEARCH[0]} == tool.best(stored["search"])
-        assert [*one["noise"]] == [str(step) for step in tool.BATCHES]
-        for name in ("grpo", "ppo", "asleep"):
-            assert one[name]["curve"]["step"] == list(range(0, 101, tool.EVERY))
-
-
-def test_grpo_is_the_run_of_the_experiments():
-    """The same seed, the same base: the accuracy that `make results` stores for notebook 07."""
-    runs = results.load()["experiments"][results.SUMMIT_NAME]["runs"]
-    for one in tool.stored()["runs"]:
-        then = runs[one["seed"]]["curve"]["accuracy"]
-        assert one["grpo"]["curve"]["accuracy"] == pytest.approx(then, abs=0.02)
-
-
-def test_what_was_found_with_other_settings_is_not_taken_for_stored(tmp_path, monkeypatch):
-    changed = json.loads(tool.PATH.read_text("utf-8"))
-    changed["settings"]["config"]["lr"] = 1.0
-    (tmp_path / "ppo.json").write_text(json.dumps(changed), "utf-8")
-    monkeypatch.setattr(tool, "PATH", tmp_path / "ppo.json")
-    assert tool.stored()["runs"] == tool.stored()["search"] == []
-
-
-def test_what_is_saved_is_loaded_again(tmp_path, monkeypatch):
-    stored = tool.stored()
-    monkeypatch.setattr(tool, "PATH", tmp_path / "ppo.json")
-    tool.save(stored)
-    assert tool.stored() == stored and [path.name for path in tmp_path.iterdir()] == ["ppo.json"]
-
-
-def test_the_bytes_are_counted(monkeypatch):
-    policy, critic = 4 * 135_488, 4 * (135_488 - 31 * 64)
-    memory = tool.stored()["memory"]
-    monkeypatch.setattr(tool, "peak", lambda base, own: memory["peak"]["ppo" if own else "grpo"])
-    assert tool.memory(load_policy()) == memory
-    assert (memory["policy"], memory["critic"]) == (policy, critic)
-    assert memory["kept"] == {"grpo": 5 * policy, "ppo": 5 * policy + 4 * critic}
-    assert memory["peak"]["ppo"] > memory["peak"]["grpo"] > memory["kept"]["grpo"]
-
-
-def test_three_runs_are_compared_with_one_seed_and_each_with_its_own_settings(monkeypatch):
-    given = []
-
-    def noted(name):
-        real = getattr(tool, name)
-
-        def train(*args, **own):
-            given.append((args[-1].seed, own))
-            return real(*args, **own)
-
-        monkeypatch.setattr(tool, name, train)
-
-    noted("train_grpo"), noted("train_ppo")
-    few = replace(tool.SUMMIT, steps=1, prompts_per_step=2, group_size=2, check=False)
-    monkeypatch.setattr(tool, "SUMMIT", few)
-    monkeypatch.setattr(tool, "EVERY", 1)
-    monkeypatch.setattr(tool, "BATCHES", {1: 2})
-    monkeypatch.setattr(tool, "evaluate", lambda policy: dict.fromkeys(tool.SCORES, 0.5))
-    own = {"critic_lr": 1e-3, "lam": 0.95}
-    found = tool.compared(load_policy(), 3, own)
-    assert given == [(3, {}), (3, own), (3, tool.ASLEEP)]
-    assert found["seed"] == 3 and own.items() <= found.items()
-    for name in ("grpo", "ppo", "asleep"):
-        assert found[name]["curve"] == {"step": [0, 1], **dict.fromkeys(tool.SCORES, [0.5, 0.5])}
-    assert len(found["noise"]["1"]["explained"]) == 3
-
-
-def test_a_search_scores_the_mean_accuracy_over_its_whole_run(monkeypatch):
-    few = replace(tool.SUMMIT, steps=3, prompts_per_step=2, group_size=2, check=False)
-    monkeypatch.setattr(tool, "SUMMIT", few)
-    monkeypatch.setattr(tool, "EVERY", 3)
-    asked, seeds, real = iter([0.1, 0.7]), [], train_ppo
-
-    def train(*args, **own):
-        seeds.append(args[-1].seed)
-        return real(*args, **own)
-
-    monkeypatch.setattr(tool, "train_ppo", train)
-    scores = dict.fromkeys(tool.SCORES, 0.5)
-    monkeypatch.setattr(tool, "evaluate", lambda policy: scores | {"accuracy": next(asked)})
-    found = tool.searched(load_policy(), {"critic_lr": 1e-3, "lam": 0.95})
-    assert (found["critic_lr"], found["lam"], found["mean_accuracy"]) == (1e-3, 0.95, 0.4)
-    assert found["curve"]["step"] == [0, 3] and len(found["value_loss"]) == 1  # at the first step
-    assert seeds == [tool.SEARCH_SEED]
-    for one in tool.stored()["search"]:
-        mean = sum(one["curve"]["accuracy"]) / 11
-        assert one["mean_accuracy"] == pytest.approx(mean, abs=1e-4)
-
-
-def test_seconds_are_compared_step_by_step_in_turn(monkeypatch):
-    """Medians 3 and 12, but the median of 3 / 1, 20 / 10 and 12 / 3 is 3."""
-    took = {"grpo": [1, 10, 3], "ppo": [3, 20, 12]}
-    turns = []
-
-    class Run:
-        def __init__(self, base, seed, own, look):
-            self.name, self.seconds = "ppo" if own else "grpo", []
-            assert seed == tool.SEARCH_SEED and not look
-
-        def step(self):
-            turns.append(self.name)
-            self.seconds.append(took[self.name][len(self.seconds)])
-
-    monkeypatch.setattr(tool, "Run", Run)
-    monkeypatch.setattr(tool, "TIMED", 3)
-    assert tool.timing(None) == {"grpo": 3, "ppo": 12, "ratio": 3}
-    assert turns == ["grpo", "ppo"] * 3
-
-
-def test_the_peak_is_what_was_held_at_the_fullest(monkeypatch):
-    """2 MB that stay, and for a while 3 MB more in the first step, 1 MB in the second."""
-    begun = []
-
-    class Run:
-        def __init__(self, base, seed, own, look):
-            begun.append((seed, own, look))
-            self.kept, self.more = torch.empty(500_000), iter([750_000, 250_000])
-
-        def step(self):
-            torch.empty(next(self.more)).fill_(1)
-
-    monkeypatch.setattr(tool, "Run", Run)
-    assert tool.peak(None, {"lam": 1.0}) == pytest.approx(5_000_000, rel=0.01)
-    assert begun == [(tool.SEARCH_SEED, {"lam": 1.0}, False)]
-
-
-@pytest.mark.parametrize(("knows", "explained"), [(0, 0.0), (0.5, 0.75), (1, 1.0)])
-def test_what_a_critic_explains_is_the_variance_of_the_reward_it_takes_away(
-    monkeypatch, knows, explained
-):
-    """A critic that says this part of the reward, and that only before the last token."""
-    few = replace(tool.SUMMIT, prompts_per_step=4, group_size=4)
-    monkeypatch.setattr(tool, "SUMMIT", few)
-    seeds, kept = set(), []
-
-    def rolled(policy, task, prompts, config, generator):
-        seeds.add(generator.initial_seed())
-        kept.append(rollout(policy, task, prompts, config, generator))
-        return kept[-1]
-
-    monkeypatch.setattr(tool, "rollout", rolled)
-    say = lambda critic, r: knows * at_the_end(kept[-1][1], r)  # noqa: E731
-    monkeypatch.setattr(tool, "state_values", say)
-    policy = load_policy()
-    run = SimpleNamespace(policy=policy, critic=None)
-    found = tool.noise_of_the_gradient(run, 6, 3)
-    rewards = torch.cat([rewards for _, rewards in kept])
-    assert len(rewards) == 6 * 16 and found["reward"] == round(rewards.mean().item(), 4)
-    assert found["explained"] == [0.0, 0.0, pytest.approx(explained, abs=1e-3)]
-    assert len(seeds) == 1 and not seeds & {3, tool.SEARCH_SEED, *tool.SEEDS}
-    cosines = {name: one["cosine"] for name, one in found["gradients"].items()}
-    assert cosines["leave one out"] == 1.0 != cosines["group"]
-    if not knows:
-        assert found["gradients"]["critic, lam 1.0"] == found["gradients"]["no critic"]
-
-
-def test_a_command_that_was_stopped_goes_on_and_again_begins_anew(monkeypatch, tmp_path):
-    monkeypatch.setattr(tool, "PATH", tmp_path / "ppo.json")
-    done, stop = [], {"search 4", "run 1"}
-    curve = {"curve": dict.fromkeys(tool.SCORES, [0.5])}
-
-    def step(name, found):
-        if name in stop:
-            stop.remove(name)
-            raise KeyboardInterrupt
-        done.append(name)
-        return found
-
-    def searched(base, own):
-        at = tool.SEARCH.index(own)
-        return step(f"search {at}", {**own, **curve, "mean_accuracy": at % 4})
-
-    def compared(base, seed, own):
-        assert own == tool.SEARCH[3]  # the first with the most
-        return step(f"run {seed}", {"seed": seed, "grpo": curve, "ppo": curve, "asleep": curve})
-
-    monkeypatch.setattr(tool, "timing", lambda base: step("time", {"ratio": 2}))
-    monkeypatch.setattr(tool, "memory", lambda base: step("memory", {"policy": 1}))
-    monkeypatch.setattr(tool, "searched", searched)
-    monkeypatch.setattr(tool, "compared", compared)
-    whole = ["time", "memory", *(f"search {i}" for i in range(6)), "run 0", "run 1", "run 2"]
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            tool.main([])
-    for _ in range(2):
-        tool.main([])
-    assert done == whole and [one["seed"] for one in tool.stored()["runs"]] == [0, 1, 2]
-    tool.main(["--again"])
-    assert done == whole * 2
-
-
-def test_advantages_with_and_without_a_critic(monkeypatch):
-    monkeypatch.setattr(tool, "SUMMIT", replace(tool.SUMMIT, group_size=4))
-    rollouts, rewards = ragged_rollouts(tiny_gpt()), uniform(8)
-    mask = rollouts.completion_mask
-    silent, says = torch.zeros(mask.shape, dtype=torch.float64), uniform(*mask.shape)
-    blind, found = (tool.advantages_of(values, rollouts, rewards) for values in (silent, says))
-    assert [name for name in found if not torch.equal(blind[name], found[name])] == [
-        "critic, lam 1.0", "critic, lam 0.95",
-    ]  # fmt: skip
-    assert_close(blind["critic, lam 1.0"], blind["no critic"])
-    advantages, _ = gae(at_the_end(rewards, rollouts), says, mask, lam=0.95)
-    assert_close(found["critic, lam 0.95"], whiten(advantages, mask))
-
-
-def noise_and_signal(rows: Tensor, others: Tensor) -> dict[str, float]:
-    one, other = tool.Gradients(), tool.Gradients()
-    for row, another in zip(rows, others, strict=True):
-        one.add(row, another)
-        other.add(another, another)
-    return one.beside(other)
-
-
-def test_noise_and_signal_by_hand():
-    """Mean (1, 1), deviations (0, -1) and (0, 1): noise 2, and the product of the rows is 1."""
-    rows = float64([1, 0], [1, 2])
-    found = noise_and_signal(rows, 3 * rows)
-    assert found == {"noise_to_signal": pytest.approx(math.sqrt(2), abs=1e-4), "cosine": 1.0}
-    found = noise_and_signal(rows, float64([1, 0], [1, 0]))  # cross products 1 and 1; norms 1, 1
-    assert found["cosine"] == 1.0
-    assert noise_and_signal(float64([1, 0], [-1, 0]), rows)["noise_to_signal"] is None
-    assert noise_and_signal(rows, float64([1, 0], [-1, 0]))["cosine"] is None
-
-
-def test_the_noise_does_not_count_as_signal():
-    """2,000 gradients of length 1 and noise 10 in 100 dimensions: a ratio of 10."""
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(2000, 100, dtype=torch.float64, generator=generator)
-    found = noise_and_signal(noise + 0.1, noise + 0.1)
-    assert found["noise_to_signal"] == pytest.approx(10, rel=0.1)
 
 
 @pytest.mark.parametrize("surrogate", ["clip", "cispo"])
