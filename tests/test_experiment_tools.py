@@ -426,23 +426,16 @@ def test_advantages_with_and_without_a_critic(base, monkeypatch):
     torch.testing.assert_close(found, whiten(advantages, mask))
 
 
-def noise_to_signal(rows) -> float | None:
-    found = ppo.Gradients()
-    for row in rows:
-        found.add(row)
-    return found.noise_to_signal()
-
-
 def test_noise_and_signal_by_hand_and_the_noise_does_not_count_as_signal():
     """Mean (1, 1), deviations (0, -1) and (0, 1): noise 2, and the product of the rows is 1.
 
     And 2,000 gradients of length 1 and noise 10 in 100 dimensions.
     """
-    assert noise_to_signal(float64([1, 0], [1, 2])) == pytest.approx(math.sqrt(2), abs=1e-4)
-    assert noise_to_signal(float64([1, 0], [-1, 0])) is None
+    assert ppo.noise_to_signal(float64([1, 0], [1, 2])) == pytest.approx(math.sqrt(2), abs=1e-4)
+    assert ppo.noise_to_signal(float64([1, 0], [-1, 0])) is None
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(2000, 100, dtype=torch.float64, generator=generator)
-    assert noise_to_signal(noise + 0.1) == pytest.approx(10, rel=0.1)
+    assert ppo.noise_to_signal(noise + 0.1) == pytest.approx(10, rel=0.1)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def noise_of_the_gradient(run: Run, batches: int, seed: int) -> Results:
     """The policy gradient of a first update, ratio 1 and no KL, on fresh batches of texts."""
     generator = torch.Generator().manual_seed(1000 + seed)  # of other questions and texts
     policy, parameters, reward = run.policy, list(run.policy.parameters()), []
-    kept: dict[str, Gradients] = {}
+    kept: dict[str, list[Tensor]] = {}
     for _ in range(batches):
         prompts = Arithmetic().prompts(SUMMIT.prompts_per_step, generator)
         rollouts, rewards = rollout(policy, Arithmetic(), prompts, SUMMIT, generator)
@@ -160,36 +160,23 @@ def noise_of_the_gradient(run: Run, batches: int, seed: int) -> Results:
             loss_of = grpo_loss if advantages.dim() == 1 else ppo_loss
             loss, _ = loss_of(log_probs, log_probs.detach(), advantages, mask, how="token_mean")
             parts = torch.autograd.grad(loss, parameters, retain_graph=True)
-            gradient = torch.cat([part.flatten() for part in parts]).double()
-            kept.setdefault(name, Gradients()).add(gradient)
+            kept.setdefault(name, []).append(torch.cat([part.flatten() for part in parts]))
         reward.append(rewards.mean().item())
-    gradients = {name: {"noise_to_signal": one.noise_to_signal()} for name, one in kept.items()}
+    gradients = {
+        name: {"noise_to_signal": noise_to_signal(torch.stack(one))} for name, one in kept.items()
+    }
     return {"reward": round(fmean(reward), 4), "gradients": gradients}
 
 
-class Gradients:
-    """What has to be kept of the gradients (P,) of many batches."""
+def noise_to_signal(gradients: Tensor) -> float | None:
+    """The noise of one batch over the signal, of gradients (B, P); None if the signal drowns.
 
-    def __init__(self) -> None:
-        self.count, self.total, self.squares = 0, 0.0, 0.0
-
-    def add(self, gradient: Tensor) -> None:
-        """The gradient of one more batch."""
-        self.count += 1
-        self.total = self.total + gradient
-        self.squares += gradient @ gradient
-
-    def noise_to_signal(self) -> float | None:
-        """The noise of one batch over the signal; None if the signal drowns.
-
-        The noise is the root of the covariance's trace. The mean of B gradients still holds a B-th
-        of that variance, which would make its norm too large. So the signal is the root of a mean
-        over pairs of different batches.
-        """
-        B, square = self.count, self.total @ self.total
-        noise = (self.squares - square / B) / (B - 1)
-        signal = (square - self.squares) / (B * (B - 1))
-        return None if signal <= 0 else round((noise / signal).sqrt().item(), 4)
+    The noise is the root of the covariance's trace. The mean of B gradients still holds a B-th of
+    that variance, so it's taken off before the root gives the signal.
+    """
+    noise = gradients.var(dim=0).sum()
+    signal = gradients.mean(dim=0).square().sum() - noise / len(gradients)
+    return None if signal <= 0 else round((noise / signal).sqrt().item(), 4)
 
 
 # --------------------------------------------------------------------------------------------

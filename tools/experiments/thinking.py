@@ -200,7 +200,7 @@ def task_of(variant: Variant, seed: int) -> Arithmetic:
 
 
 def optimizer_of(policy: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """AdamW as in `train_grpo`: a constant learning rate and no weight decay."""
+    """As in `train_grpo`: a constant learning rate and no weight decay."""
     return torch.optim.AdamW(policy.parameters(), lr, SUMMIT.betas, weight_decay=0.0)
 
 
