@@ -591,9 +591,16 @@ def test_a_real_run_is_measured_and_takes_what_is_known_from_another(tmp_path, m
     assert [found["questions"] for found in one["held out"].values()] == [4, 2, 4]
     assert len(one["steps"]) == 2 and len(one["steps"][0]["first group"]) == 8
     assert len(real_run.STORE.part()["questions"]) == 2
+    asked, evaluate = [], real_run.evaluate
+    monkeypatch.setattr(
+        real_run, "evaluate", lambda *given: asked.append(given) or evaluate(*given)
+    )
+    monkeypatch.setattr(
+        real_run, "ask", lambda lab: pytest.fail("it is known how often it's right")
+    )
     real_run.main([folder, "--seed", "0"])
     first, again = real_run.STORE.stored()
-    assert again == one and first["held out"]["0"] == one["held out"]["0"]
+    assert again == one and first["held out"]["0"] == one["held out"]["0"] and len(asked) == 2
     paid = dict(zip((f.__name__ for f in real_run.REWARDS), real_run.WEIGHTS, strict=True))
     assert paid == {"tags_reward": 0.4, "format_reward": 0.1, "answer_reward": 1.0}
 

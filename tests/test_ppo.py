@@ -14,7 +14,7 @@ from support import float64, must_fail_on, tiny_gpt, tiny_llama, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
-from minigrpo.grpo import GRPOConfig, rollout, score, train_grpo
+from minigrpo.grpo import GRPOConfig, rollout, score
 from minigrpo.logprobs import positions_from_mask
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.sampling import left_pad, sample
@@ -105,32 +105,9 @@ def test_advantages_are_the_sums_of_their_definition(lengths, gamma, lam, data):
     assert not advantages[~mask].any() and not returns[~mask].any()
 
 
-def outcome(lengths=(5, 2, 1)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rewards (N,) at the last tokens (N, T), values and mask (N, T) of ragged texts."""
-    mask, totals = ends_after(list(lengths), 5), uniform(len(lengths), seed=1)
-    rewards = torch.zeros(mask.shape, dtype=torch.float64)
-    rewards[range(len(lengths)), [n - 1 for n in lengths]] = totals
-    return totals, rewards, uniform(*mask.shape, seed=2), mask
-
-
-def test_with_lam_1_the_outcome_is_compared_with_the_value():
-    totals, rewards, values, mask = outcome()
-    advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=1.0)
-    assert_close(advantages, torch.where(mask, totals[:, None] - values, 0.0))
-    assert_close(returns, torch.where(mask, totals[:, None].expand(mask.shape), 0.0))
-
-
-def test_with_lam_0_a_value_is_compared_with_the_next():
-    _, rewards, values, mask = outcome()
-    advantages, _ = gae(rewards, values, mask, gamma=0.9, lam=0.0)
-    V = torch.where(mask, values, 0.0)
-    following = torch.cat([V[:, 1:], torch.zeros(3, 1, dtype=V.dtype)], dim=1)
-    assert_close(advantages, torch.where(mask, rewards + 0.9 * following - V, 0.0))
-
-
 def test_advantages_carry_no_gradient():
-    _, rewards, values, mask = outcome()
-    assert not any(x.requires_grad for x in gae(rewards, values.requires_grad_(), mask))
+    rewards, values = uniform(3, 5), uniform(3, 5, seed=1).requires_grad_()
+    assert not any(x.requires_grad for x in gae(rewards, values, ends_after([5, 2, 1], 5)))
 
 
 @pytest.mark.parametrize(
@@ -188,16 +165,6 @@ def test_the_value_loss_by_hand():
     gradients = torch.autograd.grad(loss, (values, returns), allow_unused=True)
     assert gradients[0] is not None and gradients[1] is None
     assert_close(gradients[0], float64([-0.5, 0], [1, 0]) / 3)
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_the_value_loss_and_its_gradient_are_those_of_a_loop(lengths):
-    mask, returns = ends_after(lengths, 5), uniform(len(lengths), 5, seed=1)
-    ours, theirs = (uniform(len(lengths), 5).requires_grad_() for _ in range(2))
-    real = [(n, t) for n, length in enumerate(lengths) for t in range(length)]
-    (sum((theirs[i] - returns[i]) ** 2 for i in real) / (2 * len(real))).backward()
-    value_loss(ours, returns, mask).backward()
-    assert_close(ours.grad, theirs.grad)
 
 
 def test_returns_that_would_broadcast_are_refused():
@@ -300,16 +267,6 @@ def test_a_critic_that_knows_the_mean_of_each_group_makes_ppo_grpo(weights, surr
         assert_close(one, other)
 
 
-def test_each_token_is_pushed_by_its_own_advantage():
-    """At ratio 1 the gradient of a log-prob is minus its advantage, over the number of tokens."""
-    new, _, mask = batch()
-    advantages = torch.where(mask, uniform(6, 4, seed=5), NAN)
-    loss, _ = ppo_loss(new, new.detach(), advantages, mask)
-    loss.backward()
-    assert_close(loss.item(), -advantages[mask].mean().item())
-    assert_close(new.grad, torch.where(mask, -advantages / mask.sum(), 0.0))
-
-
 class Threes:
     """A task: write the token 3. The reward is the fraction of them, plus what comes anyway."""
 
@@ -326,22 +283,6 @@ class Threes:
 CONFIG = GRPOConfig(
     steps=1, prompts_per_step=2, group_size=8, max_new_tokens=6, how="token_mean", lr=3e-3
 )
-
-
-@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
-@pytest.mark.parametrize("eos", [None, EOS])
-def test_with_a_critic_that_knows_nothing_a_step_of_ppo_is_one_of_reinforce(make, eos, monkeypatch):
-    """All the way from sampling to the weights: V = 0, lam = 1, the reward itself as advantage."""
-    monkeypatch.setattr(ppo, "whiten", lambda advantages, mask: advantages)
-    config = replace(CONFIG, scale="none", baseline="none", inner_epochs=2, kl_weight=0.1)
-    config = replace(config, eos_id=eos)
-    one, other = make(), make()
-    (plain,) = train_grpo(one, Threes(), config)
-    (metrics,) = train_ppo(other, critic_of(other), Threes(), config, lam=1.0)
-    assert metrics.reward == plain.reward and metrics.loss == pytest.approx(plain.loss)
-    assert metrics.kl == pytest.approx(plain.kl)
-    for ours, theirs in zip(other.parameters(), one.parameters()):
-        assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -366,14 +307,6 @@ def test_one_step_moves_both_networks_and_stays_finite(make):
     assert metrics.table(str, rows=[0]).count("\n") == 1
 
 
-def test_the_critic_learns_what_texts_are_worth():
-    policy = tiny_gpt()
-    still = replace(CONFIG, steps=40, lr=1e-12)  # texts of one and the same policy
-    run = train_ppo(policy, critic_of(policy), Threes(1), still, lam=1.0, critic_lr=1e-2)
-    losses = [metrics.evaluation["value_loss"] for metrics in run]
-    assert losses[0] > 0.5 and max(losses[-10:]) < 0.05
-
-
 @pytest.mark.parametrize("every", [False, True], ids=["at the end", "token by token"])
 def test_the_policy_learns(every):
     policy, settings = tiny_gpt(), {}
@@ -382,14 +315,6 @@ def test_the_policy_learns(every):
     run = train_ppo(policy, critic_of(policy), Threes(), replace(CONFIG, steps=30), **settings)
     rewards = [metrics.reward for metrics in run]
     assert sum(rewards[-5:]) / 5 > 2 * max(sum(rewards[:5]) / 5, 0.1)
-
-
-def test_the_same_seed_gives_the_same_run():
-    runs = [
-        [m.grad_norm for m in train_ppo(tiny_gpt(), critic_of(tiny_gpt()), Threes(), config)]
-        for config in (replace(CONFIG, steps=2, seed=seed) for seed in (0, 0, 1))
-    ]
-    assert runs[0] == runs[1] != runs[2]
 
 
 @pytest.mark.parametrize("surrogate", ["clip", "cispo"])

@@ -211,9 +211,11 @@ def test_the_table_of_torn_pages_counts_by_hand(monkeypatch):
         fake([0.0, end], base={"whole": whole, "correct": 0.2})
         for whole, end in ((0.1, 0.5), (0.3, 1.0))
     ]
-    monkeypatch.setattr(thinking, "TABLE", {"mine": ("f", "v")})
-    monkeypatch.setattr(thinking, "runs", lambda family, name: runs)
-    assert thinking.table().splitlines()[2] == (
+    monkeypatch.setattr(thinking, "TABLE", {"mine": ("f", "v"), "later": ("f", "w")})
+    monkeypatch.setattr(thinking, "runs", lambda family, name: runs if name == "v" else [])
+    mine, later = thinking.table().splitlines()[2:]
+    assert later == "| later | 0 | not run yet | | | | |"
+    assert mine == (
         "| mine | 2 | 0.200 (0.100 to 0.300) | 0.20 | 0.75 (0.50 to 1.00) "
         "| 0.75 (0.50 to 1.00) | 0.8 (0.5 to 1.0) |"
     )

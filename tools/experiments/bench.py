@@ -1,6 +1,6 @@
 """Speed and memory beside transformers and TRL: what docs/speed.md shows.
 
-    python tools/experiments/bench.py --again                 all of it (half an hour on two cores)
+    python tools/experiments/bench.py --again                 all of it (twenty minutes, two cores)
     python tools/experiments/bench.py --again --only trainer  this part alone
     python tools/experiments/bench.py --quick                 generate and trainer, not stored
 

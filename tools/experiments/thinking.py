@@ -371,7 +371,9 @@ def table() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for title, (family, name) in TABLE.items():
-        found = runs(family, name)
+        if not (found := runs(family, name)):
+            rows.append(f"| {title} | 0 | not run yet | | | | |")
+            continue
         cells = [spread([run["base"][k] for run in found], d) for k, d in HABITS.items()]
         cells += [spread([run["curve"][k][-1] for run in found], d) for k, d in ENDS.items()]
         rows.append(f"| {title} | {len(found)} | " + " | ".join(cells) + " |")
