@@ -595,9 +595,7 @@ def test_a_real_run_is_measured_and_takes_what_is_known_from_another(tmp_path, m
     monkeypatch.setattr(
         real_run, "evaluate", lambda *given: asked.append(given) or evaluate(*given)
     )
-    monkeypatch.setattr(
-        real_run, "ask", lambda lab: pytest.fail("it is known how often it's right")
-    )
+    monkeypatch.setattr(real_run, "pass_at_k", lambda *_: pytest.fail("that is known"))
     real_run.main([folder, "--seed", "0"])
     first, again = real_run.STORE.stored()
     assert again == one and first["held out"]["0"] == one["held out"]["0"] and len(asked) == 2
