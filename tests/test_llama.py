@@ -160,7 +160,7 @@ def test_the_readme_names_every_shipped_file_with_its_checksum():
     for file in SHIPPED.iterdir():
         assert f"tiny_llama/{file.name}" in readme
         assert hashlib.sha256(file.read_bytes()).hexdigest() in readme
-    assert "python tools/train_models.py tiny_llama --out data/tiny_llama" in readme
+    assert "python tools/experiments/train_models.py tiny_llama --out data/tiny_llama" in readme
 
 
 def test_the_tokenizer_that_ships_is_the_one_of_the_code():

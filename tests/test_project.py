@@ -158,7 +158,7 @@ def test_files_called_by_the_makefile_exist():
 
 def test_make_results_makes_every_stored_result():
     recipe = re.search(r"^results:.*\n((?:\t.*\n)+)", text("Makefile"), re.MULTILINE)[1]
-    tools = re.findall(r"tools/(\w+)\.py", recipe)
+    tools = re.findall(r"tools/([\w/]+)\.py", recipe)
     assert len(set(tools)) == len(tools) and tools[-1] == "readme"  # which shows what was measured
     stored = {path.stem for path in (ROOT / "data" / "results").glob("*.json")}
     stored -= {"bench", "real_run"}  # of `make bench` and `make real`
@@ -166,13 +166,13 @@ def test_make_results_makes_every_stored_result():
         makers = [tool for tool in tools[:-1] if f'"{name}.json"' in text(f"tools/{tool}.py")]
         assert len(makers) == 1, f"{name}.json is made by {makers}"
         assert f"| `{name}.json` | " in text("data/README.md")
-    forgotten = re.search(r"\$\(if \$\(AGAIN\),rm -f .*%\.json,([\w ]+)\)\)", recipe)[1].split()
-    assert {*forgotten} == stored - {"results"}  # whose tool repeats them in any case
+    assert recipe.count(".py $(if $(AGAIN),--again)\n") == len(tools) - 1
 
 
 def test_make_real_makes_the_real_run():
     recipe = re.search(r"^real:.*\n((?:\t.*\n)+)", text("Makefile"), re.MULTILINE)[1]
-    assert "tools/real_run.py" in recipe and '"real_run.json"' in text("tools/real_run.py")
+    tool = "tools/experiments/real_run.py"
+    assert tool in recipe and '"real_run.json"' in text(tool)
     assert "| `real_run.json` | " in text("data/README.md")
 
 

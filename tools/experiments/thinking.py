@@ -1,29 +1,24 @@
 """The runs behind notebooks 06 and 07: what a thought is worth, and how a policy comes to think.
 
-    python tools/thinking.py                       what is not stored yet (one core: 1.5 hours)
-    python tools/thinking.py --only "torn pages"   of this family alone
-    python tools/thinking.py --summary             what is stored, a line for each variant
+    python tools/experiments/thinking.py                       what is not stored yet (1.5 hours)
+    python tools/experiments/thinking.py --again               all of it
+    python tools/experiments/thinking.py --only "torn pages"   this family alone
 
 Writes data/results/thinking.json after each run.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-os.environ.setdefault("MINIGRPO_THREADS", "1")  # two are no faster for so small a model
-
+import store
 import torch
-from results import SCORES, base_checksum
+from results import SCORES, base_checksum, last_scores
+from store import Results, Seed, Store, spread
 from torch import Tensor, nn
 
 from minigrpo.arithmetic import (
@@ -38,7 +33,6 @@ from minigrpo.arithmetic import (
     running_totals,
     warmup_documents,
 )
-from minigrpo.files import atomic_path
 from minigrpo.grpo import rollout, score, train_grpo
 from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.logprobs import masked_mean
@@ -53,14 +47,9 @@ from minigrpo.study.experiments import (
     warmup_batch,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
-PATH = ROOT / "data" / "results" / "thinking.json"
-
 ROWS = SUMMIT.prompts_per_step * SUMMIT.group_size  # completions, or demonstrations, per update
 INTERVALS = ("evaluate_every", "eval_every")
 HABIT_QUESTIONS, HABIT_SEED = 1200, 1  # held out; to measure what a base model does of itself
-
-Results = dict[str, Any]
 
 
 # --------------------------------------------------------------------------------------------
@@ -98,10 +87,7 @@ class FewQuestions(Arithmetic):
 
 
 def solved(n: int, generator: torch.Generator, *, thinking: bool) -> Batch:
-    """n questions of the trained lengths, answered right after a whole thought or after none.
-
-    Given is the prompt, opening tag included, to be learned all that follows.
-    """
+    """n questions of the trained lengths, answered right after a whole thought or after none."""
     documents = []
     for question in draw_questions(n, generator):
         totals = running_totals(question)
@@ -130,11 +116,6 @@ class Variant:
     lr: float = SUMMIT.lr  # of imitation
     updates: int | None = None  # imitate from random weights, with a schedule
     every: int = 10  # steps between two evaluations
-
-
-def shown(documents: str, lr: float) -> Variant:
-    """The shipped base imitates documents instead."""
-    return Variant(documents=documents, lr=lr)
 
 
 def control(documents: str, lr: float, updates: int) -> Variant:
@@ -168,10 +149,10 @@ FAMILIES: dict[str, dict[str, Variant]] = {
     },
     "equal terms": {
         "rewarded, lr 0.001": Variant(changes={"lr": 1e-3}),
-        "shown right answers, lr 0.0001": shown("right answers", 1e-4),
-        "shown right answers, lr 0.001": shown("right answers", 1e-3),
-        "shown the warm-up again, lr 0.0001": shown("the warm-up", 1e-4),
-        "shown the warm-up again, lr 0.001": shown("the warm-up", 1e-3),
+        "shown right answers, lr 0.0001": Variant(documents="right answers", lr=1e-4),
+        "shown right answers, lr 0.001": Variant(documents="right answers", lr=1e-3),
+        "shown the warm-up again, lr 0.0001": Variant(documents="the warm-up", lr=1e-4),
+        "shown the warm-up again, lr 0.001": Variant(documents="the warm-up", lr=1e-3),
         "rejection sampling": Variant(rejection=True),
     },
     "paid for any thought": {
@@ -196,8 +177,9 @@ Steps = Iterator[tuple[int, float | None]]
 
 def train(variant: Variant, policy: nn.Module, seed: int) -> Steps:
     """As the variant says."""
-    if variant.updates is not None:
-        return by_schedule(policy, seed, variant)
+    if variant.updates is not None:  # from random weights, with the schedule of the warm-up
+        documents = partial(DOCUMENTS[variant.documents], ROWS)
+        return ((m.step, m.loss) for m in pretrain(policy, documents, schedule(variant, seed)))
     if variant.documents is not None:
         return by_imitation(policy, seed, DOCUMENTS[variant.documents], variant.lr)
     if variant.rejection:
@@ -218,7 +200,7 @@ def task_of(variant: Variant, seed: int) -> Arithmetic:
 
 
 def optimizer_of(policy: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """AdamW as in `train_grpo`: a constant learning rate and no weight decay."""
+    """As in `train_grpo`: a constant learning rate and no weight decay."""
     return torch.optim.AdamW(policy.parameters(), lr, SUMMIT.betas, weight_decay=0.0)
 
 
@@ -259,13 +241,6 @@ def by_rejection(policy: nn.Module, seed: int) -> Steps:
         yield step, None
 
 
-def by_schedule(policy: nn.Module, seed: int, variant: Variant) -> Steps:
-    """Cross-entropy from random weights, with the schedule of the shipped base's warm-up."""
-    documents = partial(DOCUMENTS[variant.documents], ROWS)
-    for m in pretrain(policy, documents, schedule(variant, seed)):
-        yield m.step, m.loss
-
-
 def schedule(variant: Variant, seed: int) -> PretrainConfig:
     """The warm-up's settings, with other updates, learning rate and documents."""
     return replace(WARMUP, steps=variant.updates, lr=variant.lr, seed=seed + 1)
@@ -296,25 +271,19 @@ def own_base(torn: float, seed: int) -> nn.Module:
 
 def habits(policy: nn.Module) -> Results:
     """What a policy does of itself on held-out questions of the trained lengths."""
-    generator, n = torch.Generator().manual_seed(HABIT_SEED), HABIT_QUESTIONS // 4
-    questions = []
+    generator, questions = torch.Generator().manual_seed(HABIT_SEED), []
     for length in TRAINED_LENGTHS:
-        questions += draw_questions(n, generator, lengths=(length,), held_out=True)
+        each = HABIT_QUESTIONS // len(TRAINED_LENGTHS)
+        questions += draw_questions(each, generator, lengths=(length,), held_out=True)
     r = ask(policy, questions, seed=HABIT_SEED)
-    whole = r.thinking == r.lengths
-    reached = [(r.thinking >= k).sum().item() for k in range(TRAINED_LENGTHS[0] + 1)]
-    rate = r.correct[whole].double().mean().item() if whole.any() else None
-    return {
-        "correct": round(r.correct.double().mean().item(), 4),
-        "whole": round(whole.double().mean().item(), 4),  # with one token of thought for each term
-        "correct_if_whole": None if rate is None else round(rate, 4),
-        "goes_on": [round(b / a, 4) if a else None for a, b in zip(reached, reached[1:])],
-    }
+    whole = r.thinking == r.lengths  # one token of thought for each term
+    found = {"correct": r.correct, "whole": whole}
+    return {name: round(hits.double().mean().item(), 4) for name, hits in found.items()}
 
 
-def measured(variant: Variant, seed: int) -> Results:
+def measure(variant: Variant, one: Seed) -> Results:
     """One run: what the base does, and the scores on the way."""
-    policy = start(variant, seed)
+    policy = start(variant, one.seed)
     before = {} if variant.updates else {"base": habits(policy)}
     curve: dict[str, list[float]] = {name: [] for name in (*SCORES, "step")}
     losses: list[float] = []
@@ -328,11 +297,10 @@ def measured(variant: Variant, seed: int) -> Results:
             losses.append(round(loss, 4))
 
     look(0)
-    for step, loss in train(variant, policy, seed):
+    for step, loss in train(variant, policy, one.seed):
         if step % variant.every == 0:
             look(step, loss)
-    after = {"after": habits(policy.eval())}
-    return {"seed": seed, **before, **after, **({"loss": losses} if losses else {}), "curve": curve}
+    return {"seed": one.seed, **before, **({"loss": losses} if losses else {}), "curve": curve}
 
 
 def settings(variant: Variant) -> Results:
@@ -341,15 +309,12 @@ def settings(variant: Variant) -> Results:
     del present["seeds"]
     present["measured with"] = [evaluate.__kwdefaults__, HABIT_QUESTIONS, HABIT_SEED]
     if variant.updates is not None:
-        present["training"] = without_intervals(schedule(variant, 0))
-        return json.loads(json.dumps(present))
+        return {**present, "training": without_intervals(schedule(variant, 0))}
     present["training"] = without_intervals(SUMMIT)
     if variant.torn is None:
-        present["base"] = base_checksum()
-    else:
-        documents = {**warmup_documents.__kwdefaults__, "torn": variant.torn, "rows": WARMUP_ROWS}
-        present["base"] = [without_intervals(WARMUP), documents]
-    return json.loads(json.dumps(present))
+        return {**present, "base": base_checksum()}
+    documents = {**warmup_documents.__kwdefaults__, "torn": variant.torn, "rows": WARMUP_ROWS}
+    return {**present, "base": [without_intervals(WARMUP), documents]}
 
 
 def without_intervals(config: Any) -> Results:
@@ -357,40 +322,16 @@ def without_intervals(config: Any) -> Results:
     return {k: v for k, v in asdict(config).items() if k not in INTERVALS}
 
 
-def stored() -> Results:
-    """What was found with the present settings: {family: {variant: {settings, runs}}}."""
-    results = json.loads(PATH.read_text("utf-8")) if PATH.is_file() else {}
-    current: Results = {}
-    for family, variants in FAMILIES.items():
-        for name, variant in variants.items():
-            old = results.get(family, {}).get(name, {})
-            same = old.get("settings") == settings(variant)
-            runs = [run for run in old.get("runs", ()) if same and run["seed"] in variant.seeds]
-            current.setdefault(family, {})[name] = {"settings": settings(variant), "runs": runs}
-    return current
+def store_of(family: str, name: str) -> Store:
+    """Of one variant."""
+    variant = FAMILIES[family][name]
+    seeds = [Seed(seed) for seed in variant.seeds]
+    return Store("thinking.json", seeds, partial(settings, variant), (family, name))
 
 
-def add(family: str, name: str, run: Results) -> None:
-    """Store a run beside what is in the file by now."""
-    results = stored()
-    runs = results[family][name]["runs"]
-    others = [other for other in runs if other["seed"] != run["seed"]]
-    runs[:] = sorted([*others, run], key=lambda entry: entry["seed"])
-    save(results)
-
-
-def save(results: Results) -> None:
-    """Written in one piece, one line per run."""
-    families = []
-    for family, variants in results.items():
-        rows = []
-        for name, variant in variants.items():
-            runs = ",\n".join(f"   {json.dumps(run)}" for run in variant["runs"])
-            described = json.dumps(variant["settings"])
-            rows.append(f'  {json.dumps(name)}: {{"settings": {described}, "runs": [\n{runs}]}}')
-        families.append(f" {json.dumps(family)}: {{\n" + ",\n".join(rows) + "}")
-    with atomic_path(PATH) as unfinished:
-        unfinished.write_text("{\n" + ",\n".join(families) + "}\n", "utf-8")
+def runs(family: str, name: str) -> list[Results]:
+    """What is stored of one variant."""
+    return store_of(family, name).stored()
 
 
 # --------------------------------------------------------------------------------------------
@@ -418,65 +359,34 @@ TABLE = {
     "half of the rewards flipped": ("flipped rewards", "0.5"),
     "one single question": ("few questions", "1"),
 }
-
-
-def spread(values: list[float], digits: int) -> str:
-    """The mean, and in brackets the lowest and highest, unless they look alike."""
-    mean, low, high = (f"{v:.{digits}f}" for v in (fmean(values), min(values), max(values)))
-    return mean if low == high else f"{mean} ({low} to {high})"
+HABITS = {"whole": 3, "correct": 2}  # digits
+ENDS = {"accuracy": 2, "harder": 2, "thinking": 1}
 
 
 def table() -> str:
     """One line per entry of TABLE: the base's whole thoughts, and the scores after the run."""
-    lines = [
+    rows = [
         "| | seeds | base: whole thoughts | base: sampled | sampled | 7 and 8 digits "
         "| tokens of thought |",
         "|---|---|---|---|---|---|---|",
     ]
-    results = stored()
     for title, (family, name) in TABLE.items():
-        runs = results[family][name]["runs"]
-        if not runs:
-            lines.append(f"| {title} | 0 | not run yet | | | | |")
+        if not (found := runs(family, name)):
+            rows.append(f"| {title} | 0 | not run yet | | | | |")
             continue
-        cells = [spread([run["base"]["whole"] for run in runs], 3)]
-        cells.append(spread([run["base"]["correct"] for run in runs], 2))
-        for label, digits in (("accuracy", 2), ("harder", 2), ("thinking", 1)):
-            cells.append(spread([run["curve"][label][-1] for run in runs], digits))
-        lines.append(f"| {title} | {len(runs)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def line(name: str, runs: list[Results]) -> str:
-    """The mean over the seeds at the end, and the lowest and highest of them."""
-    cells = []
-    for label in SCORES:
-        ends = [run["curve"][label][-1] for run in runs]
-        cells.append(f"{label} {fmean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})")
-    whole = [run["base"]["whole"] for run in runs if "base" in run]
-    base = f"  base whole {fmean(whole):.4f}" if whole else ""
-    return f"{name:34} {len(runs)} seeds  " + "  ".join(cells) + base
+        cells = [spread([run["base"][k] for run in found], d) for k, d in HABITS.items()]
+        cells += [spread([run["curve"][k][-1] for run in found], d) for k, d in ENDS.items()]
+        rows.append(f"| {title} | {len(found)} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=[*FAMILIES], action="append", help="this family alone")
-    parser.add_argument("--summary", action="store_true", help="what is stored")
-    options = parser.parse_args(arguments)
+    options = store.parser(__doc__, FAMILIES).parse_args(arguments)
     setup(seed=0)
-    for family in options.only or FAMILIES:
-        if options.summary:
-            print(f"\n{family}")
+    for family in [options.only] if options.only else FAMILIES:
         for name, variant in FAMILIES[family].items():
-            for seed in () if options.summary else variant.seeds:
-                if all(done["seed"] != seed for done in stored()[family][name]["runs"]):
-                    run = measured(variant, seed)
-                    add(family, name, run)
-                    print(line(f"{name}, seed {seed}", [run]), flush=True)
-            runs = stored()[family][name]["runs"]
-            if options.summary and runs:
-                print(line(name, runs))
+            store_of(family, name).fill(partial(measure, variant), last_scores, options.again)
 
 
 if __name__ == "__main__":

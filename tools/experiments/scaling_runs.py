@@ -1,7 +1,7 @@
 """Run what notebook 10 shows with seeds: two trainers side by side, and stale rollouts.
 
-    python tools/scaling_runs.py          every run that is not stored yet (ten minutes)
-    python tools/scaling_runs.py --again  all of them
+    python tools/experiments/scaling_runs.py          what is not stored yet (ten minutes)
+    python tools/experiments/scaling_runs.py --again  all of it
 
 Writes data/results/scaling.json after each run; notebook 10 draws what it holds. The runs of TRL
 need the extra `scale`. Where it's missing, a sentence says so and the other runs are made.
@@ -9,26 +9,20 @@ need the extra `scale`. Where it's missing, a sentence says so and the other run
 
 from __future__ import annotations
 
-import argparse
 import collections
 import copy
-import json
-import multiprocessing
-import os
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("MINIGRPO_THREADS", "1")  # a run has one core, and the next one another
-
-import fingerprints
+import store
 import torch
+from store import ROOT, Measure, Results, Store
 
 from minigrpo import arithmetic, llama
-from minigrpo.files import atomic_path
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.notebook.setup import setup
 from minigrpo.objective import group_advantages
@@ -37,8 +31,6 @@ from minigrpo.scaling.run import train_ours, train_trl
 from minigrpo.scaling.trl import QUIET, problem_config, problem_rows, trl_settings
 from minigrpo.text.models import load_pretrained
 
-ROOT = Path(__file__).resolve().parent.parent
-PATH = ROOT / "data" / "results" / "scaling.json"
 BASES = (ROOT / "data" / "text_llama", ROOT / "data" / "tiny_llama")
 
 TRAINERS = {"ours": train_ours, "TRL": train_trl}
@@ -137,22 +129,21 @@ def trainers() -> dict[str, Any]:
         "ours": asdict(config),
         "TRL": {**QUIET, **trl_settings(config)},
         "version": re.findall(r'"trl([^;"]+)', project),
-        "problems": fingerprints.of_data(problem_rows()),
+        "problems": store.of_data(problem_rows()),
     }
 
 
 def settings() -> dict[str, Any]:
     """What decides how the runs go, beside the code of the package, to compare with stored ones."""
     generator = torch.Generator().manual_seed(5)
-    present = {
-        "bases": {base.name: fingerprints.of_folder(base) for base in BASES},
+    return {
+        "bases": {base.name: store.of_folder(base) for base in BASES},
         "trainer_steps": TRAINER_STEPS,
         "trainers": trainers(),
         "stale_steps": STALE_STEPS,
-        "questions": fingerprints.of_data(arithmetic.draw_questions(128, generator, held_out=True)),
-        "code": fingerprints.of_code(score, written_by, stale_loss, train_stale, measure),
+        "questions": store.of_data(arithmetic.draw_questions(128, generator, held_out=True)),
+        "code": store.of_code(score, written_by, stale_loss, train_stale, measure),
     }
-    return json.loads(json.dumps(present))
 
 
 def measure(one: Run) -> dict[str, Any]:
@@ -168,42 +159,21 @@ def measure(one: Run) -> dict[str, Any]:
     return {**one._asdict(), "curve": [round(value, 4) for value in curve]}
 
 
-def stored() -> list[dict[str, Any]]:
-    """The runs that were made with these settings."""
-    results = json.loads(PATH.read_text("utf-8")) if PATH.is_file() else {}
-    return results["runs"] if results.get("settings") == settings() else []
+STORE = Store("scaling.json", RUNS, settings)
 
 
-def name(run: dict[str, Any]) -> Run:
-    """Which run it is."""
-    return Run(*(run[field] for field in Run._fields))
-
-
-def save(runs: list[dict[str, Any]]) -> None:
-    """Written in one piece, in the order of RUNS, one line per run."""
-    runs = sorted(runs, key=lambda run: RUNS.index(name(run)))
-    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
-    text = f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n'
-    with atomic_path(PATH) as unfinished:
-        unfinished.write_text(text, "utf-8")
+def where_trl_is(measure: Measure, names: list[Run]) -> Iterator[Results]:
+    """Two runs at a time, without those of TRL where it's missing."""
+    ours = [name for name in names if name.what != "TRL" or find_spec("trl")]
+    if left_out := len(names) - len(ours):
+        print(f"TRL is not installed, so {left_out} of its runs are left out.", flush=True)
+    return store.in_parallel(measure, ours)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what is missing, as many runs at a time as asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--again", action="store_true", help="also what is stored")
-    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
-    options = parser.parse_args(arguments)
-    runs = [] if options.again else stored()
-    missing = [run for run in RUNS if run not in map(name, runs)]
-    if find_spec("trl") is None and (left_out := [run for run in missing if run.what == "TRL"]):
-        print(f"TRL is not installed, so {len(left_out)} of its runs are left out.", flush=True)
-        missing = [run for run in missing if run.what != "TRL"]
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for result in pool.imap_unordered(measure, missing):
-            runs.append(result)
-            save(runs)
-            print(*name(result), f"ends at {result['curve'][-1]:.2f}", flush=True)
+    """Measure what is missing, two runs at a time."""
+    again = store.parser(__doc__).parse_args(arguments).again
+    STORE.fill(measure, lambda run: f"ends at {run['curve'][-1]:.2f}", again, where_trl_is)
 
 
 if __name__ == "__main__":

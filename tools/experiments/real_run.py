@@ -1,15 +1,15 @@
 """GRPO on a real model, SmolLM2-135M-Instruct, on a laptop's processor: the runs of notebook 11.
 
-    python tools/smollm2.py smollm2            the model, once
-    python tools/real_run.py smollm2           every run that is not stored yet
-    python tools/real_run.py smollm2 --seed 0  one seed of the run that learns (5 to 20 minutes)
+    python tools/experiments/smollm2.py smollm2            the model, once
+    python tools/experiments/real_run.py smollm2           every run that is not stored yet
+    python tools/experiments/real_run.py smollm2 --seed 0  one seed of the run that learns
 
-Writes data/results/real_run.json after each run; notebook 11 draws what it holds.
+A run takes 5 to 20 minutes. Writes data/results/real_run.json after each; notebook 11 draws what
+it holds.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import resource
@@ -18,24 +18,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import fingerprints
+import store
 import torch
+from store import Results, Store
 
 from minigrpo import grpo
-from minigrpo.files import atomic_path
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.notebook.setup import setup
 from minigrpo.rewards import pass_at_k
 from minigrpo.text.models import load_pretrained
 from minigrpo.text.prompts import answer_reward, decode_completion, format_reward, write
 from minigrpo.text.shots import SHOTS, Epochs, line_ends, rows, tags_reward
-
-ROOT = Path(__file__).resolve().parent.parent
-PATH = ROOT / "data" / "results" / "real_run.json"
 
 REWARDS, WEIGHTS = (tags_reward, format_reward, answer_reward), (0.4, 0.1, 1.0)
 TOKENS = 26  # of a completion, at most
@@ -129,10 +127,10 @@ def right(asked: Sequence[Mapping[str, str]], texts: Sequence[str]) -> list[floa
     return answer_reward(prompts, texts, answer=answers)
 
 
-def evaluate(lab: Lab, n: int = HELD_OUT) -> dict[str, Any]:
+def evaluate(lab: Lab, n: int = HELD_OUT) -> Results:
     """Held-out questions, greedy and sampled: shares of right answers, by kind, and of the form."""
     asked = lab.held_out[:n]
-    scores: dict[str, Any] = {"questions": len(asked)}
+    scores: Results = {"questions": len(asked)}
     for way, settings in (("greedy", {"top_k": 1}), ("sampled", {})):
         texts = lab.write(asked, **settings)
         hits = right(asked, texts)
@@ -180,13 +178,15 @@ def timed(name: str) -> Iterator[list[float]]:
         yield seconds
 
 
-def measure(folder: Path, run: Run, before: Mapping[str, Any] | None) -> dict[str, Any]:
+def measure(folder: Path, run: Run) -> Results:
     """One run: before, on the way, after. Another run with the same shots has the same before."""
+    same = [one for one in STORE.stored() if one["shots"] == run.shots and STORE.name(one) != run]
+    before = same[0] if same else None
     setup(seed=0)
     torch.set_num_threads(2)
     lab = Lab(folder, run.shots, run.losses)
     run_config = config(run, lab.stops, lab.tokenizer.pad_token_id)
-    result: dict[str, Any] = {**run._asdict(), "steps": []}
+    result: Results = {**run._asdict(), "steps": []}
     same = before and before["losses"] == run.losses
     result["ask"] = before["ask"] if same else ask(lab)
     result["held out"] = {"0": before["held out"]["0"] if before else evaluate(lab)}
@@ -227,90 +227,53 @@ def rounded(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def settings() -> dict[str, Any]:
+def settings() -> Results:
     """What decides how the runs go, beside the model and the code of the package."""
     common = asdict(config(RUNS[0], (0,), 0))
     for varied in ("lr", "seed", "eos_id", "pad_id"):
         del common[varied]
     data = {shots: [rows(shots, held_out=side) for side in (False, True)] for shots in SHOTS}
     sizes = [HELD_OUT, MIDWAY, AT_ONCE, TRANSCRIPTS, ASKED, SAMPLES]
-    present = {
+    return {
         "config": common,
-        "rows": fingerprints.of_data(data),
+        "rows": store.of_data(data),
         "sizes": sizes,
         "weights": WEIGHTS,
-        "code": fingerprints.of_code(tags_reward, right, ask),
+        "code": store.of_code(tags_reward, right, ask),
     }
-    return json.loads(json.dumps(present))
 
 
-def stored() -> list[dict[str, Any]]:
-    """The runs that were made with these settings."""
-    results = json.loads(PATH.read_text("utf-8")) if PATH.is_file() else {}
-    return results["runs"] if results.get("settings") == settings() else []
-
-
-def name(run: Mapping[str, Any]) -> Run:
-    """Which run it is."""
-    return Run(run["shots"], run["lr"], run["seed"], run["losses"])
-
-
-def save(runs: list[dict[str, Any]]) -> None:
-    """Written in one piece, in the order of RUNS."""
-    runs = sorted(runs, key=lambda run: RUNS.index(name(run)))
-    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
-    asked = json.dumps([{k: row[k] for k in ("question", "answer")} for row in questions()])
-    text = (
-        f'{{"settings": {json.dumps(settings())},\n"questions": {asked},\n"runs": [\n{lines}]}}\n'
-    )
-    with atomic_path(PATH) as unfinished:
-        unfinished.write_text(text, "utf-8")
-
-
-def questions() -> list[dict[str, str]]:
-    """Those whose transcripts are kept."""
-    return rows(held_out=True)[:TRANSCRIPTS]
+STORE = Store("real_run.json", RUNS, settings)
 
 
 def check_model(folder: Path) -> None:
     """End with a sentence unless the folder has the model that the stored runs are of."""
-    if not folder.is_dir():
-        sys.exit(f"{folder}: no such folder (tools/smollm2.py makes it)")
     file = folder / "config.json"
-    its_config = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    if any(its_config.get(key) != size for key, size in SHAPE.items()):
-        what = f"a {its_config['model_type']} of another size" if its_config else "no config.json"
-        sys.exit(
-            f"{folder}: expected SmolLM2-135M-Instruct (tools/smollm2.py makes it), got {what}"
-        )
+    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    if any(found.get(key) != size for key, size in SHAPE.items()):
+        what = "a model of another size" if found else "no config.json"
+        made = "tools/experiments/smollm2.py makes it"
+        sys.exit(f"{folder}: expected SmolLM2-135M-Instruct ({made}), got {what}")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what is missing, one run after the other."""
+    parser = store.parser(__doc__)
+    parser.add_argument("folder", type=Path, help="the model that smollm2.py makes")
     seeds = [run.seed for run in RUNS if run._replace(seed=0) == RUNS[0]._replace(seed=0)]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="the model, see tools/smollm2.py")
     parser.add_argument("--seed", type=int, choices=seeds, help="only this one of the first runs")
-    parser.add_argument("--again", action="store_true", help="also what is stored")
     options = parser.parse_args(arguments)
     check_model(options.folder)
-    if PATH.is_file() and not stored():
-        print(f"{PATH}: made with other settings, replaced by the first run that is done now")
     wanted = RUNS if options.seed is None else [RUNS[0]._replace(seed=options.seed)]
-    for run in wanted:
-        done = stored()
-        if run in map(name, done) and not options.again:
-            continue
-        same = [other for other in done if other["shots"] == run.shots and name(other) != run]
-        result = measure(options.folder, run, next(iter(same), None))
-        save([other for other in done if name(other) != run] + [result])
-        last = list(result["held out"].values())[-1]
-        shares = f"right {last['greedy']['right']:.2f} {last['sampled']['right']:.2f}"
-        print(*run, shares, flush=True)
+    shown = [{k: row[k] for k in ("question", "answer")} for row in rows(held_out=True)]
+    STORE.fill(
+        partial(measure, options.folder),
+        lambda run: f"right {[*run['held out'].values()][-1]['sampled']['right']:.2f}",
+        options.again,
+        only=wanted,
+        questions=shown[:TRANSCRIPTS],
+    )
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit("stopped; finished runs are stored, and the same command goes on with the others")
+    main()

@@ -1,0 +1,610 @@
+"""What the stored runs are made with does what its name says."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import ppo
+import pytest
+import real_run
+import results
+import reuse
+import scaling_runs
+import store
+import text_runs
+import thinking
+import torch
+from store import Seed
+from support import float64, uniform
+from thinking import Variant
+
+from minigrpo import arithmetic, grpo
+from minigrpo.arithmetic import Arithmetic, is_held_out, read_question, running_totals
+from minigrpo.files import data_folder
+from minigrpo.grpo import rollout, train_grpo
+from minigrpo.llama import load_policy, tiny_llama
+from minigrpo.objective import VARIANTS, grpo_loss
+from minigrpo.scaling import run as scaling
+from minigrpo.study.experiments import EXPERIMENTS, SUMMIT, WARMUP, Point, any_thought
+from minigrpo.study.ppo import at_the_end, gae, whiten
+from minigrpo.text.shots import rows
+
+ROOT = Path(__file__).resolve().parent.parent
+SCORES = dict.fromkeys(results.SCORES, 0.5)
+
+
+@pytest.fixture(scope="module")
+def base():
+    return load_policy()
+
+
+# ---------------------------------------------------------------------------------------------
+# results and reuse
+
+
+def test_an_experiment_is_measured_with_its_seed(monkeypatch):
+    def one(experiment, base, *, seed):
+        assert (experiment, seed) == (EXPERIMENTS["dapo"], 2)
+        yield Point(0, 0.0, dict.fromkeys(results.SCORES, 0.123456))
+        yield Point(10, 1.26, SCORES)
+
+    monkeypatch.setattr(results, "run", one)
+    found = results.measure(EXPERIMENTS["dapo"], Seed(2))
+    assert (found["seed"], found["seconds"], found["curve"]["step"]) == (2, 1.3, [0, 10])
+    assert found["curve"]["accuracy"] == [0.1235, 0.5]
+    assert results.settings(EXPERIMENTS["dapo"])["config"]["clip"] == VARIANTS["dapo"]["clip"]
+
+
+@pytest.mark.parametrize("arm", reuse.ARMS)
+def test_with_one_pass_the_kind_of_ratio_does_not_matter(arm):
+    """The claim of notebook 03: same direction, whatever the level, if all lengths are equal."""
+    old, advantages, mask = uniform(6, 9) - 1, uniform(6, seed=1), torch.ones(6, 9)
+    plain, new = old.clone().requires_grad_(), old.clone().requires_grad_()
+    (-(advantages[:, None] * plain).mean()).backward()  # REINFORCE
+    settings = {"clip": (0.2, 0.2), **reuse.ARMS[arm]}
+    grpo_loss(new, old, advantages, mask, **settings)[0].backward()
+    cosine = torch.cosine_similarity(new.grad.flatten(), plain.grad.flatten(), dim=0)
+    torch.testing.assert_close(cosine, torch.ones_like(cosine))
+
+
+def test_a_range_without_a_bound_never_clips():
+    old, advantages = torch.zeros(2, 1), torch.tensor([1.0, -1.0])
+    new = torch.tensor([[12.0], [-12.0]], requires_grad=True)  # ratios far from 1
+    settings = reuse.ARMS["token, no clip"]
+    loss, metrics = grpo_loss(new, old, advantages, torch.ones(2, 1), **settings)
+    loss.backward()
+    assert metrics["clip_ratio/region_mean"] == 0 and new.grad.count_nonzero() == 2
+
+
+def test_a_run_is_what_its_name_says():
+    one = reuse.Run("geometric", 128, 8, 1e-3, 2)
+    config = reuse.config(one)
+    assert (config.max_new_tokens, config.inner_epochs, config.lr, config.seed) == one[1:]
+    assert reuse.ARMS[one.arm].items() <= vars(config).items()
+    config = text_runs.config(text_runs.Arm("gpt2", steps=7), 5, (0,), 1)
+    assert (config.steps, config.seed) == (7, 5)
+    config = real_run.config(real_run.Run("no loss", 2e-5, 3), (0,), 0)
+    assert (config.lr, config.seed) == (2e-5, 3)
+
+
+def test_a_cell_of_the_sweep_has_its_rewards_and_both_sides_of_the_clip(monkeypatch):
+    """The clipped fraction of a step is the mean over its updates, of which the first has none."""
+    monkeypatch.setattr(reuse, "STEPS", 2)
+    kept, real = [], train_grpo
+
+    def noted(*given):
+        for m in real(*given):
+            kept.append(m)
+            yield m
+
+    monkeypatch.setattr(reuse, "train_grpo", noted)
+    found = reuse.measure(reuse.Run("token", 24, 2, 1e-3, 0))
+    assert found["reward"] == [round(m.rewards.mean().item(), 4) for m in kept]
+    assert found["clipped"] == [round(m.clip_low + m.clip_high, 4) for m in kept]
+    assert all(min(m.clip_low, m.clip_high) > 0 for m in kept)
+
+
+# ---------------------------------------------------------------------------------------------
+# thinking: tasks and documents
+
+
+def test_a_noisy_grader_flips_so_many_rewards_and_others_each_time():
+    prompts = Arithmetic().prompts(1, torch.Generator().manual_seed(0)) * 4000
+    total = running_totals(read_question(prompts[0]))[-1]
+    texts = [torch.tensor(arithmetic.completion_ids([], (total + i) % 10)) for i in (0, 1)] * 2000
+    for p in (0.0, 0.3, 1.0):
+        task = thinking.task_of(Variant(flip=p), 1)
+        once, again = (torch.tensor(task.reward(prompts, texts)) for _ in range(2))
+        right, wrong = (once[i::2].mean() for i in (0, 1))
+        assert abs(right - (1 - p)) < 0.04 and abs(wrong - p) < 0.04
+        assert once.equal(again) == (p in (0.0, 1.0))
+
+
+def test_a_run_on_few_questions_asks_the_same_ones_and_none_held_out():
+    task, generator = thinking.task_of(Variant(questions=4), 3), torch.Generator().manual_seed(0)
+    asked = {read_question(p) for _ in range(20) for p in task.prompts(16, generator)}
+    assert len(asked) == 4 and not any(map(is_held_out, asked))
+    other = thinking.task_of(Variant(questions=4), 4).prompts(64, generator)
+    assert {read_question(p) for p in other} != asked
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_solved_documents_are_right_and_only_the_completion_is_learned(thinks):
+    ids, mask = thinking.solved(64, torch.Generator().manual_seed(0), thinking=thinks)
+    for row, learn in zip(ids, mask):
+        question = read_question(row[: int(learn.int().argmax())])
+        totals = running_totals(question)
+        wanted = arithmetic.completion_ids(totals if thinks else [], totals[-1])
+        assert row[learn].tolist() == wanted and not is_held_out(question)
+
+
+def test_no_torn_page_means_no_whole_thought_to_imitate():
+    """With the dial of notebook 07 at 0, no document thinks to the end after a prompt."""
+    for torn, some in ((0.0, False), (0.1, True)):
+        generator, whole = torch.Generator().manual_seed(0), 0
+        for given, learned in arithmetic.warmup_documents(4000, generator, torn=torn):
+            if given[0] == arithmetic.BOS:
+                totals = running_totals(read_question(torch.tensor(given)))
+                whole += learned[: len(totals)] == totals
+        assert (whole > 0) == some
+
+
+# ---------------------------------------------------------------------------------------------
+# thinking: ways to train
+
+
+def asked_for(variant: Variant, monkeypatch) -> tuple:
+    """The task and the settings that a variant gives to `train_grpo`."""
+    seen = []
+    monkeypatch.setattr(thinking, "train_grpo", lambda policy, *rest: seen.append(rest) or ())
+    list(thinking.train(variant, torch.nn.Identity(), 5))
+    return seen[0]
+
+
+def test_each_rewarded_family_changes_what_its_name_says(monkeypatch):
+    families, plain = thinking.FAMILIES, replace(SUMMIT, seed=5)
+    for name, variant in families["flipped rewards"].items():
+        task, config = asked_for(variant, monkeypatch)
+        assert (task.flip, config) == (float(name), plain)
+    for name, variant in families["few questions"].items():
+        task, config = asked_for(variant, monkeypatch)
+        assert (task.questions, task.seed, config) == (int(name), 5, plain)
+    for name, variant in families["paid for any thought"].items():
+        task, config = asked_for(variant, monkeypatch)
+        assert task.grade is any_thought
+        assert config == replace(plain, kl_weight=float(name.removeprefix("KL weight ")))
+    for name, variant in families["group size"].items():
+        n, group_size = map(int, name.split(" x "))
+        config = replace(plain, prompts_per_step=n, group_size=group_size)
+        assert asked_for(variant, monkeypatch) == (Arithmetic(), config) and n * group_size == 128
+    for name, variant in families["torn pages"].items():
+        assert asked_for(variant, monkeypatch) == (Arithmetic(), plain)
+        assert (variant.torn, variant.torn_seed) == (float(name), None)
+    (twice,) = families["the hardest base, twice as long"].values()
+    assert asked_for(twice, monkeypatch) == (Arithmetic(), replace(plain, steps=200))
+    assert (twice.torn, twice.torn_seed) == (0.0, thinking.HARDEST)
+    rewarded = families["equal terms"]["rewarded, lr 0.001"]
+    assert asked_for(rewarded, monkeypatch) == (Arithmetic(), replace(plain, lr=1e-3))
+
+
+@pytest.mark.parametrize("name", ["shown right answers, lr 0.001", "rejection sampling"])
+def test_equal_terms_are_equal(name, base, monkeypatch):
+    """The optimizer, its learning rate and clipping, the updates and the rows are those of GRPO."""
+    made, real = [], torch.optim.AdamW
+
+    class Spy(real):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            self.norms, self.rates = [], []
+            made.append(self)
+
+        def step(self, *args):
+            (group,) = self.param_groups
+            self.norms.append(torch.stack([p.grad.norm() for p in group["params"]]).norm().item())
+            self.rates.append(group["lr"])
+            super().step(*args)
+
+    monkeypatch.setattr(torch.optim, "AdamW", Spy)
+    monkeypatch.setattr(grpo, "AdamW", Spy)
+    monkeypatch.setattr(thinking, "SUMMIT", replace(SUMMIT, steps=3, max_grad_norm=0.1))
+    variant = thinking.FAMILIES["equal terms"][name]
+    assert variant.lr == (1e-3 if "0.001" in name else SUMMIT.lr)
+    list(thinking.train(variant, copy.deepcopy(base), 0))
+    list(train_grpo(copy.deepcopy(base), Arithmetic(), replace(thinking.SUMMIT, lr=variant.lr)))
+    mine, theirs = made
+    for setting in ("betas", "weight_decay", "lr", "eps"):
+        assert mine.param_groups[0][setting] == theirs.param_groups[0][setting]
+    assert mine.rates == theirs.rates == [variant.lr] * 6  # three steps, two updates each
+    assert max(mine.norms) == pytest.approx(0.1, rel=1e-3) == max(theirs.norms)
+
+
+def test_imitation_sees_new_rows_each_step_and_none_of_the_shipped_warm_up(base, monkeypatch):
+    monkeypatch.setattr(thinking, "SUMMIT", replace(SUMMIT, steps=2))
+    seen = []
+    for name, real in dict(thinking.DOCUMENTS).items():
+        spy = lambda n, generator, real=real: seen.append(real(n, generator)) or seen[-1]  # noqa: E731
+        monkeypatch.setitem(thinking.DOCUMENTS, name, spy)
+    for name in ("shown right answers, lr 0.0001", "shown the warm-up again, lr 0.001"):
+        seen.clear()
+        variant = thinking.FAMILIES["equal terms"][name]
+        losses = [loss for _, loss in thinking.train(variant, copy.deepcopy(base), 0)]
+        assert [len(ids) for ids, _ in seen] == [128, 128] and losses[1] != losses[0]
+        at_0, _ = thinking.DOCUMENTS[variant.documents](128, torch.Generator().manual_seed(0))
+        first, second = seen[0][0], seen[1][0]
+        assert not first.equal(second) and not first.equal(at_0)
+
+
+def test_the_control_has_the_schedule_of_the_warm_up(monkeypatch):
+    seen = []
+    monkeypatch.setattr(thinking, "pretrain", lambda *rest: seen.append(rest) or ())
+    for name, variant in thinking.FAMILIES["a thought or none"].items():
+        list(thinking.train(variant, torch.nn.Identity(), 2))
+        _, documents, config = seen.pop()
+        steps = 400 if name.startswith("after") else 2000
+        assert config == replace(WARMUP, steps=steps, lr=float(name.split()[-1]), seed=3)
+        ids, mask = documents(torch.Generator().manual_seed(0))
+        shortest = 3 + 5 if name.startswith("after") else 5
+        assert len(ids) == 128 and mask.sum(dim=1).min().item() == shortest
+
+
+def test_rejection_sampling_imitates_the_right_ones(base, monkeypatch):
+    """The loss is the mean over the tokens of the right ones; without any nothing moves."""
+    losses, seen = [], []
+    rewards = torch.zeros(thinking.ROWS, dtype=torch.float64)
+
+    def sampled(policy, task, prompts, *rest):
+        assert not any(is_held_out(read_question(prompt)) for prompt in prompts)
+        seen.append(rollout(policy, task, prompts, *rest)[0])
+        return seen[-1], rewards
+
+    monkeypatch.setattr(thinking, "rollout", sampled)
+    monkeypatch.setattr(thinking, "descend", lambda policy, optimizer, loss: losses.append(loss))
+    next(thinking.by_rejection(copy.deepcopy(base), 3))
+    first = next(train_grpo(copy.deepcopy(base), Arithmetic(), replace(SUMMIT, seed=3)))
+    assert seen[0].completions.equal(first.rollouts.completions) and losses == []
+    rewards[[4, 9]] = 1.0
+    next(thinking.by_rejection(copy.deepcopy(base), 3))
+    right = seen[1][torch.tensor([4, 9])]
+    log_probs = thinking.score(base, right, SUMMIT)[0][right.completion_mask]
+    assert len(losses) == 2
+    torch.testing.assert_close(losses[0], -log_probs.mean())
+
+
+# ---------------------------------------------------------------------------------------------
+# thinking: a run
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_start_is_random_shipped_or_warmed_up_with_its_own_pages(base, monkeypatch):
+    asked = []
+
+    def warm_up(policy, config, **own):
+        return iter([asked.append((config.seed, own))])
+
+    monkeypatch.setattr(thinking, "warm_up", warm_up)
+    thinking.own_base.cache_clear()
+    one = Variant(torn=0.03)
+    assert same(thinking.start(one, 4), tiny_llama(4))
+    for seed in (4, 5):  # one base for both
+        thinking.start(replace(one, torn_seed=7), seed).lm_head.weight.data.zero_()
+    assert thinking.start(replace(one, torn_seed=7), 6).lm_head.weight.any()
+    thinking.own_base.cache_clear()
+    assert asked == [(4, {"torn": 0.03}), (7, {"torn": 0.03})]
+    assert same(thinking.start(Variant(), 4), base)
+    untrained = thinking.start(thinking.control("right answers", 1e-3, 20), 4)
+    assert same(untrained, tiny_llama(4)) and len(asked) == 2
+
+
+def test_habits_agree_with_a_count_by_hand(base, monkeypatch):
+    monkeypatch.setattr(thinking, "HABIT_QUESTIONS", 200)
+    seen, real = [], thinking.ask
+
+    def spy(policy, asked, **settings):
+        assert all(map(is_held_out, asked))
+        seen.append(real(policy, asked, **settings))
+        return seen[-1]
+
+    monkeypatch.setattr(thinking, "ask", spy)
+    found = thinking.habits(base)
+    (r,) = seen
+    assert sorted(r.lengths.tolist()) == [n for n in (3, 4, 5, 6) for _ in range(50)]
+    whole = [thought == terms for thought, terms in zip(r.thinking.tolist(), r.lengths.tolist())]
+    assert found["whole"] == round(sum(whole) / 200, 4)
+    assert found["correct"] == round(sum(r.correct.tolist()) / 200, 4)
+
+
+def test_a_measurement_keeps_the_scores_and_the_loss_where_it_looks(monkeypatch):
+    steps = [(1, 0.5), (2, 0.25), (3, None), (4, 0.05)]
+    monkeypatch.setattr(thinking, "train", lambda *given: iter(steps))
+    monkeypatch.setattr(thinking, "evaluate", lambda policy: SCORES)
+    monkeypatch.setattr(thinking, "habits", lambda policy: {"whole": 0.25})
+    found = thinking.measure(Variant(documents="right answers", every=2), Seed(1))
+    curve = {name: [0.5] * 3 for name in SCORES} | {"step": [0, 2, 4]}
+    assert found == {"seed": 1, "base": {"whole": 0.25}, "loss": [0.25, 0.05], "curve": curve}
+
+
+# ---------------------------------------------------------------------------------------------
+# PPO beside GRPO
+
+
+def test_three_runs_are_compared_with_one_seed_and_each_with_its_own_settings(monkeypatch):
+    given = []
+
+    def noted(name):
+        real = getattr(ppo, name)
+
+        def train(*args, **own):
+            given.append((args[-1].seed, own))
+            return real(*args, **own)
+
+        monkeypatch.setattr(ppo, name, train)
+
+    noted("train_grpo"), noted("train_ppo")
+    few = replace(SUMMIT, steps=1, prompts_per_step=2, group_size=2, check=False)
+    for name, value in {"SUMMIT": few, "EVERY": 1, "BATCHES": {1: 2}}.items():
+        monkeypatch.setattr(ppo, name, value)
+    monkeypatch.setattr(ppo, "evaluate", lambda policy: SCORES)
+    own = ppo.Own(1e-3, 0.95)
+    found = ppo.compared(own, Seed(3))
+    assert given == [(3, {}), (3, own._asdict()), (3, ppo.ASLEEP._asdict())]
+    assert own._asdict().items() <= found.items() and found["seed"] == 3
+    for name in ("grpo", "ppo", "asleep"):
+        assert found[name]["curve"] == {"step": [0, 1], **dict.fromkeys(SCORES, [0.5, 0.5])}
+    assert [*found["noise"]["1"]["gradients"]] == ["group", "no critic", "critic, lam 1.0"]
+    given.clear()
+    accuracies = iter([0.1, 0.7])
+    monkeypatch.setattr(ppo, "evaluate", lambda policy: SCORES | {"accuracy": next(accuracies)})
+    found = ppo.searched(own)  # which is scored over its whole run
+    assert given == [(ppo.SEARCH_SEED, own._asdict())] and found["mean_accuracy"] == 0.4
+    assert Seed(ppo.SEARCH_SEED) not in ppo.SEEDS
+
+
+def test_the_first_of_the_best_settings_is_taken():
+    search = [{**own._asdict(), "mean_accuracy": i % 4} for i, own in enumerate(ppo.SEARCH)]
+    assert ppo.best(search) == ppo.SEARCH[3]
+
+
+def test_seconds_are_compared_step_by_step_in_turn(monkeypatch):
+    """Medians 3 and 12, but the median of 3 / 1, 20 / 10 and 12 / 3 is 3."""
+    took, turns = {"grpo": [1, 10, 3], "ppo": [3, 20, 12]}, []
+
+    class Run:
+        def __init__(self, seed, own, look):
+            self.name, self.seconds = "ppo" if own else "grpo", []
+            assert seed == ppo.SEARCH_SEED and not look
+
+        def step(self):
+            turns.append(self.name)
+            self.seconds.append(took[self.name][len(self.seconds)])
+
+    monkeypatch.setattr(ppo, "Run", Run)
+    monkeypatch.setattr(ppo, "TIMED", 3)
+    assert ppo.timing() == {"grpo": 3, "ppo": 12, "ratio": 3}
+    assert turns == ["grpo", "ppo"] * 3
+
+
+def test_the_bytes_are_counted(base):
+    policy, critic = 4 * 135_488, 4 * (135_488 - 31 * 64)
+    kept = {"grpo": 5 * policy, "ppo": 5 * policy + 4 * critic}
+    assert ppo.memory(base) == {"policy": policy, "critic": critic, "kept": kept}
+    assert ppo.memory(base) == ppo.SEARCHED.part()["memory"]
+
+
+def test_advantages_with_and_without_a_critic(base, monkeypatch):
+    monkeypatch.setattr(ppo, "SUMMIT", replace(SUMMIT, group_size=4, prompts_per_step=2))
+    seen, generators = [], []
+
+    def rolled(policy, task, prompts, config, generator):
+        generators.append(generator.initial_seed())
+        seen.append(rollout(policy, task, prompts, config, generator))
+        return seen[-1]
+
+    monkeypatch.setattr(ppo, "rollout", rolled)
+    silent = lambda critic, r: torch.zeros(r.completion_mask.shape)  # noqa: E731
+    monkeypatch.setattr(ppo, "state_values", silent)
+    run = SimpleNamespace(policy=base, critic=None)
+    found = ppo.noise_of_the_gradient(run, 4, 3)
+    rewards = torch.cat([rewards for _, rewards in seen])
+    assert len(rewards) == 4 * 8 and found["reward"] == round(rewards.mean().item(), 4)
+    noise = found["gradients"]
+    assert noise["critic, lam 1.0"] == noise["no critic"] != noise["group"]
+    seeds = {3, ppo.SEARCH_SEED, *(one.seed for one in ppo.SEEDS)}
+    assert len({*generators}) == 1 and not seeds & {*generators}
+    r, rewards = seen[0]
+    mask, values = r.completion_mask, uniform(*r.completion_mask.shape)
+    advantages, _ = gae(at_the_end(rewards.to(values), r), values, mask, lam=1.0)
+    found = ppo.advantages_of(values, r, rewards)["critic, lam 1.0"]
+    torch.testing.assert_close(found, whiten(advantages, mask))
+
+
+def test_noise_and_signal_by_hand_and_the_noise_does_not_count_as_signal():
+    """Mean (1, 1), deviations (0, -1) and (0, 1): noise 2, and the product of the rows is 1.
+
+    And 2,000 gradients of length 1 and noise 10 in 100 dimensions.
+    """
+    assert ppo.noise_to_signal(float64([1, 0], [1, 2])) == pytest.approx(math.sqrt(2), abs=1e-4)
+    assert ppo.noise_to_signal(float64([1, 0], [-1, 0])) is None
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(2000, 100, dtype=torch.float64, generator=generator)
+    assert ppo.noise_to_signal(noise + 0.1) == pytest.approx(10, rel=0.1)
+
+
+# ---------------------------------------------------------------------------------------------
+# the text models
+
+
+def test_the_soft_reward_counts_tags_that_occur_once():
+    rewards = {name: function.__name__ for name, function in text_runs.REWARDS.items()}
+    assert rewards == {"form": "format_reward", "answer": "answer_reward", "tags": "soft_reward"}
+    texts = ["<think>6 + 3 = 9</think> <answer>9</answer>", "<answer>9</answer><answer>", "9"]
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    for written in (texts, chats):
+        assert text_runs.soft_reward(written, written) == pytest.approx([0.4, 0.1, 0.0])
+
+
+def test_a_chat_asks_the_same_and_is_almost_never_right():
+    policy, tokenizer = text_runs.base("gpt2")
+    assert next(policy.parameters()).dtype == torch.float32
+    chats, plain = (text_runs.scores(policy, tokenizer, chat=chat) for chat in (True, False))
+    assert chats["right"] < 0.05 < plain["right"]
+    for one in text_runs.STORE.stored()[:3]:  # those of gpt2
+        for name in text_runs.SCORES:
+            assert one["curve"][name][0] == pytest.approx(plain[name], abs=0.01)
+    row = {"prompt": "Ben has 6 stamps. How many?\n", "answer": "6"}
+    said = [{"role": "user", "content": "Ben has 6 stamps. How many?"}]
+    assert text_runs.asked(row, chat=True) == {"prompt": said, "answer": "6"}
+
+
+# ---------------------------------------------------------------------------------------------
+# stale rollouts and two trainers
+
+
+def losses(behavior, proximal, new, advantage=1.0):
+    """Minus the gradient of one token's log-prob, for each correction."""
+    found = {}
+    for correction in scaling_runs.CORRECTIONS:
+        leaf = float64([new]).log().requires_grad_()
+        old = [float64([p]).log() for p in (proximal, behavior)]
+        given = old, torch.tensor([advantage]), torch.ones(1, 1, dtype=torch.bool)
+        scaling_runs.stale_loss(correction, leaf, *given[0], *given[1:]).backward()
+        found[correction] = round(-leaf.grad.item(), 6)
+    return [*found.values()]
+
+
+def test_where_each_correction_clips():
+    """A token at 0.1 when it was written, 0.2 before the update and at it, and other cases.
+
+    The corrections are none, by the policy that wrote, by the proximal one, and decoupled.
+    """
+    assert losses(0.1, 0.2, 0.2) == [1.0, 0.0, 1.0, 2.0]  # twice as likely: beyond the clip
+    assert losses(0.1, 0.5, 0.5)[3] == 2.0 and losses(0.4, 0.2, 0.2)[3] == 0.5  # with a cap
+    # Another pass over the batch has moved it by half.
+    assert losses(0.1, 0.2, 0.3) == [1.0, 0.0, 0.0, 0.0]
+    assert losses(0.1, 0.2, 0.3, advantage=-1.0) == [-1.0, -3.0, -1.5, -3.0]
+
+
+def test_the_writer_is_as_many_steps_behind_as_asked(monkeypatch):
+    seen, real = [], scaling_runs.written_by
+
+    def spy(writer, *rest):
+        seen.append(next(writer.parameters()).detach().clone())
+        return real(writer, *rest)
+
+    monkeypatch.setattr(scaling_runs, "written_by", spy)
+    assert len(scaling_runs.train_stale(2, "decoupled", steps=4, every=4)) == 1
+    assert [one.equal(seen[0]) for one in seen] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("function", ["score", "written_by", "stale_loss", "train_stale"])
+def test_the_notebook_shows_what_was_run(function):
+    nb = nbformat.read(ROOT / "notebooks" / "10_scaling_out.ipynb", as_version=4)
+    code = "\n\n\n".join(cell.source for cell in nb.cells if cell.cell_type == "code")
+    assert inspect.getsource(getattr(scaling_runs, function)).strip() in code
+
+
+def test_an_exact_run_is_in_float64_and_an_interrupted_one_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    command = ["ours", "--exact", "--steps", "1", "--out", str(tmp_path / "run.pt")]
+    scaling.main(command)
+    parameters = torch.load(tmp_path / "run.pt", weights_only=True)["parameters"]
+    assert {p.dtype for p in parameters.values()} == {torch.float64}
+
+    def half(result, path):
+        Path(path).write_bytes(b"PK")
+        raise KeyboardInterrupt
+
+    (tmp_path / "run.pt").unlink()
+    monkeypatch.setattr(scaling, "train_ours", lambda *given, **settings: {})
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(KeyboardInterrupt):
+        scaling.main(command)
+    assert [*tmp_path.iterdir()] == []
+
+
+# ---------------------------------------------------------------------------------------------
+# the real run
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.28, 0.5])
+def test_losses_are_the_fraction_that_is_asked_for(fraction):
+    asked = rows("no loss", held_out=False)
+    kept = real_run.with_losses(asked, fraction)
+    gains, losses = ([r for r in kept if r["kind"] == kind] for kind in ("gets", "loses"))
+    assert gains == [row for row in asked if row["kind"] == "gets"]
+    assert losses == [row for row in asked if row["kind"] == "loses"][: len(losses)]
+    assert len(losses) / len(kept) == pytest.approx(fraction, abs=1e-3)
+    assert fraction != 0.5 or kept == asked  # in their order, to the last row
+
+
+def test_an_evaluation_counts_each_way_and_each_kind():
+    """Greedy, every gain is right; sampled, every loss is, and nothing else keeps to the form."""
+
+    class Lab:
+        held_out = rows(held_out=True)[:40]
+
+        def write(self, asked, **settings):
+            assert settings in ({"top_k": 1}, {})
+            kind = "gets" if settings else "loses"
+            right = "<think>{thought}</think><answer>{answer}</answer>".format_map
+            return [right(row) if row["kind"] == kind else row["answer"] for row in asked]
+
+    kinds = [row["kind"] for row in Lab.held_out[:31]]
+    gains, losses = kinds.count("gets"), kinds.count("loses")
+    found = real_run.evaluate(Lab(), 31)
+    assert found["questions"] == 31 and gains != losses
+    for way, n, right in (("greedy", gains, "gets"), ("sampled", losses, "loses")):
+        assert found[way]["right"] == found[way]["form"] == pytest.approx(n / 31)
+        for kind, count in (("gets", gains), ("loses", losses)):
+            assert (found[way][kind], found[way][f"{kind}, questions"]) == (kind == right, count)
+        assert len(found[way]["transcripts"]) == real_run.TRANSCRIPTS
+
+
+def test_a_real_run_is_measured_and_takes_what_is_known_from_another(tmp_path, monkeypatch):
+    """Two steps on a model that takes seconds."""
+    config = real_run.config
+
+    def briefly(*given, **side):  # the small model has no room for solved problems
+        return [{**row, "prompt": f"{row['question']}\n"} for row in rows(*given, **side)[:8]]
+
+    def short(*given):
+        return replace(config(*given), steps=2, evaluate_every=1, prompts_per_step=2, check=False)
+
+    sizes = {"HELD_OUT": 4, "MIDWAY": 2, "TRANSCRIPTS": 2, "ASKED": 2, "TOKENS": 4, "SHAPE": {}}
+    for name, value in {**sizes, "config": short, "rows": briefly}.items():
+        monkeypatch.setattr(real_run, name, value)
+    monkeypatch.setattr(
+        real_run.STORE, "wanted", [real_run.Run("one loss", 1e-5, s) for s in (0, 1)]
+    )
+    monkeypatch.setattr(store, "FOLDER", tmp_path)
+    folder = str(data_folder() / "text_llama")
+    real_run.main([folder, "--seed", "1"])
+    (one,) = real_run.STORE.stored()
+    assert [found["questions"] for found in one["held out"].values()] == [4, 2, 4]
+    assert len(one["steps"]) == 2 and len(one["steps"][0]["first group"]) == 8
+    assert len(real_run.STORE.part()["questions"]) == 2
+    asked, evaluate = [], real_run.evaluate
+    monkeypatch.setattr(
+        real_run, "evaluate", lambda *given: asked.append(given) or evaluate(*given)
+    )
+    monkeypatch.setattr(real_run, "pass_at_k", lambda *_: pytest.fail("that is known"))
+    real_run.main([folder, "--seed", "0"])
+    first, again = real_run.STORE.stored()
+    assert again == one and first["held out"]["0"] == one["held out"]["0"] and len(asked) == 2
+    paid = dict(zip((f.__name__ for f in real_run.REWARDS), real_run.WEIGHTS, strict=True))
+    assert paid == {"tags_reward": 0.4, "format_reward": 0.1, "answer_reward": 1.0}
+
+
+def test_another_model_is_refused_before_it_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(real_run, "load_pretrained", lambda *_, **__: pytest.fail("it was loaded"))
+    for folder, what in ((data_folder() / "text_llama", "another size"), (tmp_path, "no config")):
+        with pytest.raises(SystemExit, match=f"expected SmolLM2-135M-Instruct .*, got .*{what}"):
+            real_run.main([str(folder)])

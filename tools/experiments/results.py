@@ -1,0 +1,189 @@
+"""Repeat the run of notebook 07, and every experiment on it, over several seeds.
+
+    python tools/experiments/results.py                       what is not stored yet
+    python tools/experiments/results.py --again               all of it (half an hour)
+    python tools/experiments/results.py --only "KL weight 0"  one experiment alone
+
+Writes data/results/results.json after each run, and then the two figures beside it. The table of
+docs/results.md is made from the same file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from statistics import fmean, median
+
+import matplotlib.pyplot as plt
+import store
+from store import ROOT, Results, Seed, Store, spread
+
+from minigrpo.arithmetic import TRAINED_LENGTHS
+from minigrpo.llama import load_policy
+from minigrpo.notebook import plots
+from minigrpo.notebook.setup import setup
+from minigrpo.objective import VARIANTS
+from minigrpo.study.experiments import (
+    EXPERIMENTS,
+    SUMMIT,
+    WARMUP,
+    WARMUP_ROWS,
+    Experiment,
+    run,
+    supervised_config,
+)
+
+SUMMIT_NAME = next(iter(EXPERIMENTS))
+GOOD = 0.9
+ALGORITHMS = "The settings of six algorithms"
+GROUPS = {  # of the figure
+    "Task, data and reward": [*EXPERIMENTS][:8],
+    "One setting of the loss": [*EXPERIMENTS][8:13],
+    "KL weight (the run of notebook 07 has 0.01)": [*EXPERIMENTS][13:16],
+    ALGORITHMS: [*VARIANTS],
+}
+LABELS = {  # where the field has a better word than the name under which it's stored
+    "a warm-up of its own for each seed": "a base model of its own for each seed",
+    "supervised, right demonstrations": "supervised, correct demonstrations",
+    "no division by the std": "no division by the standard deviation",
+}
+SCORES = ("accuracy", "greedy", "harder", "thinking")
+
+
+def settings(experiment: Experiment) -> Results:
+    """All that decides how a run goes, in a form that can be compared with a stored one."""
+    task = {name: getattr(value, "__name__", value) for name, value in experiment.task.items()}
+    shown, base = experiment.supervised, experiment.own_base
+    return {
+        "base": base_checksum(),
+        "config": asdict(experiment.config),
+        "task": task,
+        "supervised": shown,
+        "training": None if shown is None else asdict(supervised_config(SUMMIT.steps, 0)),
+        "own_base": None if base is None else dict(base),
+        "warmup": None if base is None else {**asdict(WARMUP), "rows": WARMUP_ROWS},
+    }
+
+
+def base_checksum() -> str:
+    """Of the weights that the runs start from."""
+    return store.of_file(ROOT / "data/tiny_llama/model.safetensors")
+
+
+def measure(experiment: Experiment, one: Seed) -> Results:
+    """One run; scores rounded to four digits."""
+    points = list(run(experiment, load_policy(), seed=one.seed))
+    curve = {score: [round(p.scores[score], 4) for p in points] for score in SCORES}
+    curve["step"] = [p.step for p in points]
+    return {"seed": one.seed, "seconds": round(points[-1].seconds, 1), "curve": curve}
+
+
+def last_scores(run: Results) -> str:
+    """In a few words."""
+    return "  ".join(f"{score} {run['curve'][score][-1]:.3f}" for score in SCORES)
+
+
+def store_of(name: str) -> Store:
+    """Of one experiment: the run itself has five seeds, the others three."""
+    seeds = [Seed(seed) for seed in range(5 if name == SUMMIT_NAME else 3)]
+    settings_now = partial(settings, EXPERIMENTS[name])
+    return Store("results.json", seeds, settings_now, ("experiments", name))
+
+
+STORES = {name: store_of(name) for name in EXPERIMENTS}
+
+
+def load() -> Results:
+    """All that is stored."""
+    return store.load("results.json")
+
+
+# --------------------------------------------------------------------------------------------
+# what docs/results.md and the figures show
+
+
+def final(runs: list[Results], score: str) -> list[float]:
+    """The last value of each seed."""
+    return [run["curve"][score][-1] for run in runs]
+
+
+def steps_to_good(run: Results) -> float:
+    """The first measured step with a sampled accuracy of GOOD; inf if there is none."""
+    points = zip(run["curve"]["step"], run["curve"]["accuracy"], strict=True)
+    return next((step for step, accuracy in points if accuracy >= GOOD), float("inf"))
+
+
+def table(results: Results) -> str:
+    """One line per experiment: the mean over the seeds, and the lowest and highest of them."""
+    rows = [
+        f"| | seeds | sampled | greedy | 7 and 8 digits | tokens of thought | steps to {GOOD} |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, experiment in results["experiments"].items():
+        runs = experiment["runs"]
+        cells = [spread(final(runs, score), d) for score, d in zip(SCORES, (2, 2, 2, 1))]
+        steps = median(map(steps_to_good, runs))
+        cells.append("never" if steps == float("inf") else f"{steps:.0f}")
+        rows.append(f"| {LABELS.get(name, name)} | {len(runs)} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def summit_figure(results: Results) -> plt.Figure:
+    """Accuracy and thinking length, side by side."""
+    runs = results["experiments"][SUMMIT_NAME]["runs"]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.2))
+    curves = {
+        "greedy": ("greedy", plots.BLACK, ":", 1.055),
+        "accuracy": ("sampled", plots.BLUE, "-", 0.98),
+        "harder": ("7 and 8 digits", plots.ORANGE, "--", 0.905),
+    }
+    for score, (label, color, dash, y) in curves.items():
+        plots.seed_band(left, runs, score, color, dash)
+        left.text(103, y, label, color=color, va="center", fontsize=9)
+    plots.level(left, 0.1, "a guess")
+    plots.seed_band(right, runs, "thinking", plots.GREEN)
+    plots.level(right, fmean(TRAINED_LENGTHS), "one running total per digit")
+    left.set(xlabel="step", ylabel="fraction of correct answers", ylim=(0, 1.08), xlim=(0, 100))
+    right.set(xlabel="step", ylabel="tokens of thought", ylim=(0, 5.2), xlim=(0, 100))
+    left.set_title("Its answers become correct ...")
+    right.set_title("... as its thoughts grow")
+    return figure
+
+
+def experiments_figure(results: Results) -> plt.Figure:
+    """A dot for each seed of each experiment, in groups, the best of each group first."""
+    ends = {name: final(cell["runs"], "accuracy") for name, cell in results["experiments"].items()}
+    heights = [len(names) + 1 for names in GROUPS.values()]
+    sizes = {"figsize": (7, 7.6), "gridspec_kw": {"height_ratios": heights}}
+    figure, axes = plt.subplots(len(GROUPS), 1, sharex=True, **sizes)
+    for ax, (title, names) in zip(axes, GROUPS.items(), strict=True):
+        in_order = list(names)
+        if title != ALGORITHMS:  # their order would look like a ranking, which this task can't give
+            in_order.sort(key=lambda name: -fmean(ends[name]))
+        ax.axvline(fmean(ends[SUMMIT_NAME]), color=plots.GREY, linewidth=1)
+        ax.axvline(0.1, color=plots.BLACK, linewidth=1, linestyle=":")
+        plots.dot_rows(ax, {LABELS.get(name, name): ends[name] for name in in_order})
+        ax.set_title(title, fontsize=9.5, fontweight="bold")
+        ax.spines["bottom"].set_visible(ax is axes[-1])
+        ax.tick_params(axis="x", length=3 if ax is axes[-1] else 0)
+    axes[-1].set(xlim=(0, 1.02), xlabel="fraction of correct answers, sampled, after the run")
+    axes[0].text(0.11, 0.2, "a guess", fontsize=9)
+    figure.suptitle("What breaks the run, and what makes no difference here", x=0.01, ha="left")
+    return figure
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what is missing, and draw when there is something of everything."""
+    options = store.parser(__doc__, EXPERIMENTS).parse_args(arguments)
+    setup(seed=0)
+    for name in [options.only] if options.only else EXPERIMENTS:
+        STORES[name].fill(partial(measure, EXPERIMENTS[name]), last_scores, options.again)
+    if all(one.stored() for one in STORES.values()):
+        for name, draw in (("summit", summit_figure), ("experiments", experiments_figure)):
+            figure = draw(load())
+            figure.savefig(store.FOLDER / f"{name}.png", dpi=160, metadata={"Software": None})
+            plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""A file of measured runs: what is stored with today's settings, and what is still missing.
+
+And what decides how a run went, as checksums: folders, data, the code of functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import io
+import json
+import multiprocessing
+import os
+import re
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from minigrpo.files import atomic_path
+
+os.environ.setdefault("MINIGRPO_THREADS", "1")  # two are no faster for models so small
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "data" / "results"
+
+Results = dict[str, Any]
+Measure = Callable[[Any], Results]
+
+
+class Seed(NamedTuple):
+    """The name of a run that varies nothing else."""
+
+    seed: int
+
+
+@dataclass
+class Store:
+    """Runs in data/results/. A run has the fields of its name, which is one of `wanted`."""
+
+    file: str
+    wanted: Sequence[NamedTuple]
+    settings: Callable[[], Results]  # all that decides how the runs go
+    at: tuple[str, ...] = ()  # the keys that lead to them, where a file has several parts
+    key: str = "runs"
+
+    def part(self) -> Results:
+        """What the file has that was made with today's settings; empty if there is nothing."""
+        found = load(self.file)
+        for key in self.at:
+            found = found.get(key, {})
+        same = found.get("settings") == json.loads(json.dumps(self.settings()))
+        return found if same else {}
+
+    def stored(self) -> list[Results]:
+        """The runs that were made with these settings, in the order wanted."""
+        runs = {self.name(run): run for run in self.part().get(self.key, ())}
+        return [runs[name] for name in self.wanted if name in runs]
+
+    def name(self, run: Results) -> Any:
+        """Which run it is."""
+        kind = type(self.wanted[0])
+        return kind(*(run[field] for field in kind._fields))
+
+    def save(self, runs: Iterable[Results], **beside: Any) -> None:
+        """Written in one piece, in the order wanted; and what else belongs beside the runs."""
+        runs = sorted(runs, key=lambda run: self.wanted.index(self.name(run)))
+        part = {"settings": self.settings(), **self.part(), **beside, self.key: runs}
+        whole = place = load(self.file) if self.at else part
+        for key in self.at[:-1]:
+            place = place.setdefault(key, {})
+        if self.at:
+            place[self.at[-1]] = part
+        with atomic_path(FOLDER / self.file) as unfinished:
+            unfinished.write_text(lines(whole) + "\n", "utf-8")
+
+    def fill(
+        self,
+        measure: Measure,
+        say: Callable[[Results], str],  # a few words about a run
+        again: bool = False,  # also what is stored
+        over: Callable[[Measure, list], Iterable[Results]] = map,
+        only: Sequence[NamedTuple] | None = None,  # these of the runs wanted
+        **beside: Any,
+    ) -> None:
+        """Measure what is missing. Each run is saved when it's done, in place of an older one."""
+        done = () if again else [self.name(run) for run in self.stored()]
+        for run in over(measure, [name for name in only or self.wanted if name not in done]):
+            name = self.name(run)
+            others = [one for one in self.stored() if self.name(one) != name]
+            self.save([*others, run], **beside)
+            print(*self.at[-1:], *name, say(run), flush=True)
+
+
+def load(file: str) -> Results:
+    """What a file holds; empty if there is none."""
+    path = FOLDER / file
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def lines(part: Results) -> str:
+    """JSON with a line for each run."""
+
+    def value(one: Any) -> str:
+        if isinstance(one, list):
+            return "[\n" + ",\n".join(f"  {json.dumps(run)}" for run in one) + "]"
+        return json.dumps(one) if "settings" in part else lines(one)
+
+    entries = (f"{json.dumps(key)}: {value(one)}" for key, one in part.items())
+    return "{" + ",\n".join(entries) + "}"
+
+
+def in_parallel(measure: Measure, names: list) -> Iterator[Results]:
+    """For `fill`: two runs at a time, if there are two cores."""
+    with multiprocessing.get_context("spawn").Pool(min(2, os.cpu_count() or 1)) as pool:
+        yield from pool.imap_unordered(measure, names)
+
+
+def parser(doc: str, only: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """The options of a tool; with `only`, parts that can be measured alone."""
+    options = argparse.ArgumentParser(description=doc.splitlines()[0])
+    options.add_argument("--again", action="store_true", help="also what is stored")
+    if only:
+        options.add_argument("--only", choices=[*only], help="this part alone")
+    return options
+
+
+def spread(values: list[float], digits: int) -> str:
+    """The mean, and in brackets the lowest and highest, unless they look alike."""
+    mean, low, high = (f"{v:.{digits}f}" for v in (fmean(values), min(values), max(values)))
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+# --------------------------------------------------------------------------------------------
+# checksums
+
+
+def of_file(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def of_folder(folder: Path) -> str:
+    """All files of a model: weights, tokenizer, chat template, settings of generation."""
+    files = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
+    return of_data({path.name: of_file(path) for path in files})
+
+
+def of_data(data: Any) -> str:
+    """Anything that JSON can hold."""
+    return sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def of_code(*functions: Callable[..., Any]) -> dict[str, str]:
+    """Each function by name. Comments, empty lines and wrapped lines don't count.
+
+    ValueError: one has an f-string, which Python 3.12 reads in other pieces than 3.11.
+    """
+    found = {}
+    for function in functions:
+        source = io.StringIO(textwrap.dedent(inspect.getsource(function)))
+        tokens = [
+            t.string
+            for t in tokenize.generate_tokens(source.readline)
+            if t.type not in (tokenize.COMMENT, tokenize.NL)
+        ]
+        if any(re.match(r"(?i)(f|rf|fr)[\"']", token) for token in tokens):
+            raise ValueError(f"{function.__name__} has an f-string")
+        found[function.__name__] = of_data(tokens)
+    return found
