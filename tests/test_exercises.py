@@ -22,7 +22,7 @@ each_plain = pytest.mark.parametrize("exercise", PLAIN, ids=lambda e: e.key)
 
 @each
 def test_the_solution_and_the_other_right_ways_pass_without_a_remark(exercise):
-    for function in (exercise.reference, *exercise.others.values()):
+    for function in (exercise.reference, *exercise.others):
         status, message = judge_exercise(exercise, function)
         assert status == "passed" and "remark" not in message, message
 
@@ -76,7 +76,7 @@ def test_inputs_are_as_they_occur(exercise):
     """Floating point is float32, unless the task is about another; magnitudes are those met."""
     for case in exercise.tried:
         for value in case.arguments:
-            if isinstance(value, Tensor) and value.is_floating_point() and not case.remark:
+            if type(value) is Tensor and value.is_floating_point() and not case.remark:
                 assert value.dtype != torch.float64, case.name
                 assert value.isfinite().all() or case.name in exercise.cases, case.name
                 assert value[value.isfinite()].abs().max() <= 1e4 if value.numel() else True
@@ -84,7 +84,7 @@ def test_inputs_are_as_they_occur(exercise):
 
 @each
 def test_there_are_hints_and_a_reason(exercise):
-    assert 2 <= len(exercise.hints) <= 4 and len(exercise.why.split()) >= 15
+    assert 2 <= len(exercise.hints.strip().splitlines()) <= 3 and len(exercise.why.split()) >= 15
     assert inspect.getdoc(exercise.reference) or exercise.code
 
 
@@ -110,7 +110,7 @@ def test_the_example_for_contributors_keeps_what_it_promises():
     )
     solution = compiled(imports + example, "masked_average", {"__name__": "__main__"}, "<example>")
     record = Exercise("12.1", solution, *solution.settings)
-    for right in (record.reference, record.package, *record.others.values()):
+    for right in (record.reference, record.package, *record.others):
         assert judge_exercise(record, right)[0] == "passed"
     for sentence, slip in record.slips:
         assert sentence in judge_exercise(record, slip)[1]

@@ -5,12 +5,13 @@
         ...
 
     sequence_log_probs.why = "..."     # why the solution is right, and the usual slip
-    sequence_log_probs.right = {}      # another way -> in words
+    sequence_log_probs.right = []      # other ways
     sequence_log_probs.wrong = {}      # a slip that people make -> what its author is told; six
     sequence_log_probs.cases = {}      # name -> arguments, the plain ones first
     sequence_log_probs.draw = None     # random.Random -> arguments, small and within the contract
+    sequence_log_probs.garbage = True  # NaN under the mask is a corner, with a remark of its own
     sequence_log_probs.corners = {}    # name -> (arguments, what to tell who fails only there)
-    sequence_log_probs.hints = []      # from a question to almost the answer
+    sequence_log_probs.hints = ""      # one in each line, from a question to almost the answer
 
 A way or a slip is a line in place of the one that begins alike, several in a tuple, or a function.
 In a review the solution is a test, `code=` is the right version of the code under test, and the
@@ -39,8 +40,12 @@ from minigrpo.clinic.mistakes import replaced
 Function = Callable[..., Any]
 Edit = str | tuple | Function  # a line, several lines or (old, new) pairs, or a function
 FOLDER = Path(__file__).parent
-ATTRIBUTES = {"why": "", "right": {}, "wrong": {}, "cases": {}, "corners": {}, "draw": None}
-ATTRIBUTES |= {"hints": [], "bugs": {}, "also_lines": {}, "also_right": {}, "also_wrong": {}}
+GARBAGE = (
+    "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN, in the backward pass too. "
+    "torch.where never looks there, if it comes before the exp and the sum."
+)
+ATTRIBUTES = {"why": "", "right": [], "wrong": {}, "cases": {}, "corners": {}, "draw": None, "garbage": False}
+ATTRIBUTES |= {"hints": "", "bugs": {}, "also_lines": {}, "also_right": {}, "also_wrong": {}}
 
 
 def exercise(
@@ -98,8 +103,8 @@ class Exercise:
         return [*inspect.signature(self.reference).parameters]
 
     @cached_property
-    def others(self) -> dict[str, Function]:  # in words -> another right way
-        return {said: changed(self.reference, way) for way, said in self.right.items()}
+    def others(self) -> list[Function]:
+        return [changed(self.reference, way) for way in self.right]
 
     @cached_property
     def slips(self) -> list[tuple[str, Function]]:  # what its author is told, and the slip
@@ -114,6 +119,13 @@ class Exercise:
         if self.draw:
             drawn = [self.draw(Random(seed)) for seed in range(30)]
             cases += [Case(f"random numbers {i}", args) for i, args in enumerate(drawn, start=1)]
+        if self.garbage:
+            at = self.parameters.index("mask")
+            given = next(args for args in drawn if not args[at].all())
+            shape, real = given[at].shape, given[at].bool()
+            tables = [getattr(x, "shape", ()) == shape and x is not given[at] for x in given]
+            spoiled = [x.where(real, torch.nan) if t else x for t, x in zip(tables, given)]
+            cases.append(Case("NaN under the mask", tuple(spoiled), GARBAGE))
         return cases + [Case(name, *corner) for name, corner in self.corners.items()]
 
     def _versions(self) -> Iterator[Case]:
@@ -216,3 +228,10 @@ def mask(random: Random, N: int, T: int, *, holes: bool = False) -> Tensor:
     for row in rows if holes else ():
         random.shuffle(row)
     return torch.tensor(rows).to(random.choice((torch.bool, torch.long, torch.float32)))
+
+
+def texts(random: Random, tables: int, low: float = -4.0, high: float = 0.0) -> list[Tensor]:
+    """So many tables (N, T) of numbers, log-probs for instance, and a mask."""
+    N, T = random.randint(1, 4), random.randint(1, 5)
+    rows = [numbers(random, N, T, low=low, high=high) for _ in range(tables)]
+    return [*rows, mask(random, N, T, holes=True)]

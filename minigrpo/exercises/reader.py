@@ -77,7 +77,7 @@ def _written(function: Function) -> str:
 
 def hint(key: str, number: int | None = None) -> None:
     """Print the next hint of an exercise, or the one with this number (1, 2, ...)."""
-    hints = find(key).hints
+    hints = find(key).hints.strip().splitlines()
     after = _hints_given.get(key, 0) + 1
     if number is None and after > len(hints):
         print(f'There are no more than {len(hints)}. solution("{key}") shows the solution.')
@@ -101,9 +101,9 @@ def answer(key: str) -> None:
 def solution(key: str) -> None:
     """Print a solution with its imports, and why; in a review the lines and their cure, too."""
     exercise = find(key)
-    others = [f"Another way: {said}" for said in exercise.right.values()]
+    ways = [way for way in exercise.right if isinstance(way, str)]
     why = " ".join(exercise.why.split())
-    print(solution_source(key), *map(comment, [why, *others]), sep="\n")
+    print(solution_source(key), comment(why), *(f"# Another way: {w}" for w in ways), sep="\n")
 
 
 def solution_source(key: str) -> str:
