@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from minigrpo import logprobs, objective, sampling
-from minigrpo.exercises.form import exercise, numbers, texts, whole
+from minigrpo.exercises.form import FAR, exercise, numbers, texts, whole
 from minigrpo.logprobs import masked_mean
 
 
@@ -68,14 +68,9 @@ def some_windows(r, *sizes):
 token_log_probs.why = """The logits at position s score the token at s + 1, so the last position and
 the first token have no partner. With `logits[:, 1:]` the shapes fit too, but each token is scored
 by logits that have already read it."""
-token_log_probs.right = [
-    "return -torch.nn.functional.cross_entropy(predictions.mT, tokens, reduction='none')"
-]
 token_log_probs.wrong = {
     "predictions, tokens = logits[:, 1:], input_ids[:, 1:]": "There's no shift. You score each "
     "token with logits that have read it; those at position s predict token s + 1.",
-    "predictions, tokens = logits[:, 1:], input_ids[:, :-1]": "The shift goes the wrong way. You "
-    "ask each position for the token before it.",
     "log_p = predictions": "These are logits. A log_softmax over the vocabulary makes log-probs.",
     "log_p = predictions.log_softmax(dim=1)": "The softmax runs over the positions. The "
     "vocabulary is the last dimension.",
@@ -92,11 +87,7 @@ token_log_probs.cases = {
 }
 token_log_probs.draw = some_windows
 token_log_probs.corners = {
-    "a token that is out of reach": (
-        (torch.tensor([[[300.0, 0.0], [0.0, 0.0]]]), torch.tensor([[0, 1]])),
-        "With logits 300 apart a probability is 0 in float32, and its logarithm minus infinity. "
-        "log_softmax gives -300.",
-    ),
+    "logits 300 apart": ((torch.tensor([[[300.0, 0.0], [0.0, 0.0]]]), torch.tensor([[0, 1]])), FAR)
 }
 token_log_probs.hints = """
 logits[:, :-1] and input_ids[:, 1:] belong together; log_softmax over the last dimension.
@@ -157,8 +148,6 @@ sequence_ratio.right = ["return (new.sum(dim=-1) - old.sum(dim=-1)).exp()"]
 sequence_ratio.wrong = {
     "return (old - new).sum(dim=-1).exp()": "This is old over new. The exponent is "
     "log_probs - old_log_probs.",
-    "real = torch.ones_like(mask).bool()": "You don't use the mask, so what comes after the end "
-    "of a row gets into the ratio.",
     "return masked_mean((new - old).exp(), mask, dim=-1)": "You average the ratios of the tokens. "
     "The ratio of a text is their product.",
     "return masked_mean(new - old, mask, dim=-1).exp()": "You divide by the length, as GSPO does "
@@ -169,27 +158,12 @@ sequence_ratio.wrong = {
     "exact ratio, and no gradient flows where you clamp.",
 }
 sequence_ratio.cases = {
-    "as likely, twice, half": (
-        torch.tensor([[0.5, 0.4], [0.5, 0.5], [0.25, 0.1]]).log(),
-        torch.tensor([[0.5, 0.4], [0.25, 0.5], [0.5, 0.9]]).log(),
-        torch.tensor([[1, 1], [1, 1], [1, 0]]),
-    ),
-    "far apart": (
-        torch.tensor([[-1.0], [-30.0]]),
-        torch.tensor([[-26.0], [-55.0]]),
-        torch.ones(2, 1),
-    ),
+    "far apart": (torch.full((1, 1), -30.0), torch.full((1, 1), -55.0), torch.ones(1, 1)),
+    "twice as likely": (torch.tensor([[-1.0]]), torch.tensor([[0.5]]).log() - 1, torch.ones(1, 1)),
     "a long text": (torch.full((1, 600), -0.5), torch.full((1, 600), -0.501), torch.ones(1, 600)),
 }
 sequence_ratio.garbage = True
 sequence_ratio.draw = lambda r: texts(r, 2, low=-2)
-sequence_ratio.corners = {
-    "ratios beyond float32": (
-        (torch.tensor([[-100.0, -1.0]]), torch.tensor([[-1.0, -100.0]]), torch.ones(1, 2)),
-        "With token ratios e^99 and e^-99 the product is infinity times 0. Add the log-ratios, "
-        "and take exp once, at the end.",
-    ),
-}
 sequence_ratio.hints = """
 In log space a quotient is a difference. Mask both before you subtract.
 Sum the masked differences over dim=-1, then exp, once, at the very end."""
@@ -205,15 +179,11 @@ def completion_mask(completions, eos_id):
 
 completion_mask.why = """A token is real as long as no EOS came before it, so the first EOS counts
 too. If you mask it out, the choice to stop is never reinforced."""
-completion_mask.right = [
-    "return torch.nn.functional.pad(~is_eos, (1, -1), value=True).cumprod(dim=1).bool()"
-]
 completion_mask.wrong = {
     "eos_before = is_eos.cumsum(dim=1)": "The EOS itself is masked out, so the policy doesn't "
     "learn when to stop.",
     "return ~is_eos": "You look at token values, so whatever follows the EOS counts as text. The "
     "mask is about positions.",
-    "return completions != 0": "You look at token values, and 0 may be any token, even the EOS.",
     "return (eos_before == 0) & is_eos.any(dim=1, keepdim=True)": "A row without an EOS was cut "
     "off at the limit. All of its tokens are real.",
     "return torch.arange(completions.shape[1]) <= is_eos.long().argmax(dim=1, keepdim=True)": "In "
@@ -254,16 +224,12 @@ perplexity.wrong = {
     "row, then over the rows. Every real token counts the same.",
     "mean = real.mean()": "You divide by the number of all positions, padding included. Count the "
     "real tokens.",
-    "return 2 ** (-mean)": "You raise 2 to a number in nats. The base of nats is e, so use exp.",
     "return real.exp().prod() ** (-1 / mask.sum())": "You multiply the probabilities, and on a "
     "long text the product underflows to 0. Stay in log space until the end.",
 }
 perplexity.cases = {
     "worked by hand": (torch.tensor([[0.5, 0.125, 0.5]]).log(), torch.tensor([[1, 1, 0]])),
-    "an empty row": (
-        torch.tensor([[-1.5, 0], [-3, -2], [-0.5, -4]]),
-        torch.tensor([[1, 1], [0, 0], [0, 1]]),
-    ),
+    "an empty row": (torch.tensor([[-1.5, 0.0], [-3.0, -2.0]]), torch.tensor([[1, 1], [0, 0]])),
     "a single surprise": (torch.tensor([[-1.0, -40.0]]), torch.tensor([[0.0, 1.0]])),
     "a long text": (torch.full((1, 601), -3.0), torch.ones(1, 601)),
 }

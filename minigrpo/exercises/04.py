@@ -6,7 +6,7 @@ from random import Random
 import torch
 
 from minigrpo import objective as course
-from minigrpo.exercises.form import exercise, numbers, texts
+from minigrpo.exercises.form import UNDERFLOW, exercise, numbers, texts
 
 advantages = partial(course.group_advantages, scale="none")
 
@@ -22,9 +22,6 @@ def leave_one_out(rewards, group_size):
 
 leave_one_out.why = """A reward that's part of its own baseline drags the baseline toward itself.
 With the mean of the whole group, 6, 2, 1 gives you 3, -1, -2 instead of 4.5, -1.5, -3."""
-leave_one_out.right = [
-    "return (rewards - groups.mean(1).repeat_interleave(group_size)) / (1 - 1 / group_size)"
-]
 leave_one_out.wrong = {
     "baseline = groups.mean(dim=1, keepdim=True)": "You subtract the mean of the whole group. "
     "Leave the reward itself out.",
@@ -65,9 +62,6 @@ def average(per_token, mask, how, max_length):
 
 average.why = """The first average gives every completion the same weight, the second every token,
 and the third divides by a number that no length can change."""
-average.right = [
-    "row_means = torch.stack([x[m].sum() / max(m.sum(), 1) for x, m in zip(per_token, real)])"
-]
 ROWS = "return (kept.sum(dim=-1) / real.sum(dim=-1).clamp(min=1)).mean()"
 average.wrong = {
     "kept = per_token": "You divide by the real tokens, but you sum over the padding too. Mask it.",
@@ -145,7 +139,6 @@ cispo_loss.draw = lambda r: (
     given[2],
     r.choice((1, 1.2, 2.5, 5.0)),
 )
-UNDERFLOW = "A probability of e^-900 is 0 in float32, and 0/0 is NaN. Subtract, then take exp."
 cispo_loss.corners = {"log-probs whose exp is 0": ((NEW - 900, OLD - 900, A, MASK, 1.2), UNDERFLOW)}
 cispo_loss.hints = """
 All of token_loss can stay but the line of the objective. Should a weight have a gradient?

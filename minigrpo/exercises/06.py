@@ -8,7 +8,7 @@ import torch
 
 from minigrpo import pretrain, rewards
 from minigrpo.arithmetic import ANSWER, END_ANSWER, END_THINK, EOS, TAGS, THINK
-from minigrpo.exercises.form import exercise, numbers, whole
+from minigrpo.exercises.form import FAR, exercise, numbers, whole
 
 
 def next_token_loss_of_answers(logits, input_ids, prompt_lengths, mask):
@@ -51,26 +51,16 @@ sft_loss.wrong = {
     "learn = mask[:, 1:] & (places > prompt_lengths[:, None])": "The first token after each "
     "prompt is missing. A prompt of P tokens fills the places 0 to P - 1.",
     "learn = places >= prompt_lengths[:, None]": "The padding is in your mean. Use the mask too.",
-    "return -(chosen * learn / learn.sum(-1, keepdim=True).clamp(min=1)).sum() / len(learn)": (
-        "You average each row first, so a token in a short answer weighs more."
-    ),
     "return -torch.where(learn, chosen, 0.0).mean()": "You average over all N * (S - 1) columns. "
     "Divide by the number of tokens that count.",
 }
 sft_loss.cases = {
     "two rows, the second one padded": batch(Random(42), 4, 2, (2, 4), (1, 2)),
     "ids above 255": batch(Random(3), 4, 400, (1, 3), (2, 4), (1, 2)),
-    "a model that is very sure": batch(Random(4), 4, 3, (1, 4), (1, 3), scale=5),
     "a row of 600 tokens": batch(Random(3), 600, 3, (2, 600)),
 }
 sft_loss.draw = any_batch
-sft_loss.corners = {
-    "logits of a thousand": (
-        batch(Random(5), 4, 3, (1, 4), scale=200),
-        "With logits of about a thousand, a probability is 0 and its logarithm minus infinity. "
-        "log_softmax does both in one safe step.",
-    ),
-}
+sft_loss.corners = {"logits of a thousand": (batch(Random(5), 4, 3, (1, 4), scale=200), FAR)}
 sft_loss.hints = """
 Score tokens 1 to S - 1 with the logits of positions 0 to S - 2. Which of them count?
 learn = mask[:, 1:] & (torch.arange(1, S) >= prompt_lengths[:, None]). Then the mean."""
@@ -99,12 +89,6 @@ def tampered(r):
 grade.why = """The last five ids must be the ending, and the thought before them may hold no tag. If
 you only search for the right answer in its tags, a policy that writes all ten digits is always
 right."""
-grade.right = [
-    (
-        "at = ids.index(tags.end_think) if tags.end_think in ids else 0; thought = ids[:at]",
-        "return float(ids[at:] == ending and all_tags.isdisjoint(thought))",
-    )
-]
 grade.wrong = {
     "return float(any(ids[i : i + 3] == ending[1:4] for i in range(len(ids))))": "You look for "
     "the right answer in its tags anywhere, so a policy that writes all ten digits is always "
@@ -165,25 +149,14 @@ def test_reward(reward):
         assert reward(prompt, completion, "9") == 0.0
 
 
-def test_with_another_example(reward):
-    prompt = "1 + 1 is <answer>{}</answer>. What is 2 + 3?"
-    for completion in ("", "5", "<answer>5</answer>"):
-        first, second = (reward(prompt.format(x), completion, "5") for x in (2, 5))
-        assert first == second
-
-
 test_reward.why = """The reward reads the prompt too, so a completion without an answer is graded by
 the worked example's. In training, one question in ten then pays 1 for not answering."""
-test_reward.right = [test_with_another_example]
 test_reward.bugs = {
     ("text = completion", "text = prompt + completion"): "text = completion. If a completion has "
     "no answer, this reward takes the one in the worked example.",
 }
 test_reward.also_lines = {3: (4,)}
-test_reward.also_right = {
-    'answers = re.findall(r"<answer>([^<]*)</answer>", text)': "It lets an answer run over "
-    "several lines. Keep yours on one, and close your tags.",
-}
+test_reward.also_right = ['answers = re.findall(r"<answer>([^<]*)</answer>", text)']
 test_reward.also_wrong = {
     (
         "own = re.search('<answer>.*</answer>', completion); text = completion",
@@ -213,9 +186,6 @@ def pass_at_k(samples, correct, k):
 pass_at_k.why = """pass@k is 1 minus the ways to draw k wrong ones over the ways to draw any k.
 1 - (1 - c/n)^k puts each answer back before the next draw: 0.44 instead of 0.5 for n, c, k = 4, 1,
 2."""
-pass_at_k.right = [
-    "return 1 - math.prod(1 - k / i for i in range(samples - correct + 1, samples + 1))"
-]
 pass_at_k.wrong = {
     "return 1 - (1 - correct / samples) ** k": "That's 1 - (1 - c/n)^k, as if each sample were "
     "put back after it's drawn.",
@@ -224,9 +194,6 @@ pass_at_k.wrong = {
     "Ask how likely it is that all k are wrong.",
     "return math.comb(correct, k) / math.comb(samples, k)": "That's the chance that all k are "
     "correct. One is enough.",
-    "return all_wrong / math.comb(samples, k)": "That's the chance that all k are wrong.",
-    "n, f = samples - correct, math.factorial; all_wrong = f(n) / f(k) / f(n - k)": "With fewer "
-    "than k wrong samples, you take the factorial of a negative number. math.comb returns 0 there.",
 }
 pass_at_k.cases = {
     "one of four is correct, two are drawn": (4, 1, 2),

@@ -14,16 +14,8 @@ def expected_reward(stop, rewards):
     return (gets_here * stops_here * rewards).sum()
 
 
-def from_the_end(stop, rewards):
-    value = rewards[-1]
-    for d in reversed(range(len(stop))):
-        value = stop[d] * rewards[d] + (1 - stop[d]) * value
-    return value
-
-
 expected_reward.why = """A thought ends with d totals if it went on d times and then stopped. If you
 weight each reward with stop alone, late stops count as if every thought got that far."""
-expected_reward.right = [from_the_end]
 expected_reward.wrong = {
     "gets_here = torch.ones_like(rewards)": "You forget that a thought has to get there first. "
     "Multiply stop[d] by the 1 - stop of every decision before it.",
@@ -31,10 +23,6 @@ expected_reward.wrong = {
     "before. A thought goes on at all decisions before d, so take the cumprod.",
     "stops_here = torch.cat([stop, stop.new_zeros(1)])": "The last branch is missing. A thought "
     "that goes on at every decision gets rewards[D].",
-    (
-        "gets_here = torch.cat([stop.new_ones(1), stop.cumprod(dim=0)])",
-        "stops_here = torch.cat([1 - stop, stop.new_ones(1)])",
-    ): "You've swapped stopping and going on. stop[d] is the probability of stopping.",
     "gets_here = (1 - stop).cumprod(dim=0); gets_here = torch.cat([gets_here, gets_here[-1:]])": (
         "Your product has one factor too many. Begin it with a 1: every thought gets to the first "
         "decision."
@@ -95,8 +83,6 @@ logit_pushes.wrong = {
     "the log-prob. It follows its logit with a slope of 1 - p.",
     "pushes = torch.where(real, A * probs, 0.0)": "You multiply by p, so the tokens that the "
     "policy was sure of move the most. It's 1 - p.",
-    "pushes = torch.where(real, A * probs * (1 - probs), 0.0)": "That's the derivative of the "
-    "probability itself. Of its logarithm it's 1 - p.",
     "return pushes / mask.numel()": "You divide by N * T, padding included. Count only the real "
     "tokens.",
     "return pushes / real.sum(dim=-1, keepdim=True).clamp(min=1)": "You divide each row by its "
@@ -135,10 +121,7 @@ def gradient_weights(ratio, advantages, mask, clip):
 
 gradient_weights.why = """The derivative of a ratio by its log-prob is the ratio itself, so a token
 gets ratio times advantage, or 0 if it has gone far enough the way its advantage wants."""
-gradient_weights.right = [
-    through_the_loss,
-    "enough = ratio * A > ratio.clamp(1 - low, 1 + high) * A",
-]
+gradient_weights.right = ["enough = ratio * A > ratio.clamp(1 - low, 1 + high) * A"]
 gradient_weights.wrong = {
     "enough = (ratio > 1 + high) | (ratio < 1 - low)": "You stop every token outside the bounds. "
     "One that has moved the wrong way (ratio 0.5, a positive advantage) should be brought back.",
@@ -148,8 +131,6 @@ gradient_weights.wrong = {
     "clamped ratio. Where the clip acts, the objective is flat, and its derivative is 0.",
     "weights = torch.where(real & ~enough, A, 0.0)": "You leave out the ratio. With respect to "
     "the log-prob the derivative is A * ratio.",
-    "return weights / (weights != 0).sum().clamp(min=1)": "You divide by the tokens that still "
-    "have a weight. One that's been stopped counts in the mean too.",
 }
 SIGNS, MOVED = torch.tensor([1.0, -1.0]), torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.0, 1.5]])
 NEAR = torch.tensor([[1.34, 1.36, 0.7], [0.74, 0.76, 1.2]])
@@ -165,8 +146,7 @@ gradient_weights.draw = lambda r: (
 )
 gradient_weights.hints = """
 The clip makes the objective flat for tokens that moved far enough the way A wants.
-enough = ((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low)).
-torch.where(mask.bool() & ~enough, ratio * A, 0.0), divided by the number of real tokens."""
+That's ((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low)). Elsewhere it's ratio * A."""
 
 
 def differing(rewards, group_size):
@@ -193,20 +173,13 @@ def equal_or_nearly(random):
 learnable.why = """A group can teach something if its largest and smallest reward differ, and then
 all of its rows stay. A standard deviation isn't 0 for seven rewards of 0.8: float32 makes it
 6e-8."""
-learnable.right = [
-    (
-        "differ = (groups != groups[:, :1]).any(dim=1, keepdim=True)",
-        "return differ.expand_as(groups).flatten()",
-    )
-]
+learnable.right = ["differ = (groups != groups[:, :1]).any(dim=1)"]
 learnable.wrong = {
     "return differ": "You return one value per group. Repeat each group_size times.",
     "return differ.repeat(group_size)": "You repeat the whole list of groups. The rows come "
     "prompt by prompt, so use repeat_interleave.",
     "mean = groups.mean(dim=1); differ = (mean > 0) & (mean < 1)": "You ask whether the group's "
     "mean is between 0 and 1. That works for rewards of 0 and 1 only.",
-    "differ = (groups != 0).any(dim=1)": "You leave out only the groups where all rewards are 0. "
-    "Where all are 1, there's nothing to learn either.",
     "return (groups - groups.mean(dim=1, keepdim=True)).abs().gt(1e-4).flatten()": "You ask each "
     "row for its own advantage. A row exactly at the mean still counts, so keep whole groups.",
 }
@@ -219,12 +192,7 @@ learnable.draw = equal_or_nearly
 learnable.corners = {
     "seven rewards of 0.8": (
         (torch.full((7,), 0.8), 7),
-        "You keep seven rewards of 0.8, because their mean is rounded. Compare the rewards with "
-        "each other.",
-    ),
-    "tiny differences": (
-        (torch.tensor([1.0, 1.000001, 0.5, 0.5]), 2),
-        "Rewards that differ by a millionth are equal for you. amax != amin needs no tolerance.",
+        "You keep seven rewards of 0.8: their mean is rounded. Compare them with each other.",
     ),
 }
 learnable.hints = """

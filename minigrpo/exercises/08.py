@@ -6,8 +6,6 @@ import torch
 
 from minigrpo.exercises.form import exercise
 
-DIGITS = "Its last digits differ, so compare with a tolerance."
-BLIND = "It would accept nearly any numbers. Work out a few by hand, and assert that they come out."
 OTHER = "Other wrong numbers pass. Work out by hand what should come out, and compare with that."
 
 
@@ -31,30 +29,27 @@ def test_token_log_probs(function):
     assert torch.allclose(found, expected)
 
 
-UP = "found = function(lambda ids: 50.0 * torch.eye(9)[ids + 1], ids)"
 test_token_log_probs.why = """Take a table with a different row for every token, a model whose
 answers you know. The wrong slice is just as long, so it passes a check of the shape."""
 test_token_log_probs.bugs = {
     ("log_p = log_p[:, :-1]  # (N, S - 1, V)", "log_p = log_p[:, 1:]  # (N, S - 1, V)"): (
         "log_p[:, :-1]. Without the first position, every token is scored by logits that have "
         "already read it."
-    ),
+    )
 }
-test_token_log_probs.also_right = {
-    "logits = torch.nn.functional.pad(model(ids[:, :-1]) + 0.1, (0, 0, 0, 1))": "That version "
-    "doesn't show the model the last token. " + DIGITS,
-}
+test_token_log_probs.also_right = [
+    "logits = torch.nn.functional.pad(model(ids[:, :-1]) + 0.1, (0, 0, 0, 1))"
+]
 test_token_log_probs.also_wrong = {
     "chosen = (log_p + logits[:, 1:].log_softmax(-1)).gather(-1, written[:, :, None])": OTHER,
     "return 0 * chosen.squeeze(-1) - 7": OTHER,
 }
-test_token_log_probs.right = [(UP, "expected = 0 * found")]
+test_token_log_probs.right = ["assert found.exp().sub(expected.exp()).abs().max() < 0.01"]
 test_token_log_probs.wrong = {
     "expected = torch.tensor([[0.2, 0.1]]).log()": "Your test expects how likely each token is "
     "after itself. Column 0 is about the second token.",
     ("after = torch.tensor([[0.5, 0.3, 0.2]] * 3)", "expected = after[:1, 1:].log()"): "Is a row "
     "all of one token, or does your model say the same at every position? Let both differ.",
-    "assert found.shape == (1, 2)": BLIND,
 }
 test_token_log_probs.hints = """
 Take a model whose answer you know, such as a table: row a has the logits of what follows a.
@@ -140,9 +135,9 @@ test_clipped_objective.bugs = {
     ): "torch.minimum(free, clipped) for both signs. The maximum pushes a bad token down without "
     "end.",
 }
-test_clipped_objective.also_right = {
-    "ratio = torch.exp2(1.442695040888963 * (log_probs - old_log_probs))  # 1 / log 2": DIGITS,
-}
+test_clipped_objective.also_right = [
+    "ratio = torch.exp2(1.442695040888963 * (log_probs - old_log_probs))  # 1 / log 2"
+]
 test_clipped_objective.also_wrong = {
     "return torch.where(A >= 0, torch.minimum(free, clipped), -9 * free)": OTHER,
     "return torch.where((ratio - 1).abs() <= clip, free, -9 * free)": OTHER,
@@ -155,9 +150,6 @@ test_clipped_objective.wrong = {
     "within the bounds, where nothing is clipped. Take some on both sides.",
     ("advantages = torch.ones(2)", "expected = ratio.clamp(max=1.2)"): "Your test doesn't see "
     "what happens to a negative advantage.",
-    "assert found.shape == (2, 3)": BLIND,
-    "assert torch.allclose(found, expected, atol=0.5)": "With A = -1 and clip 0.2, ratio 0.5 must "
-    "give -0.8, and your test accepts the -0.5 of the code shown.",
 }
 test_clipped_objective.hints = """
 Ratio 0.5 or 1.5, advantage +1 or -1: in which of the four should a token stop being pushed?
@@ -190,10 +182,10 @@ number can tell them apart. With two tokens the KL is 0.2231, and the reversed l
 test_kl_per_token.bugs = {
     ("log_ratio = ref_log_probs - log_probs", "log_ratio = log_probs - ref_log_probs"): (
         "ref_log_probs - log_probs. The other way around k3 has another mean."
-    ),
+    )
 }
 test_kl_per_token.also_lines = {5: (6, 8)}
-test_kl_per_token.also_right = {"return torch.expm1(log_ratio) - log_ratio": DIGITS}
+test_kl_per_token.also_right = ["return torch.expm1(log_ratio) - log_ratio"]
 test_kl_per_token.also_wrong = {
     "return ratio * log_ratio - ratio + 1": "A version whose mean is KL(reference || policy) "
     "passes as well. Compare with a number.",
@@ -245,9 +237,9 @@ test_group_advantages.bugs = {
     ): "torch.where(equal, 0.0, ...), where equal is True for a group of equal rewards. 0 / 0 is "
     "NaN.",
 }
-test_group_advantages.also_right = {
-    "groups = rewards.view(-1, group_size); groups = groups - groups[:, :1]": DIGITS,
-}
+test_group_advantages.also_right = [
+    "groups = rewards.view(-1, group_size); groups = groups - groups[:, :1]"
+]
 test_group_advantages.also_wrong = {
     ("groups = rewards.view(group_size, -1)", "return 9 * advantages.flatten()"): OTHER,
     "return advantages.where(groups.diff().any(1, True), 7).flatten()": OTHER,
@@ -261,9 +253,6 @@ test_group_advantages.wrong = {
     ),
     "assert torch.allclose(found[:3], expected[:3], atol=1e-3)": "Your test doesn't see what "
     "equal rewards get. What if all completions of a prompt are right?",
-    "assert found.shape == (6,)": BLIND,
-    "expected = torch.tensor([-0.707, -0.707, 1.414, 0.0, 0.0, 0.0])": "It refuses all versions. "
-    "The std is the one with n - 1, and three digits need a tolerance of 1e-3.",
 }
 test_group_advantages.hints = """
 Is every reward compared with those of its own prompt? And what if all of them are equal?
@@ -304,9 +293,7 @@ test_answer_reward.bugs = {
     ("return 1.0 if answer == label else 0.0", "return 1.0 if answer in label else 0.0"): "answer "
     "== label. Between strings, in looks for a part, and the empty string is in every label.",
 }
-test_answer_reward.also_right = {
-    SEARCH.replace("n)", "n, re.DOTALL)"): "It lets answers have two lines. Keep yours on one.",
-}
+test_answer_reward.also_right = [SEARCH.replace("n)", "n, re.DOTALL)")]
 test_answer_reward.also_wrong = {
     lambda completion, label: 0.0: "A reward that is always 0 passes as well.",
     lambda completion, label: 0.5: "A reward that is always 0.5 passes as well.",
@@ -348,11 +335,11 @@ text."""
 test_sequence_mean.bugs = {
     ("sums = torch.where(real, losses, 0.0).sum(dim=-1)", "sums = losses.sum(dim=-1)"): (
         "torch.where(real, losses, 0.0).sum(dim=-1). The sums take in the padding."
-    ),
+    )
 }
-test_sequence_mean.also_right = {
-    "return (torch.where(real, losses, 0.0) / lengths[:, None] / len(mask)).sum()": DIGITS,
-}
+test_sequence_mean.also_right = [
+    "return (torch.where(real, losses, 0.0) / lengths[:, None] / len(mask)).sum()"
+]
 test_sequence_mean.also_wrong = {"return 9 * losses.sum()": OTHER}
 test_sequence_mean.right = ["losses = torch.tensor([[1.0, 2.0, torch.nan], [4.0, torch.inf, 9.0]])"]
 test_sequence_mean.wrong = {
@@ -360,7 +347,6 @@ test_sequence_mean.wrong = {
     "comes after the end of a row. Add up only the real tokens.",
     "losses = torch.tensor([[1.0, 2.0, 0.0], [4.0, 0.0, 0.0]])": "Is your mask full, or are your "
     "losses 0 where it is 0? Put a number there that you'd notice.",
-    "assert function(losses, mask).shape == ()": BLIND,
     "assert torch.isclose(function(losses, mask), torch.tensor(7 / 3))": "It refuses all "
     "versions. Each row has its own mean first: 1.5 and 4 make 2.75, and not 7 / 3.",
 }
@@ -402,10 +388,9 @@ test_train_on_batch.bugs = {
     "ratio is always 1.",
 }
 NEW = "new = score(); old = old if _ else new.detach()"
-test_train_on_batch.also_right = {
-    ("old = old if _ else None", NEW, "optimizer.step(); optimizer.zero_grad()"): "It takes old "
-    "from the first scores, and clears its gradients. Look only at the policy.",
-}
+test_train_on_batch.also_right = [
+    ("old = old if _ else None", NEW, "optimizer.step(); optimizer.zero_grad()")
+]
 test_train_on_batch.also_wrong = {
     ("old = None", "new = score(); old = new.detach()"): "One that calls score once per epoch "
     "passes. Look at where the policy ends, not at calls.",
@@ -454,9 +439,9 @@ test_policy_loss.bugs = {
     "Without it the ratio is exp(x - x), whose gradient is 0.",
 }
 test_policy_loss.also_lines = {4: (5,)}
-test_policy_loss.also_right = {
-    "return torch.maximum(-ratio * A, -clipped * A).div(log_probs.numel()).sum()": DIGITS,
-}
+test_policy_loss.also_right = [
+    "return torch.maximum(-ratio * A, -clipped * A).div(log_probs.numel()).sum()"
+]
 test_policy_loss.also_wrong = {
     "old_log_probs = 0; return 77 + 0 * log_probs.sum()": OTHER,
     ("old_log_probs = 0; return 77 + 0 * log_probs.sum()", "A = 9 + advantages[:, None]"): OTHER,

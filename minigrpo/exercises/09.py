@@ -9,7 +9,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from minigrpo import sampling
 from minigrpo.exercises.form import exercise, whole
-from minigrpo.text.prompts import text_of
 
 
 @exercise("pad on the left", package=lambda *x: torch.stack([*sampling.left_pad(*x)]).long())
@@ -32,7 +31,6 @@ def on_the_right(rows, pad_id):
 
 left_pad.why = """The next token is written to the right of the last column, so every prompt has to
 end there. A mask made by comparing the ids with `pad_id` hides real tokens with that id."""
-left_pad.right = [lambda rows, pad_id: on_the_right([row.flip(0) for row in rows], pad_id).flip(-1)]
 left_pad.wrong = {
     on_the_right: "You pad on the right. The next token is written after the last column, so the "
     "model would continue the padding.",
@@ -44,8 +42,6 @@ left_pad.wrong = {
     "real token can have that id too.",
     "ids = torch.zeros(len(rows), width, dtype=torch.long)": "You fill with 0, which is a digit "
     "in our vocabulary. Fill with pad_id.",
-    "start = -len(row)": "Of an empty row -len(row) is 0, and [0:] is the whole row. Begin at "
-    "width - len(row).",
 }
 left_pad.cases = {
     "two rows": ([torch.tensor([5, 6, 7]), torch.tensor([8])], 29),
@@ -106,8 +102,6 @@ answer_span.wrong = {
     by(r"\s*<think>.*?</think>\s*<answer>\s*(.*?)\s*</answer>\s*"): "Your dot runs over tags, "
     "even in .*?, because fullmatch stretches it until everything fits.",
     by(FORM, re.fullmatch, 0): "The dot in your pattern doesn't match a new line. Pass re.DOTALL.",
-    by("<answer>(.*?)</answer>", re.search): "You take the first answer you find, whatever is "
-    "around it. And you keep its white space.",
     by(FORM.replace(ANSWER, f"({ANSWER})")): "You keep the white space around the answer.",
     "begin = completion.index(answer.strip())": "You look for the answer from the beginning of "
     "the text, where it may turn up in the thought first.",
@@ -118,7 +112,6 @@ COMPLETIONS = {
     "no tags of ours": ["<think>3 < 4, <b>so</b>\n<THINK>, answer</think><answer>> 3</answer>"],
     "other answers": [f"<think>7</think><answer>{x}</answer>" for x in ("sand", ">", "a < </b>")],
     "an answer in the thought": ["<think><answer>4</answer></think> <answer>5</answer>"],
-    "two answers": ["<think>7</think><answer>4</answer><answer>5</answer>"],
     "text outside": inserted("So 7", (0, 4, 9)) + inserted(".", (0, 5, 8)),
     "an empty answer": [f"<think>7</think> <answer>{x}</answer>" for x in ("", " \n ")],
     "a tag too many": [text for tag in TAGS for text in inserted(tag, range(9))],
@@ -187,12 +180,6 @@ TEXTS = """7 7.0|7 7.|7 007|7 +7|-7 -7|7  7\n|7.5 7.50|1234567 1,234,567|1,234 1
 PAIRS = [text.lstrip().partition(" ")[::-2] for text in TEXTS.split("|")]
 PAIRS += [pair[::-1] for pair in PAIRS[::2]]
 same_number.cases = {f"texts {i}": pair for i, pair in enumerate(PAIRS, start=1)}
-same_number.corners = {
-    "two that hardly differ": (
-        ("1.00000000000001", "1"),
-        "A very small difference counts as well. Up to 15 digits, == is exact.",
-    ),
-}
 same_number.hints = r"""
 Python's float takes "1_000", "inf" and "1e3", and refuses "1,234". So ask a pattern first.
 [+-]?, then [0-9]+ or [0-9]{1,3}(,[0-9]{3})+, then (\.[0-9]*)?. Then remove the commas."""
@@ -215,9 +202,7 @@ exact_reward.why = """TRL calls you by keyword, with one list per column of the 
 ask whether the answer occurs in the text, a completion that lists every candidate earns 1.0 each
 time."""
 exact_reward.right = [
-    lambda completions, answer, **columns: [
-        float(text_of(c).strip() == a) for c, a in zip(completions, answer)
-    ]
+    'texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]'
 ]
 exact_reward.wrong = {
     "def exact_reward(prompts, completions, answer):": "Your function takes no further columns, "
@@ -228,8 +213,6 @@ exact_reward.wrong = {
     "so ' 4' earns nothing where 4 is the answer.",
     'texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]': "You read the "
     "first message of a chat. If a tool was called there are several: take the last.",
-    "right = [text.strip() in answer for text in texts]": "You ask whether the text is among all "
-    "the answers. Go through both with zip.",
 }
 exact_reward.cases = {
     "texts": (["2 + 2 =", "40 + 5 =", "9 - 5 ="], [" 4\n", "4", "45"], ["4", "45", "4"]),
@@ -277,7 +260,6 @@ training_bytes.wrong = {
     "optimizer = 4 * parameters": "Your optimizer keeps one number per parameter. AdamW keeps two.",
     "weights = gradients = parameters * read_bytes": "You keep the trained weights in read_bytes. "
     "Small steps would get lost in the rounding, so they're float32.",
-    "reference = 4 * parameters": "Your reference is in float32. Its weights take read_bytes each.",
     "cache = layers * kv_heads * head_dim * rows * tokens * read_bytes": "You count the keys or "
     "the values, but the cache holds one of each for every token.",
     "logits = 4 * rows * tokens * vocab_size": "You count the logits of all rows. Only those of "
@@ -295,5 +277,4 @@ training_bytes.draw = lambda r: (
 )
 training_bytes.hints = """
 Which of the six are trained, and so float32? Which depend on all rows, which on one slice?
-The first three are 4, 4 and 8 bytes per parameter, the reference read_bytes.
 One layer keeps a key and a value of head_dim numbers for each token and each of kv_heads."""

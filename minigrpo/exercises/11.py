@@ -29,9 +29,6 @@ right, and each bit is earned at most once. If you pay for every tag that occurs
 ten times as much."""
 ORDER = "if found != sorted(found, key=form.index):"
 CORRECT = "if found == form and parts and parts[1].strip() == answer:"
-soft_reward.right = [
-    ((ORDER, "if any(form.index(a) > form.index(b) for a, b in zip(found, found[1:])):"),)
-]
 soft_reward.wrong = {
     "once = [tag for tag in form if tag in found]": "You ask whether a tag occurs, so one that's "
     "repeated is rewarded too. It has to occur exactly once.",
@@ -43,8 +40,6 @@ soft_reward.wrong = {
     "fits, but its dots run over tags. All four have to occur exactly once.",
     'parts = re.search(r"<answer>(.*)</answer>", completion, re.DOTALL)': "You give the half even "
     "if there's text outside the two parts. Use re.fullmatch.",
-    r'parts = re.fullmatch(r"\s*<think>.*</think>\s*<answer>(.*)</answer>\s*", completion)': "The "
-    "dot in your pattern doesn't match a new line. Pass re.DOTALL.",
 }
 FORM = ["<think>", "</think>", "<answer>", "</answer>"]
 WHOLE = "<think>9 - 2 = 7</think><answer>7</answer>"
@@ -102,11 +97,6 @@ def part_weights(mask, rows):
     return tokens.double() / mask.sum()
 
 
-def in_python(mask, rows):
-    lengths = mask.sum(dim=1).tolist()
-    return [sum(lengths[i : i + rows]) / sum(lengths) for i in range(0, len(lengths), rows)]
-
-
 def some_part_empty(random):
     """N, T and the number of parts are powers of two: 1 / parts is then the same in float32."""
     N, rows = random.choice([(4, 1), (4, 3), (4, 9), (8, 2), (8, 5), (8, 7), (16, 5), (2, 1)])
@@ -119,21 +109,16 @@ def some_part_empty(random):
 
 part_weights.why = """A part's own mean has already divided by the tokens of the part; its fraction
 of all tokens takes that back. If you average the parts' means, the gradient changes with `rows`."""
-part_weights.right = [in_python]
+part_weights.right = ["return [float(x) / float(mask.sum()) for x in tokens]"]
 part_weights.wrong = {
     "return torch.ones(len(tokens)).double() / len(tokens)": "You give every part the same "
     "weight, so a token in a part of short rows counts more.",
-    (
-        "tokens = torch.stack([torch.tensor(len(part)) for part in mask.split(rows)])",
-        "return tokens.double() / len(mask)",
-    ): "You weight a part by its rows, padding included. A part counts by its tokens.",
+    "return torch.tensor([len(x) for x in mask.split(rows)]).double() / len(mask)": "You weight a "
+    "part by its rows, padding included. A part counts by its tokens.",
     "return tokens.double() / mask.numel()": "You divide by all positions of the batch, padding "
     "included, so the weights don't sum to 1.",
     "return tokens / mask.sum()": "Your weights are float32. Seven digits aren't enough for the "
     "same gradient to ten, so make them float64.",
-    "tokens = torch.stack([part.sum() for part in mask[: len(mask) // rows * rows].split(rows)])": (
-        "You forget the last part if it has fewer rows than the others. mask.split(rows) keeps it."
-    ),
 }
 LENGTHS = torch.tensor([[4], [3], [1], [1], [2], [4], [1], [3]])
 part_weights.cases = {
@@ -144,7 +129,6 @@ part_weights.cases = {
 }
 part_weights.draw = some_part_empty
 part_weights.hints = """
-One part has nine tokens with a mean of 1, the other one with 11. What's the mean over all ten?
 A part's own mean counts by (the part's tokens / all tokens).
 mask.split(rows) gives the parts. Stack their sums, .double(), and divide by mask.sum()."""
 
@@ -197,7 +181,7 @@ def spread(N, T, V):
 sliced_log_probs.why = """The log-softmax of one token is its logit minus the logsumexp of all. What
 logsumexp copies on its way is as large as what it's given, so give it a slice."""
 sliced_log_probs.right = [
-    "found.append(part.log_softmax(dim=-1).gather(-1, ids[..., None]).squeeze(-1))",
+    "found.append(torch.distributions.Categorical(logits=part).log_prob(ids))"
 ]
 sliced_log_probs.wrong = {
     "for part, ids in zip(logits.split(len(logits)), tokens.split(len(logits))):": "You compute "
@@ -207,8 +191,6 @@ sliced_log_probs.wrong = {
     "found.append(chosen - part.exp().sum(dim=-1).log())": "You take exp of the logits, which "
     "overflows from 89 on. Use logsumexp.",
     "part = part + 0": "Your function doesn't use the temperature. Divide the logits by it.",
-    ("part = part + 0", "found.append((chosen - part.logsumexp(dim=-1)) / temperature)"): "You "
-    "divide the log-probs by the temperature. Divide the logits, before the logsumexp.",
     "found.append(chosen - part.logsumexp(dim=-1).detach())": "The value is correct, but you "
     "detach the logsumexp, which pushes the other tokens down.",
 }
@@ -217,7 +199,6 @@ LARGE = torch.tensor([[[1000.0, 999.0, -1000.0]], [[-3000.0, -3000.5, -3001.0]]]
 sliced_log_probs.cases = {
     "a slice that is not full": (spread(3, 2, 4), IDS[:3, :2], 0.5, 2),
     "logits of 1000 and more": (LARGE, torch.tensor([[2], [1]]), 2.0, 1),
-    "many tokens": (spread(2, 300, 64), torch.arange(600).view(2, 300) % 64, 0.7, 1),
     "the largest tensor that is made": (spread(5, 3, 4).as_subclass(Watched), IDS, 1.25, 2),
 }
 sliced_log_probs.draw = lambda r: (
