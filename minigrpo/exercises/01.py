@@ -86,7 +86,7 @@ def some_heads(r, *sizes):
     """Queries, keys and values as transposed views, as in the layer, and a mask."""
     N, heads, S, d = sizes or [r.randint(1, 4) for _ in range(4)]
     parts = [numbers(r, N, S, heads, d).transpose(1, 2) for _ in range(3)]
-    return *parts, mask(r, S, S, holes=True).bool()
+    return *parts, mask(r, S, S).bool()
 
 
 attention.why = """After the softmax each row of weights sums to 1, so a position gets a weighted
@@ -155,6 +155,7 @@ next_token_loss.wrong = {
 HAND = torch.tensor([[[0.0, math.log(2), 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
 next_token_loss.cases = {
     "worked by hand": (HAND, torch.tensor([[0, 1, 2]])),
+    "two windows": (torch.tensor([4.0, 0]).expand(2, 2, 2), torch.tensor([[1, 0], [0, 1]])),
     "a surprise": (torch.tensor([[[48.0, 8], [-48, -47], [0, 0]]]), torch.tensor([[0, 1, 0]])),
     "a large vocabulary": (some_windows(Random(1), 1, 3, 300)[0], torch.tensor([[0, 257, 299]])),
     "a long window": some_windows(Random(2), 1, 600, 3),

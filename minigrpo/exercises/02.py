@@ -81,6 +81,7 @@ token_log_probs.wrong = {
 }
 token_log_probs.cases = {
     "a model that counts": (40.0 * torch.eye(5)[1:][None], torch.tensor([[0, 1, 2, 3]])),
+    "a text that counts badly": (40.0 * torch.eye(5)[1:][None], torch.tensor([[0, 2, 2, 0]])),
     "two heights": (torch.tensor([[[50.0, 49], [-50, -49], [9, 9]]]), torch.tensor([[1, 0, 1]])),
     "a large vocabulary": (some_windows(Random(1), 1, 3, 300)[0], torch.tensor([[0, 257, 299]])),
     "a long text": some_windows(Random(2), 1, 600, 3),
@@ -120,6 +121,7 @@ sequence_log_probs.cases = {
         torch.tensor([[-1.0, -2.0, -4.0], [-3.0, -5.0, -torch.inf], [-1.0, torch.nan, -2.0]]),
         torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 1]]).bool(),
     ),
+    "a token that is certain": (torch.tensor([[-9.0, 0.0, -2.0]]), torch.tensor([[0, 1, 1]])),
     "an impossible token": (torch.tensor([[-1.0, -torch.inf, -2.0]]), torch.ones(1, 3)),
     "a long text": (torch.full((1, 600), -0.5), torch.ones(1, 600)),
 }
@@ -230,6 +232,7 @@ perplexity.wrong = {
 perplexity.cases = {
     "worked by hand": (torch.tensor([[0.5, 0.125, 0.5]]).log(), torch.tensor([[1, 1, 0]])),
     "an empty row": (torch.tensor([[-1.5, 0.0], [-3.0, -2.0]]), torch.tensor([[1, 1], [0, 0]])),
+    "always certain and right": (torch.zeros(2, 2), torch.tensor([[1, 0], [1, 1]])),
     "a single surprise": (torch.tensor([[-1.0, -40.0]]), torch.tensor([[0.0, 1.0]])),
     "a long text": (torch.full((1, 601), -3.0), torch.ones(1, 601)),
 }

@@ -39,11 +39,12 @@ letter_share.wrong = {
 letter_share.cases = {
     "padding": (tensor([[4, 1, 4, 2], [4, 1, 4, 4]]), tensor([[1, 1, 1, 1], [1, 1, 0, 0]]), 4),
     "the letter has the id 0": (tensor([[0, 5, 7, 0]]), tensor([[1, 1, 1, 0]]).bool(), 0),
+    "one hit in 600": (tensor([[128253] * 599 + [128254]]), torch.ones(1, 600), 128254),
     "many hits, large ids": (tensor([[9] * 200 + [128254] * 400]), torch.ones(1, 600), 128254),
 }
 letter_share.draw = lambda r: (
     whole(r, N := r.randint(1, 3), T := r.randint(1, 5), high=5),
-    mask(r, N, T, holes=True),
+    mask(r, N, T),
     r.randrange(7),
 )
 letter_share.hints = """
@@ -75,8 +76,7 @@ group_advantages.wrong = {
     + " And almost nothing is added to it. The formula adds 1e-4.",
     "advantages = groups - mean": "What comes out is the reward minus the group's mean, as in Dr. "
     "GRPO. Divide by the std plus 1e-4 too.",
-    ("groups = rewards.view(group_size, -1).T", "return advantages.T.flatten()"): "You take every "
-    "P-th reward for a group. The rows come prompt by prompt, so use .view(-1, group_size).",
+    "std = (groups - mean).mean(dim=1, keepdim=True).sqrt()": "Your std forgets the square.",
 }
 group_advantages.cases = {  # their means are exact, so rounding plays no part
     "an easy prompt and a hard one": (tensor([1.0, 1, 1, 0, 0, 0, 1, 0]), 4),
@@ -156,6 +156,8 @@ kl_to_reference.wrong = {
     "return torch.nn.functional.kl_div(log_probs, ref_log_probs, reduction='none')": "Is it "
     "F.kl_div? Without log_target=True it takes the logarithm of a log-prob, which is NaN, and "
     "with it you get the other direction.",
+    "return (log_probs - ref_log_probs).expm1() - (log_probs - ref_log_probs)": "The log-ratio is "
+    "upside down. And you don't use the mask.",
     "return ref_log_probs.exp() * log_ratio": "You weight the log-ratio with the reference's "
     "probability, as F.kl_div does. That's a term of KL(reference || policy).",
 }
@@ -213,6 +215,7 @@ new, old = -tensor([[0.5, 0.5, 0.1], [1, 1, 1]]), -tensor([[1, 1, 0.9], [0.5, 0.
 A, ends, ones = tensor([-2.0, 2.0]), tensor([[1, 1, 0], [1, 1, 1]]), torch.ones(1, 600)
 sequence_grpo_loss.cases = {
     "two texts that moved the wrong way": (new, old, A, ends, 0.2),
+    "an advantage of 0": (new, old, tensor([0.0, 2.0]), ends.bool(), 0.1),
     "a wide clip": (new, old, A.abs(), ends.float(), 1.25),
     "600 tokens": (-ones, -ones - 2**-10, tensor([-1.0]), ones, 0.2),
 }
@@ -278,6 +281,5 @@ grpo_step.corners = {
     "a rounded mean": ((torch.zeros(3), tensor([0, 1] * 8), tensor([5.7] * 16), 10.0), EQUAL),
 }
 grpo_step.hints = """
-Differentiate in a copy, policy = logits.detach().clone().requires_grad_().
-The loss is minus the mean of advantage times policy.log_softmax(dim=-1)[tokens].
+In a copy that requires a gradient: minus the mean of advantage times log_softmax(dim=-1)[tokens].
 torch.autograd.grad(loss, policy) returns a tuple with the gradient. Subtract lr times that."""

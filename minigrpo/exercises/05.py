@@ -104,7 +104,7 @@ entropy_bonus.cases = {
 }
 entropy_bonus.draw = lambda r: (
     numbers(r, N := r.randint(1, 3), T := r.randint(1, 4), r.randint(1, 6), low=-6, high=6),
-    mask(r, N, T, holes=True),
+    mask(r, N, T),
 )
 entropy_bonus.corners = {"logits of 1000": ((PLAIN + 1000, torch.ones(2, 3)), FAR)}
 entropy_bonus.hints = """
@@ -157,6 +157,7 @@ grpo_loss.wrong = {
     "the policy is rewarded for leaving the reference. Add it.",
     (*RAW, "per_token = kl_weight * kl - objective"): "You divide by the real tokens, but you sum "
     "over the padding too. Mask what you sum.",
+    "loss = per_token.mean()": "You divide by the width of the batch, padding included.",
     "loss = per_token.sum() / real.sum()": "You average the loss over all tokens at once, so long "
     "rows weigh more. Average each row first.",
     "mean_entropy = (torch.where(real, entropy, 0.0).sum(dim=-1) / real.sum(dim=-1)).mean()": (
@@ -184,5 +185,4 @@ grpo_loss.corners = {
 }
 grpo_loss.hints = """
 The ratio is new over old, the KL has ref - new. Per token: kl_weight * kl - objective.
-Mask that, take the mean of each row's real tokens, and then of the rows.
-Subtract entropy_weight times torch.where(real, entropy, 0.0).sum() / real.sum()."""
+Mask that, average each row, then the rows. The entropy is one mean over all real tokens."""

@@ -123,6 +123,7 @@ grade.cases = {
 LARGE = rewards.Tags(think=300, end_think=46, answer=128_011, end_answer=0, eos=128_009)
 grade.cases |= {
     "other tags": (torch.tensor([7, 5000, 46, 128_011, 1000, 0, 128_009]), 1000, LARGE),
+    "the answer is 0": (torch.tensor([7, END_THINK, ANSWER, 0, END_ANSWER, EOS]), 0, TAGS),
     "146 is not 46": (torch.tensor([146, 128_011, 9, 0, 128_009]), 9, LARGE),
 }
 grade.draw = tampered

@@ -23,10 +23,6 @@ expected_reward.wrong = {
     "before. A thought goes on at all decisions before d, so take the cumprod.",
     "stops_here = torch.cat([stop, stop.new_zeros(1)])": "The last branch is missing. A thought "
     "that goes on at every decision gets rewards[D].",
-    "gets_here = (1 - stop).cumprod(dim=0); gets_here = torch.cat([gets_here, gets_here[-1:]])": (
-        "Your product has one factor too many. Begin it with a 1: every thought gets to the first "
-        "decision."
-    ),
     "gets_here = torch.cat([stop.new_ones(1), (1 - stop).cumprod(dim=0)]).detach()": "The value "
     "is correct, but you detach the probability of getting there, which has a gradient too.",
 }
@@ -42,8 +38,7 @@ expected_reward.draw = lambda r: (
 )
 expected_reward.hints = """
 Stopping after exactly two totals has probability (1 - stop[0]) * (1 - stop[1]) * stop[2].
-It gets to decision d with probability torch.cat([stop.new_ones(1), (1 - stop).cumprod(0)])[d].
-Times torch.cat([stop, stop.new_ones(1)]), where it stops, times rewards; and sum."""
+gets_here is torch.cat([stop.new_ones(1), (1 - stop).cumprod(0)]); and after the last it's over."""
 
 
 def by_autograd(probs, advantages, mask):
@@ -69,7 +64,7 @@ LATE = torch.arange(600)[None] >= 343  # the last 257 of 600 tokens
 def batch(random, **range):
     """Numbers, advantages and a mask; of two rows or more, one can be empty."""
     N, T = random.randint(1, 3), random.randint(1, 4)
-    found = mask(random, N, T, holes=True)
+    found = mask(random, N, T)
     found[0] *= N == 1 or random.random() < 0.7
     return numbers(random, N, T, **range), whole(random, N, high=9) / 2 - 2, found
 

@@ -123,8 +123,7 @@ answer_span.cases = {
     f"{name}, {i}": (text,) for name, of in COMPLETIONS.items() for i, text in enumerate(of, 1)
 }
 answer_span.hints = r"""
-re.split(r"(</?think>|</?answer>)", completion) cuts the text and keeps the tags.
-A text of the right form has nine pieces. pieces[1::2] are the four tags; what's pieces[::2]?
+re.split(r"(</?think>|</?answer>)", completion) cuts the text into nine pieces, tags at [1::2].
 The span begins at completion.index("<answer>") + 8, plus the white space before the answer."""
 
 
@@ -176,7 +175,7 @@ TEXTS = """7 7.0|7 7.|7 007|7 +7|-7 -7|7  7\n|7.5 7.50|1234567 1,234,567|1,234 1
     1234567 1234,567|123 ,123|123 123,|1234 1,,234|7.5 7,5|0 -|1234 1 234|0.5 .5|0 .|7 7..|-7 - 7|
     7 --7|7 7+|7 $7|7 7%|7 \\boxed{7}|7 7!|7 7 apples|7 It is 7|78 7 8|7 7 or 7|1000 1e3|7 14/2|
     1000 1_000|1 True|7 seven|0 |7 3 + 4|inf inf|nan nan|six six|12,34 12,34|1e3 1e3|100 100|
-    12345 1,2345|1234567 1.234.567|-012345.5 -12,345.50|10 1e1|7 "7"|7 x = 7|7 0x7"""
+    12345 1,2345|1234567 1.234.567|-012345.5 -12,345.50|10 1e1|7 "7"|7 x = 7|7 0x7|-7 \u22127"""
 PAIRS = [text.lstrip().partition(" ")[::-2] for text in TEXTS.split("|")]
 PAIRS += [pair[::-1] for pair in PAIRS[::2]]
 same_number.cases = {f"texts {i}": pair for i, pair in enumerate(PAIRS, start=1)}
@@ -217,6 +216,8 @@ exact_reward.wrong = {
 exact_reward.cases = {
     "texts": (["2 + 2 =", "40 + 5 =", "9 - 5 ="], [" 4\n", "4", "45"], ["4", "45", "4"]),
     "chats": (["2 + 2?", "3 + 3?"], [chat("4", "5"), chat("2 * 3", "6", " 6")], ["4", "6"]),
+    "another order of keys": (["?"], [[{"content": "4", "role": "assistant"}]], ["4"]),
+    "equal prompts": (["Say 4.", "Say 4.", "Say 4."], ["4", "4", "5"], ["4", "5", "5"]),
     "an empty message": (["2 + 2?"], [chat("4", "")], ["4"]),
     "letters": (["?"] * 5, ["B", "1,234", "abc", "5.", "4  5"], ["b", "1234", "a.c", "5", "4 5"]),
 }
@@ -264,8 +265,6 @@ training_bytes.wrong = {
     "the values, but the cache holds one of each for every token.",
     "logits = 4 * rows * tokens * vocab_size": "You count the logits of all rows. Only those of "
     "slice_rows rows are there at a time.",
-    "logits = slice_rows * tokens * vocab_size * read_bytes": "Your logits take read_bytes each. "
-    "They're float32.",
 }
 training_bytes.cases = {
     "half a billion parameters": (494_032_768, 24, 2, 64, 151_936, 64, 512, 8, 2),

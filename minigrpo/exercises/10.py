@@ -122,7 +122,7 @@ corrected_loss.wrong = {
 LONG = torch.ones(1, 2049)
 corrected_loss.cases = {
     "too rare, too frequent": (*rows([[1.0, 2]], [[-1.0, -3]], [[-4.0, -1]]), rows([1, 1]), 2.0),
-    "never written": (*rows([[1.0, 2]], [[-9.0, -inf]], [[-9.5, -1]]), rows([1, 1]).bool(), 3.0),
+    "never written": (*rows([[1.0, 2]], [[-31.0, -inf]], [[-31.5, -1]]), rows([1, 1]).bool(), 3.0),
     "a long row": (2 * LONG, -LONG, -1.5 * LONG, LONG, 5.0),
 }
 corrected_loss.garbage = True

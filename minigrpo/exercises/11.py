@@ -78,8 +78,7 @@ def tagged(random):
 
 soft_reward.draw = tagged
 soft_reward.hints = r"""
-found = re.findall(r"</?think>|</?answer>", completion) lists the tags as they come.
-They're in order if found == sorted(found, key=form.index). Count those that occur once.
+found = re.findall(r"</?think>|</?answer>", completion). Is it sorted by form.index?
 If found == form, use re.fullmatch with \s* outside, (.*) for the answer, and re.DOTALL."""
 
 
@@ -100,7 +99,7 @@ def part_weights(mask, rows):
 def some_part_empty(random):
     """N, T and the number of parts are powers of two: 1 / parts is then the same in float32."""
     N, rows = random.choice([(4, 1), (4, 3), (4, 9), (8, 2), (8, 5), (8, 7), (16, 5), (2, 1)])
-    found = mask(random, N, random.choice((1, 2, 4)), holes=True)
+    found = mask(random, N, random.choice((1, 2, 4)))
     if rows < N and random.random() < 0.4:
         start = random.randrange(0, N, rows)
         found[start : start + rows] = 0
@@ -209,5 +208,4 @@ sliced_log_probs.draw = lambda r: (
 )
 sliced_log_probs.hints = """
 You need one log-prob per position, the token's logit minus the logsumexp of all of them.
-for part, ids in zip(logits.split(rows), tokens.split(rows)): divide by the temperature, then
-part.gather(-1, ids[..., None]).squeeze(-1) - part.logsumexp(dim=-1). At last, torch.cat."""
+Loop over zip(logits.split(rows), tokens.split(rows)), then torch.cat."""

@@ -14,9 +14,8 @@
     sequence_log_probs.hints = ""      # one in each line, from a question to almost the answer
 
 A way or a slip is a line in place of the one that begins alike, several in a tuple, or a function.
-In a review the solution is a test, `code=` is the right version of the code under test, and the
-cases are versions of it: `bugs` {(right line, planted line): its cure}, `also_right` and
-`also_wrong` {version: what to tell a test that is wrong about it}.
+In a review the solution is a test, `code=` is what it tests, and the cases are versions of it:
+`bugs` {(right line, planted line): cure}, `also_right` [version], `also_wrong` {version: sentence}.
 """
 
 import ast
@@ -28,6 +27,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import nan
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -39,30 +39,16 @@ from minigrpo.clinic.mistakes import replaced
 
 Function = Callable[..., Any]
 Edit = str | tuple | Function  # a line, several lines or (old, new) pairs, or a function
-FOLDER = Path(__file__).parent
+ATTRIBUTES = {"why": "", "right": [], "wrong": {}, "cases": {}, "draw": None, "corners": {}}
+ATTRIBUTES |= {"garbage": False, "hints": "", "bugs": {}, "also_lines": {}, "also_right": []}
+ATTRIBUTES |= {"also_wrong": {}}
+# What several exercises say of a corner, and of another right version of the code.
 GARBAGE = (
-    "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN, in the backward pass too. "
-    "torch.where never looks there, if it comes before the exp and the sum."
+    "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN. Choose with torch.where first."
 )
-FAR = (
-    "With logits far apart a probability is 0 in float32, and its logarithm minus infinity. "
-    "log_softmax stays exact."
-)
+FAR = "With logits far apart a softmax gives 0, whose logarithm is -inf. log_softmax stays exact."
+UNDERFLOW = "A tiny probability is 0 in float32, and 0/0 is NaN. Subtract log-probs, then take exp."
 DIGITS = "Its last digits may differ, so compare with a tolerance, and only what is promised."
-UNDERFLOW = (
-    "A very small probability is 0 in float32, and 0/0 is NaN. Take the exp of the difference of "
-    "the log-probs."
-)
-ATTRIBUTES = {
-    "why": "",
-    "right": [],
-    "wrong": {},
-    "cases": {},
-    "corners": {},
-    "draw": None,
-    "garbage": False,
-}
-ATTRIBUTES |= {"hints": "", "bugs": {}, "also_lines": {}, "also_right": [], "also_wrong": {}}
 
 
 def exercise(
@@ -77,8 +63,7 @@ def exercise(
     """Make a function the solution of an exercise of its file."""
 
     def enter(solution: Function) -> Function:
-        names = gradient.split(), keywords.split()
-        solution.settings = (title, package, *names, tolerance, code)
+        solution.settings = title, package, gradient.split(), keywords.split(), tolerance, code
         for name, empty in ATTRIBUTES.items():
             setattr(solution, name, empty)
         return solution
@@ -120,10 +105,6 @@ class Exercise:
         return [*inspect.signature(self.reference).parameters]
 
     @cached_property
-    def others(self) -> list[Function]:
-        return [changed(self.reference, way) for way in self.right]
-
-    @cached_property
     def slips(self) -> list[tuple[str, Function]]:  # what its author is told, and the slip
         return [(said, changed(self.reference, slip)) for slip, said in self.wrong.items()]
 
@@ -139,9 +120,9 @@ class Exercise:
         if self.garbage:
             at = self.parameters.index("mask")
             given = next(args for args in drawn if not args[at].all())
-            shape, real = given[at].shape, given[at].bool()
-            tables = [getattr(x, "shape", ()) == shape and x is not given[at] for x in given]
-            spoiled = [x.where(real, torch.nan) if t else x for t, x in zip(tables, given)]
+            real = given[at]
+            tables = [getattr(x, "shape", ()) == real.shape and x is not real for x in given]
+            spoiled = [x.where(real.bool(), nan) if t else x for t, x in zip(tables, given)]
             cases.append(Case("NaN under the mask", tuple(spoiled), GARBAGE))
         return cases + [Case(name, *corner) for name, corner in self.corners.items()]
 
@@ -222,8 +203,7 @@ def records(notebook: int) -> dict[str, Exercise]:
 
 
 def notebooks() -> list[int]:
-    """The numbers of the notebooks that have exercises."""
-    return sorted(int(path.stem) for path in FOLDER.glob("[0-9][0-9].py"))
+    return sorted(int(path.stem) for path in Path(__file__).parent.glob("[0-9][0-9].py"))
 
 
 def numbers(random: Random, *shape: int, low: float = -2.0, high: float = 2.0) -> Tensor:
@@ -238,17 +218,14 @@ def whole(random: Random, *shape: int, high: int) -> Tensor:
     return torch.tensor(flat).view(shape)
 
 
-def mask(random: Random, N: int, T: int, *, holes: bool = False) -> Tensor:
-    """(N, T) of ones, then zeros (or ones anywhere), at least a one in each row; of any type."""
-    lengths = [random.randint(1, T) for _ in range(N)]
-    rows = [[int(t < length) for t in range(T)] for length in lengths]
-    for row in rows if holes else ():
-        random.shuffle(row)
+def mask(random: Random, N: int, T: int) -> Tensor:
+    """(N, T) of ones and zeros in any order, at least a one in each row; of any type."""
+    ones = [random.randint(1, T) for _ in range(N)]
+    rows = [random.sample([1] * n + [0] * (T - n), T) for n in ones]
     return torch.tensor(rows).to(random.choice((torch.bool, torch.long, torch.float32)))
 
 
 def texts(random: Random, tables: int, low: float = -4.0, high: float = 0.0) -> list[Tensor]:
-    """So many tables (N, T) of numbers, log-probs for instance, and a mask."""
+    """So many tables (N, T) of log-probs, or other numbers, and a mask."""
     N, T = random.randint(1, 4), random.randint(1, 5)
-    rows = [numbers(random, N, T, low=low, high=high) for _ in range(tables)]
-    return [*rows, mask(random, N, T, holes=True)]
+    return [*(numbers(random, N, T, low=low, high=high) for _ in range(tables)), mask(random, N, T)]
