@@ -108,8 +108,8 @@ def test_the_example_for_contributors_keeps_what_it_promises():
     text = (Path(__file__).resolve().parent.parent / "CONTRIBUTING.md").read_text("utf-8")
     (example,) = re.findall(r"^```python\n(@exercise.*?)^```$", text, re.M | re.S)
     imports = (
-        "import torch\nfrom math import nan\nfrom minigrpo.logprobs import masked_mean\n"
-        "from minigrpo.exercises.form import exercise, mask, numbers\n"
+        "import torch\nfrom minigrpo.logprobs import masked_mean\n"
+        "from minigrpo.exercises.form import exercise, texts\n"
     )
     solution = compiled(imports + example, "masked_average", {"__name__": "__main__"}, "<example>")
     record = Exercise("12.1", solution, *solution.settings)
