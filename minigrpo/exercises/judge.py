@@ -261,8 +261,7 @@ def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fa
         return Fault("gradient", f"the value is right, but its gradient raised {got.backward}.")
     for gradient, right_gradient in zip(got.gradients, right.gradients):
         if gradient is None and right_gradient is not None:
-            text = "the value is right, but no gradient flows back through it."
-            return Fault("gradient", f"{text} Is there a detach(), item() or no_grad()?")
+            return Fault("gradient", "right, but no gradient flows back through it. A detach()?")
         if gradient is not None:
             expected = gradient * 0 if right_gradient is None else right_gradient
             if not close(exercise, gradient, expected).all():
@@ -418,7 +417,8 @@ def judge_line(exercise: Exercise, line: Any) -> tuple[bool, str]:
         return True, f"{lines}: found."
     if len(named) > n:
         return False, f"You name {len(named)} lines; name {n}."
-    return False, f"{lines}: {len(named & expected)} of {n} found."
+    hits = "not the wrong one" if n == 1 else f"{len(named & expected)} of the {n} wrong ones"
+    return False, f"{lines}: {hits}."
 
 
 def said(printed: str) -> str:
