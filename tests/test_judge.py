@@ -57,17 +57,11 @@ def made(solution, *cases, remark: str = "", **settings) -> Exercise:
         (nn.Linear, "got the class Linear. Write a function"),
         (None, "got NoneType"),
         ((x for x in ()), "got generator"),
+        (lambda *given: (yield), "got a generator, because it contains `yield`"),
     ],
 )
 def test_what_is_no_function_is_told_as_such(function, told):
     assert told in says(function)
-
-
-def test_a_generator_function_is_told_as_such():
-    def collects(log_probs, mask):
-        yield from log_probs
-
-    assert "got a generator, because it contains `yield`" in says(collects)
 
 
 def test_numbers_and_lists_of_numbers_are_taken_for_tensors():
@@ -83,16 +77,6 @@ def test_numbers_and_lists_of_numbers_are_taken_for_tensors():
         assert judge_exercise(number, lambda x, v=value: v)[0] == "passed"
     message = judge_exercise(number, lambda x: "1")[1]
     assert "expected a number, got str" in message
-
-
-def test_a_corner_is_passed_with_a_remark():
-    def plain(rewards, group_size):
-        groups = rewards.view(-1, group_size)
-        mean, std = groups.mean(1, keepdim=True), groups.std(1, keepdim=True)
-        return ((groups - mean) / (std + 1e-4)).flatten()
-
-    status, message = judge("3.2", plain)
-    assert status == "passed" and "passed, with a remark. " in message and "equal" in message
 
 
 # what it may do
@@ -331,18 +315,14 @@ def test_what_check_returns_is_the_readers_function_or_the_solution(capsys):
     assert sentence in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("function", [stub, lambda length: None])
+@pytest.mark.parametrize("function", [stub, lambda length: None, find("1.2").reference])
 def test_a_check_that_gets_nothing_new_says_so(function, capsys):
     """After a SyntaxError in the cell above, `f` is still what the last check returned."""
     first = check("1.2", function)
-    before = capsys.readouterr().out
-    again = check("1.2", first)
-    assert again.status == first.status != "passed"
-    after = capsys.readouterr().out
-    assert after != before and after == (
-        "1.2 (causal mask): nothing new since the last check."
-        " Did the cell that defines causal_mask run?\n"
-    )
+    capsys.readouterr()
+    assert check("1.2", first).status == first.status
+    asked = "nothing new since the last check. Did the cell that defines causal_mask run?"
+    assert capsys.readouterr().out == f"1.2 (causal mask): {first.status}, but {asked}\n"
 
 
 @pytest.mark.parametrize("function", [stub, lambda length: None])
@@ -417,21 +397,6 @@ def test_the_code_is_shown_with_its_numbers(review, capsys):
     for (right, planted), _ in review.bugs.items():
         assert planted.strip() in map(str.strip, review.shown)
         assert right.strip() not in map(str.strip, review.shown)
-
-
-@each_review
-@pytest.mark.parametrize("value", [True, False])
-def test_a_test_that_says_the_same_of_everything_is_refused(review, value):
-    def always(function):
-        function  # noqa: B018
-        assert value, "whatever"
-
-    assert judge(review.key, always, review.line)[0] == "not passed"
-
-
-def test_show_has_nothing_to_show_for_an_exercise():
-    with pytest.raises(KeyError, match="expected the key of a review, got '1.2'"):
-        show("1.2")
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ def check(key: str, function: Function, line: Lines = None) -> Checked:
     status, message, right = _judged(exercise, function, line)
     if os.environ.get("MINIGRPO_STRICT") == "1" and status != "passed":
         raise AssertionError(message)
-    if again and not right:  # a SyntaxError above, or a `def` of another name
-        message = f"{key} ({exercise.title}): nothing new since the last check. Did the cell that"
-        message += f" defines {exercise.reference.__name__} run?"
+    if again:  # after a SyntaxError above, or a `def` of another name
+        message = f"{key} ({exercise.title}): {status}, but nothing new since the last check."
+        message += f" Did the cell that defines {exercise.reference.__name__} run?"
     print(message)
     if status == "passed":
         _keep(key, function)
