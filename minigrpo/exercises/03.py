@@ -268,6 +268,7 @@ grpo_step.wrong = {
 }
 grpo_step.cases = {
     "section 9": (torch.zeros(4), tensor([0, 1, 2, 0]), tensor([1.0, 0, 0, 1]), 1.0),
+    "all wrong": (tensor([1.0, 0, -0.5]), tensor([0, 2]), torch.zeros(2), 0.5),
     "close together": (torch.zeros(3), tensor([0, 1, 1]), tensor([1.0, 1.03125, 1.0625]), 10.0),
     "one hit in 128": (torch.zeros(3), tensor([2] + [0] * 127), tensor([1.0] + [0.0] * 127), 30.0),
 }
