@@ -193,7 +193,7 @@ log-probs instead, they no longer sum to 1: at τ = 0.5, 1/4 and 3/4 become 1/16
 next_token_log_probs.right = ["z = logits / temperature; return z - z.logsumexp(-1, keepdim=True)"]
 next_token_log_probs.wrong = {
     "return (logits * temperature).log_softmax(dim=-1)": "You multiply by the temperature, so hot "
-    "is cold. A low one must sharpen.",
+    "is cold: a low one must sharpen.",
     "return logits.log_softmax(dim=-1) / temperature": "You divide the log-probs, so the result "
     "no longer sums to 1. Divide the logits, before the softmax.",
     "return (logits / temperature).softmax(dim=-1)": "These are probabilities. We ask for their "
