@@ -17,7 +17,6 @@ import nbformat
 import pytest
 from jupyter_client import KernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from minigrpo.exercises.form import records
@@ -221,32 +220,6 @@ def without_strangers(nb: NotebookNode, solved: set[str]) -> NotebookNode:
     return nb
 
 
-def test_what_has_nothing_to_do_with_an_exercise_is_left_out():
-    sources = {
-        "setup": "setup()",
-        "stub": "def solved(x):\n    return x",
-        "through": "def outer(x):\n    return [solved(i) for i in x]",
-        "overwritten": "data = 0",
-        "input": "data = 1",
-        "loop": "for x in [2]:\n    pass",
-        "trained": "train_grpo(data)",
-        "others": "train_grpo(others)",
-        "stranger": "def stranger(data):\n    solved = data\n    return solved",
-        "user": "result = sorted([0], key=lambda x: outer([data]))\nfor x in [0]:\n    x",
-        "after": "print(result)",
-    }
-    cells = [nbformat.v4.new_code_cell(source, id=name) for name, source in sources.items()]
-    nb = without_strangers(nbformat.v4.new_notebook(cells=cells), {"solved"})
-    assert [cell.id for cell in nb.cells] == [
-        "setup",
-        "stub",
-        "through",
-        "input",
-        "trained",
-        "user",
-    ]
-
-
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
 def test_every_exercise_on_record_stands_in_its_notebook(path):
     number = int(path.stem.split("_")[0])
@@ -273,23 +246,6 @@ def test_notebook_passes_with_all_solutions_pasted_in(path, kernel, connections,
         assert f"{key} refuses a wrong answer\n{key} ({find(key).title}): passed" in printed
     # Notebook 01 asks for the corpus, where there is none on this machine.
     assert path.stem.startswith("01") or not connections.exists(), connections.read_text()
-
-
-@pytest.mark.kernel
-def test_an_unattempted_notebook_fails_when_strict(tmp_path, monkeypatch):
-    stub = "def causal_mask(length):\n    raise NotImplementedError"
-    source = 'from minigrpo.exercises import check\n\ncausal_mask = check("1.2", causal_mask)'
-    nb = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(stub), nbformat.v4.new_code_cell(source)]
-    )
-    with pytest.raises(CellExecutionError, match="using the course's version"):
-        execute(nb, monkeypatch, folder=tmp_path)
-
-
-def test_a_check_without_its_stub_is_found():
-    cell = nbformat.v4.new_code_cell('causal_mask = check("1.2", causal_mask)')
-    with pytest.raises(AssertionError, match="has no stub"):
-        exercise_cells(nbformat.v4.new_notebook(cells=[cell]))
 
 
 @pytest.mark.parametrize("call", ["socket.create_connection(there, 1)", "s.connect_ex(there)"])

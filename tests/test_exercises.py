@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from minigrpo.exercises import all_exercises
-from minigrpo.exercises.form import Exercise, compiled
-from minigrpo.exercises.judge import close, judge_exercise, outcomes, plain, wanted
+from minigrpo.exercises.form import Exercise, changed, compiled
+from minigrpo.exercises.judge import close, judge_exercise, plain, wanted
 
 EXERCISES = all_exercises()
 PLAIN = [exercise for exercise in EXERCISES if not exercise.code]
@@ -22,7 +22,10 @@ each_plain = pytest.mark.parametrize("exercise", PLAIN, ids=lambda e: e.key)
 
 @each
 def test_the_solution_and_the_other_right_ways_pass_without_a_remark(exercise):
-    for function in (exercise.reference, *exercise.others.values()):
+    for function in (
+        exercise.reference,
+        *(changed(exercise.reference, way) for way in exercise.right),
+    ):
         status, message = judge_exercise(exercise, function)
         assert status == "passed" and "remark" not in message, message
 
@@ -66,17 +69,11 @@ def test_every_slip_is_told_what_it_is(exercise):
 
 
 @each_plain
-def test_every_corner_is_passed_with_its_remark(exercise):
-    """A corner at which nothing can go wrong would be a case."""
-    assert all(len(corner) == 2 for corner in exercise.corners.values())
-
-
-@each_plain
 def test_inputs_are_as_they_occur(exercise):
     """Floating point is float32, unless the task is about another; magnitudes are those met."""
     for case in exercise.tried:
         for value in case.arguments:
-            if isinstance(value, Tensor) and value.is_floating_point() and not case.remark:
+            if type(value) is Tensor and value.is_floating_point() and not case.remark:
                 assert value.dtype != torch.float64, case.name
                 assert value.isfinite().all() or case.name in exercise.cases, case.name
                 assert value[value.isfinite()].abs().max() <= 1e4 if value.numel() else True
@@ -84,13 +81,8 @@ def test_inputs_are_as_they_occur(exercise):
 
 @each
 def test_there_are_hints_and_a_reason(exercise):
-    assert 2 <= len(exercise.hints) <= 4 and len(exercise.why.split()) >= 15
+    assert 2 <= len(exercise.hints.strip().splitlines()) <= 3 and len(exercise.why.split()) >= 15
     assert inspect.getdoc(exercise.reference) or exercise.code
-
-
-@each
-def test_judging_takes_no_time(exercise):
-    assert sum(outcome.stopped for outcome in outcomes(exercise, exercise.reference)) == 0
 
 
 @pytest.mark.parametrize("notebook", range(1, 12))
@@ -105,12 +97,16 @@ def test_the_example_for_contributors_keeps_what_it_promises():
     text = (Path(__file__).resolve().parent.parent / "CONTRIBUTING.md").read_text("utf-8")
     (example,) = re.findall(r"^```python\n(@exercise.*?)^```$", text, re.M | re.S)
     imports = (
-        "import torch\nfrom math import nan\nfrom minigrpo.logprobs import masked_mean\n"
-        "from minigrpo.exercises.form import exercise, mask, numbers\n"
+        "import torch\nfrom minigrpo.logprobs import masked_mean\n"
+        "from minigrpo.exercises.form import exercise, texts\n"
     )
     solution = compiled(imports + example, "masked_average", {"__name__": "__main__"}, "<example>")
     record = Exercise("12.1", solution, *solution.settings)
-    for right in (record.reference, record.package, *record.others.values()):
+    for right in (
+        record.reference,
+        record.package,
+        *(changed(record.reference, way) for way in record.right),
+    ):
         assert judge_exercise(record, right)[0] == "passed"
     for sentence, slip in record.slips:
         assert sentence in judge_exercise(record, slip)[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 import random
@@ -16,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from minigrpo.exercises import answer, check, hint, judge, reader, show, solution
-from minigrpo.exercises.form import Case, Exercise, compiled, exercise, records
-from minigrpo.exercises.judge import brief, judge_exercise, notebook_data
+from minigrpo.exercises import check, hint, judge, reader, show, solution
+from minigrpo.exercises.form import Exercise, compiled, exercise, records
+from minigrpo.exercises.judge import brief, judge_exercise
 from minigrpo.exercises.reader import find, solution_source
 
 JUDGE = sys.modules[judge_exercise.__module__]
@@ -58,17 +57,11 @@ def made(solution, *cases, remark: str = "", **settings) -> Exercise:
         (nn.Linear, "got the class Linear. Write a function"),
         (None, "got NoneType"),
         ((x for x in ()), "got generator"),
+        (lambda *given: (yield), "got a generator, because it contains `yield`"),
     ],
 )
 def test_what_is_no_function_is_told_as_such(function, told):
     assert told in says(function)
-
-
-def test_a_generator_function_is_told_as_such():
-    def collects(log_probs, mask):
-        yield from log_probs
-
-    assert "got a generator, because it contains `yield`" in says(collects)
 
 
 def test_numbers_and_lists_of_numbers_are_taken_for_tensors():
@@ -86,27 +79,6 @@ def test_numbers_and_lists_of_numbers_are_taken_for_tensors():
     assert "expected a number, got str" in message
 
 
-def test_no_case_asks_for_a_precision():
-    """Buffers of torch.zeros, one-hot rows and float arithmetic are what people write."""
-
-    def buffered(log_probs, mask):
-        out = torch.zeros(log_probs.shape)
-        out[mask.bool()] = log_probs[mask.bool()]
-        return out @ torch.ones(log_probs.shape[1])
-
-    assert judge(KEY, buffered)[0] == "passed"
-
-
-def test_a_corner_is_passed_with_a_remark():
-    def plain(rewards, group_size):
-        groups = rewards.view(-1, group_size)
-        mean, std = groups.mean(1, keepdim=True), groups.std(1, keepdim=True)
-        return ((groups - mean) / (std + 1e-4)).flatten()
-
-    status, message = judge("3.2", plain)
-    assert status == "passed" and "passed, with a remark. " in message and "equal" in message
-
-
 # what it may do
 
 
@@ -117,16 +89,10 @@ def raises(error):
     return function
 
 
-class Unspeakable(Exception):
-    def __str__(self):
-        raise SystemExit
-
-
 @pytest.mark.parametrize(
     ("function", "told"),
     [
         (raises(SystemExit(3)), "raised SystemExit: 3."),
-        (raises(Unspeakable()), "raised Unspeakable."),
         (raises(ValueError(f"{object()} is\nodd")), "raised ValueError: <object object> is."),
         (raises(KeyboardInterrupt()), "it was interrupted."),
         (lambda log_probs, mask: None, "returned None. Is the `return` missing?"),
@@ -149,7 +115,7 @@ def test_trouble_in_the_backward_pass_is_told_as_such():
             raise ValueError("nothing comes back")
 
     message = says(lambda log_probs, mask: Sick.apply(reference(log_probs, mask)))
-    assert "the value is right, but its backward pass raised ValueError: nothing" in message
+    assert "the value is right, but its gradient raised ValueError: nothing" in message
 
 
 @alarms
@@ -166,7 +132,7 @@ def test_all_cases_together_have_the_time(monkeypatch):
     assert time.monotonic() - began < 10
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    assert "All versions together took your test" in says(lambda f: time.sleep(60), "8.1", 1)
+    assert "All versions together took more" in says(lambda f: time.sleep(60), "8.1", 1)
 
 
 @alarms
@@ -194,7 +160,6 @@ def test_settings_and_random_numbers_are_put_back():
         torch.set_printoptions(precision=1)
         torch.set_default_dtype(torch.float64)
         torch.set_grad_enabled(False)
-        torch.autograd.set_detect_anomaly(True)
         torch.manual_seed(7), random.seed(7), np.random.seed(7)
         return torch.zeros(len(log_probs))
 
@@ -202,12 +167,7 @@ def test_settings_and_random_numbers_are_put_back():
     says(careless)
     assert (torch.rand(1), random.random(), np.random.rand()) == expected
     assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
-    assert not torch.is_anomaly_enabled() and "0.1235" in repr(torch.tensor(0.123456))
-
-
-def test_a_gradient_is_asked_for_under_no_grad_too():
-    with torch.no_grad():
-        assert judge(KEY, reference)[0] == "passed"
+    assert "0.1235" in repr(torch.tensor(0.123456))
 
 
 def test_what_is_printed_is_shown_short_and_below_the_verdict(capsys):
@@ -222,45 +182,19 @@ def test_what_is_printed_is_shown_short_and_below_the_verdict(capsys):
     assert len(printed) == 5 and printed[1].startswith("  line 0 x") and len(printed[1]) < 90
 
 
-def test_each_case_has_fresh_arguments_which_belong_to_the_caller():
+def test_arguments_belong_to_the_caller():
     def writes(log_probs, mask):
         log_probs[mask == 0] = 0
         return log_probs.sum(-1)
 
-    def copies(log_probs, mask):
-        return writes(log_probs.clone(), mask)
-
-    assert judge(KEY, copies)[0] == "passed"
+    assert judge(KEY, lambda log_probs, mask: writes(log_probs.clone(), mask))[0] == "passed"
     assert "changes its argument 'log_probs' in place" in says(writes)
-    rows = made(lambda rows: torch.tensor([len(r) for r in rows]), ([[1, 2], [3]],))
-    assert (
-        "changes its argument 'rows'"
-        in (
-            judge_exercise(rows, lambda rows: torch.tensor([len([*r, r.pop()][1:]) for r in rows]))[
-                1
-            ]
-        )
-    )
-    assert judge_exercise(rows, rows.reference)[0] == "passed"
+    rows = made(lambda rows: torch.tensor(len(rows)), ([[1, 2], [3]],))
+    message = judge_exercise(rows, lambda rows: torch.tensor(len([*rows, rows[0].pop()][1:])))[1]
+    assert "changes its argument 'rows'" in message
 
 
 # what it reads
-
-
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ("size", "size"),
-        ("model", "model"),
-        ("torch.ones(1).size, length.model", None),
-        ("inf, float64, isfinite, Tensor, torch, length, EPS", None),
-    ],
-)
-def test_data_of_the_notebook_is_named(line, name):
-    notebook = {"model": nn.Linear(1, 1), "size": torch.ones(3), "EPS": 1e-4}
-    imports = "import torch\nfrom math import inf, isfinite\nfrom torch import float64, Tensor\n"
-    exec(f"{imports}def f(length):\n    {line}\n    return torch.ones(length)", notebook)
-    assert notebook_data(notebook["f"]) == name
 
 
 def test_an_answer_that_reads_the_notebook_is_told():
@@ -268,7 +202,7 @@ def test_an_answer_that_reads_the_notebook_is_told():
     exec("def f(log_probs, mask): return log_probs.sum() + real", notebook)
     assert "Your function reads 'real' from the notebook" in says(notebook["f"])
     exec("def g(length): real; return torch.ones(length, length).tril().bool()", notebook)
-    assert "reads 'real' from the notebook instead of its arguments" in says(notebook["g"], "1.2")
+    assert "right numbers, but your function reads 'real'" in says(notebook["g"], "1.2")
 
 
 # what is told
@@ -298,12 +232,6 @@ def test_a_slip_is_named_though_nan_is_there_too():
     record.reference.wrong = {"return -total": "The sign is wrong."}
     assert "The sign is wrong." in judge_exercise(record, lambda x, m: -(x * m).sum(-1))[1]
     assert "The sign is wrong." not in judge_exercise(record, lambda x, m: (x * m).sum(-1))[1]
-
-
-def test_inputs_are_shown_as_they_are_with_their_types():
-    message = says(lambda log_probs, mask: log_probs.sum(dim=-1) + 1)
-    assert "    log_probs = [[" in message and "(float32)" in message
-    assert "    mask = [[" in message
 
 
 @pytest.mark.parametrize(
@@ -387,17 +315,14 @@ def test_what_check_returns_is_the_readers_function_or_the_solution(capsys):
     assert sentence in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("function", [stub, lambda length: None])
+@pytest.mark.parametrize("function", [stub, lambda length: None, find("1.2").reference])
 def test_a_check_that_gets_nothing_new_says_so(function, capsys):
     """After a SyntaxError in the cell above, `f` is still what the last check returned."""
     first = check("1.2", function)
-    before = capsys.readouterr().out
-    again = check("1.2", first)
-    assert again.status == first.status != "passed"
-    after = capsys.readouterr().out
-    assert after == before.rstrip() + (
-        "\n(Nothing new since the last check. Did the cell that defines causal_mask run?)\n"
-    )
+    capsys.readouterr()
+    assert check("1.2", first).status == first.status
+    asked = "nothing new since the last check. Did the cell that defines causal_mask run?"
+    assert capsys.readouterr().out == f"1.2 (causal mask): {first.status}, but {asked}\n"
 
 
 @pytest.mark.parametrize("function", [stub, lambda length: None])
@@ -416,7 +341,7 @@ def test_an_unknown_key_is_told_which_there_are(key):
 
 def test_hints_lead_on_one_by_one(capsys, monkeypatch):
     monkeypatch.setattr(reader, "_hints_given", {})
-    hints = find(KEY).hints
+    hints = find(KEY).hints.strip().splitlines()
     for number, text in enumerate(hints, start=1):
         hint(KEY)
         assert capsys.readouterr().out == f"Hint {number} of {len(hints)} for {KEY}: {text}\n"
@@ -434,12 +359,6 @@ def test_the_printed_solution_passes_when_pasted(record, capsys):
     namespace: dict = {"__name__": "__main__"}
     pasted = compiled(printed, record.reference.__name__, namespace)
     assert judge(record.key, pasted, record.line if record.bugs else None)[0] == "passed"
-
-
-def test_the_last_answer_that_passed_is_kept(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "progress.db"))
-    answer(KEY)
-    assert f"No answer of yours to {KEY} has passed yet." in capsys.readouterr().out
 
 
 def test_the_signature_of_judge():
@@ -480,21 +399,6 @@ def test_the_code_is_shown_with_its_numbers(review, capsys):
         assert right.strip() not in map(str.strip, review.shown)
 
 
-@each_review
-@pytest.mark.parametrize("value", [True, False])
-def test_a_test_that_says_the_same_of_everything_is_refused(review, value):
-    def always(function):
-        function  # noqa: B018
-        assert value, "whatever"
-
-    assert judge(review.key, always, review.line)[0] == "not passed"
-
-
-def test_show_has_nothing_to_show_for_an_exercise():
-    with pytest.raises(KeyError, match="expected the key of a review, got '1.2'"):
-        show("1.2")
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -503,7 +407,7 @@ def test_show_has_nothing_to_show_for_an_exercise():
         ("    got = function(torch.ones(1, 1), torch.ones(1, 1))\n"
          "    assert (got == 1, 'the mean of ones')", "a pair is always true"),
         ("    x = torch.rand(2, 3)\n    assert function(x, torch.ones(2, 3)) == 9",
-         "draws other numbers each time (rand), so chance decides"),
+         "draws other numbers each time (rand). Choose"),
         ("    got = function(torch.ones(1, 1), torch.ones(1, 1))\n    assert got == 7",
          "refuses the right version, at `assert got == 7`"),
         ("    function(torch.ones(1, 1))\n    assert True", "crashed on"),
@@ -533,9 +437,3 @@ def test_a_pytest_fail_is_an_assertion():
 def test_a_stub_of_a_review_is_no_test_yet():
     status, message = judge("8.7", stub)
     assert status == "not attempted" and "no test yet" in message
-
-
-def test_cases_are_numbered_and_named():
-    names = [case.name for case in find(KEY).tried]
-    assert len({*names}) == len(names) and isinstance(find(KEY).tried[0], Case)
-    assert dataclasses.is_dataclass(find(KEY))

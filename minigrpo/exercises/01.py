@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from minigrpo import corpus, gpt, logprobs, pretrain
-from minigrpo.exercises.form import exercise, mask, numbers, whole
+from minigrpo.exercises.form import FAR, exercise, mask, numbers, whole
 
 
 @exercise("bigram entropy", package=corpus.bigram_entropy)
@@ -22,43 +22,28 @@ def bigram_entropy(ids):
     return float((joint * surprise).sum())
 
 
-bigram_entropy.why = """
-You already know a when b comes, so a pair costs -ln p(b | a), and it counts as often as it occurs.
-If you charge -ln p(a, b) instead, you pay for the first character too, and get the entropy of
-pairs, which even a model that knows nothing can beat."""
-bigram_entropy.right = {
-    "return float(torch.special.entr(joint).sum() - torch.special.entr(first).sum())": "entropy "
-    "of the pairs minus entropy of their first characters.",
-}
+bigram_entropy.why = """A pair costs -ln p(b | a), because you already know a when b comes. With -ln
+p(a, b) you pay for the first character too, and even a model that knows nothing beats that
+number."""
 bigram_entropy.wrong = {
-    "return float(torch.special.entr(joint).sum())": "That's the entropy of the pairs, H(a, b), "
-    "so you pay for the first character too. Take the logarithm of p(b|a), not of p(a, b).",
-    "surprise = -torch.where(pairs > 0, joint / first, 1.0).log2()": "That's in bits (log2). The "
-    "course counts in nats, so use the natural logarithm.",
-    "return float((joint / first * surprise).nansum() / (first > 0).sum())": "You average what "
-    "follows each character as if all were equally common. Weight each by how often it occurs.",
-    "surprise = -(joint / first).log()": "A pair that never occurs has p(b|a) = 0, and 0 * ln 0 "
-    "is NaN. It adds nothing to the sum, so leave it out.",
-    "first = joint.sum(dim=0, keepdim=True)": "You predict the character before from the one "
-    "after. Turn p(a|b) into p(b|a).",
+    "return float(torch.special.entr(joint).sum())": "That's the entropy of the pairs, H(a, b). "
+    "Take the logarithm of p(b|a).",
+    "surprise = -torch.where(pairs > 0, joint / first, 1.0).log2()": "That's in bits, not in nats.",
+    "surprise = -(joint / first).log()": "For a pair that never occurs you take 0 * ln 0, which "
+    "is NaN. Leave it out of the sum.",
     "first = (ids.bincount().double() / len(ids)).unsqueeze(1)": "You count first characters over "
-    "the whole text. The last character starts no pair, so p(a) comes from ids[:-1] alone.",
+    "the whole text. The last one starts no pair, so p(a) comes from ids[:-1].",
 }
 bigram_entropy.cases = {
     "the text aabb": (torch.tensor([0, 0, 1, 1]),),
     "a last letter that's new": (torch.tensor([0, 1, 0, 0, 1, 1, 0, 1, 0, 2]),),
-    "ids with a gap": (torch.tensor([0, 3, 1, 0, 0, 3, 1, 3, 1]),),
     "ids above 255": (torch.tensor([263, 256, 1, 0, 0, 256, 7, 1, 0, 7, 0, 11, 1, 1, 11]),),
     "a long text": (torch.tensor([0] * 2100 + [1, 0, 2, 2, 1, 0]),),
 }
 bigram_entropy.draw = lambda r: (whole(r, r.randint(2, 12), high=r.choice((2, 3, 5, 13))),)
-bigram_entropy.hints = [
-    "Count the pairs (ids[:-1], ids[1:]) in a square table, with one row per first character.",
-    "a * V + b numbers the pairs, so torch.bincount(ids[:-1] * V + ids[1:], minlength=V * V) "
-    "counts all of them at once; .view(V, V) makes the table.",
-    "H(b | a) = H(a, b) - H(a): the entropy of the whole table minus that of its row sums. Leave "
-    "out the zeros, or use torch.special.entr(p), which is -p ln p with 0 at 0.",
-]
+bigram_entropy.hints = """
+torch.bincount(ids[:-1] * V + ids[1:], minlength=V * V).view(V, V) counts the pairs.
+H(b | a) = H(a, b) - H(a). torch.special.entr(p) is -p ln p, and 0 at 0."""
 
 
 @exercise("causal mask", package=gpt.causal_mask)
@@ -68,31 +53,25 @@ def causal_mask(length):
     return ones.tril()
 
 
-causal_mask.why = """
-Row i is the position that reads, and it may read columns 0 to i, which makes the lower triangle
-True, diagonal included. If you take the upper triangle by mistake, every position reads the token
-it has to predict, so the training loss falls toward zero and the model still can't write."""
-causal_mask.right = {
-    "return torch.arange(length)[:, None] >= torch.arange(length)": "compare the positions.",
-}
+causal_mask.why = """Position i reads columns 0 to i: the lower triangle, with the diagonal. With
+the upper one every position reads the token it has to predict, and the training loss falls toward
+zero."""
+causal_mask.right = ["return torch.arange(length)[:, None] >= torch.arange(length)"]
 causal_mask.wrong = {
     "return ones.triu()": "That's the other triangle, so each position may read the future.",
-    "return ones.tril(-1)": "A position may read itself too, so the diagonal is True. Without it "
-    "the first position has nothing to read, and its softmax is 0/0.",
+    "return ones.tril(-1)": "A position may read itself too, so the diagonal is True.",
     "return ones": "You let every position read all of them, also the one it has to predict.",
     "return ones.triu(1)": "You mark what is hidden. Here it's the opposite: True = may read.",
-    "return torch.full((length, length), -torch.inf).triu(1)": "That's the correct mask in the "
-    "other convention, as numbers to add to the scores. Here it's a bool tensor, True = may read.",
-    "ones = torch.ones(length, length)": "The triangle is correct, but 1.0 and 0.0 are numbers. "
-    "Ask for dtype=torch.bool.",
+    "return torch.full((length, length), -torch.inf).triu(1)": "That's the mask to add to the "
+    "scores. Here it's a bool tensor, True = may read.",
+    "ones = torch.ones(length, length)": "The triangle is right, but 1.0 and 0.0 are numbers. Ask "
+    "for dtype=torch.bool.",
 }
 causal_mask.cases = {"length 3": (3,), "length 1": (1,), "length 600": (600,)}
 causal_mask.draw = lambda r: (r.randint(1, 40),)
-causal_mask.hints = [
-    "Write the rows for length 3 on paper. What shape do the True values have?",
-    "torch.tril keeps the lower triangle of a matrix, with the diagonal.",
-    "Start from torch.ones(length, length, dtype=torch.bool).",
-]
+causal_mask.hints = """
+Write the rows for length 3 on paper. What shape do the True values have?
+torch.tril keeps the lower triangle of a matrix, such as torch.ones(3, 3, dtype=torch.bool)."""
 
 
 @exercise("attention", package=F.scaled_dot_product_attention, gradient="query key value")
@@ -107,31 +86,24 @@ def some_heads(r, *sizes):
     """Queries, keys and values as transposed views, as in the layer, and a mask."""
     N, heads, S, d = sizes or [r.randint(1, 4) for _ in range(4)]
     parts = [numbers(r, N, S, heads, d).transpose(1, 2) for _ in range(3)]
-    return *parts, mask(r, S, S, holes=True).bool()
+    return *parts, mask(r, S, S).bool()
 
 
-attention.why = """
-Each row of weights sums to 1 after the softmax, so a position receives a weighted mean of the
-values it may read, and the root of d keeps the scores from growing with the number of columns. If
-you mask after the softmax, the hidden scores are still in the denominator, so the rest no longer
-sums to 1 and the future leaks in."""
-attention.right = {
-    "return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)": "torch's own.",
-    "allowed = scores.masked_fill(~mask, -1e9)": "-1e9 for minus infinity.",
-}
+attention.why = """After the softmax each row of weights sums to 1, so a position gets a weighted
+mean of the values it may read. If you mask after it, the hidden scores are still in the
+denominator."""
+attention.right = ["allowed = scores.masked_fill(~mask, -1e9)"]
 attention.wrong = {
     "scores = query @ key.transpose(-2, -1)": "The scores aren't divided by the root of d. With "
-    "many columns they grow large, and the softmax picks a single position.",
-    ("allowed = scores.masked_fill(~mask, -1e9)", "return allowed.softmax(dim=-2) @ value"): "The "
-    "softmax runs over the wrong dimension. The weights in a row sum to 1, which is dim=-1.",
-    "return (scores.softmax(dim=-1) * mask) @ value": "You mask after the softmax. By then the "
-    "future has taken some of the weight. Mask the scores, with minus infinity.",
+    "many columns the softmax then picks a single position.",
+    "return (scores.softmax(dim=-1) * mask) @ value": "You mask after the softmax. Mask the "
+    "scores before it, with minus infinity.",
     "allowed = scores.masked_fill(~mask, 0.0)": "A score of 0 doesn't mean 'never', because "
     "e^0 = 1. Use minus infinity.",
-    "allowed = scores.masked_fill(mask, -torch.inf)": "You hide what may be read. True means that "
-    "it may, so the minus infinity goes where the mask is False.",
-    "allowed = scores.masked_fill(~torch.ones_like(mask).tril(), -torch.inf)": "You build a causal "
-    "mask instead of using the one you're given. With padding, or a window, it's a different one.",
+    "allowed = scores.masked_fill(mask, -torch.inf)": "You hide what may be read. The minus "
+    "infinity goes where the mask is False.",
+    "allowed = scores.masked_fill(~torch.ones_like(mask).tril(), -torch.inf)": "You build a "
+    "causal mask instead of using the one you're given.",
 }
 ODD = torch.tensor([1.0, 3.0, 5.0]).view(1, 1, 3, 1)
 FOUR = torch.tensor([[[[0.0, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0, 0.0]]]])
@@ -145,15 +117,12 @@ attention.draw = some_heads
 attention.corners = {
     "what is hidden has far higher scores": (
         (FOUR * 0 + 1000, FOUR * 3000 - 3000, FOUR, gpt.causal_mask(2)),
-        "Scores in the millions can lie far below any modest number that stands for 'hidden', and "
-        "the softmax may leave nothing of them. Minus infinity before the softmax is always safe.",
+        "Scores of millions can lie below a finite number for 'hidden'. Minus infinity is safe.",
     ),
 }
-attention.hints = [
-    "Score every query with every key, turn each row into weights, and sum the values with them.",
-    "query @ key.transpose(-2, -1) gives all scores, (N, heads, S, S). Divide by the root of d.",
-    "scores.masked_fill(~mask, -torch.inf) before softmax(dim=-1); then @ value.",
-]
+attention.hints = """
+query @ key.transpose(-2, -1) gives all scores, (N, heads, S, S). Divide by the root of d.
+scores.masked_fill(~mask, -torch.inf) before softmax(dim=-1); then @ value."""
 
 
 @exercise("next-token loss", package=pretrain.next_token_loss, gradient="logits")
@@ -168,52 +137,39 @@ def some_windows(r, *sizes):
     return numbers(r, N, S, V, low=-5, high=5), whole(r, N, S, high=r.randint(2, V))
 
 
-next_token_loss.why = """
-Position s has read tokens 0 to s, so its logits are a guess at token s + 1, and the last
-position's guess has nothing to be compared with. If you forget the shift, you ask each position
-for the token it has just read, and the model copies its input while the loss looks wonderful."""
-next_token_loss.right = {
-    "return -predictions.log_softmax(dim=-1).gather(-1, targets[..., None]).mean()": "take the "
-    "log-softmax, pick each target's entry with gather, and average.",
-}
+next_token_loss.why = """Position s has read tokens 0 to s, so its logits are a guess at token
+s + 1. Without the shift the model learns to copy its input, and the loss looks wonderful."""
+next_token_loss.right = ["return F.cross_entropy(predictions.mT, targets)"]
 next_token_loss.wrong = {
-    "predictions, targets = logits, input_ids": "There's no shift. You ask each position for the "
-    "token it has just read. The logits at position s predict token s + 1.",
+    "predictions, targets = logits, input_ids": "There's no shift. The logits at position s "
+    "predict token s + 1, and not the token just read.",
     "predictions, targets = logits[:, 1:], input_ids[:, :-1]": "The shift goes the wrong way. You "
     "ask each position for the token before it.",
     "return F.cross_entropy(logits.flatten(0, 1)[:-1], input_ids.flatten()[1:])": "You join the "
     "windows first, so the end of one is asked for the start of the next. Shift within each.",
     "return F.cross_entropy(predictions.mT, targets, reduction='sum')": "That's the sum over all "
-    "tokens. It grows with the batch, and the step grows with it. Take the mean.",
-    "return F.cross_entropy(predictions.mT, targets, reduction='sum') / input_ids.numel()": "You "
-    "divide by the number of tokens. The first of a window isn't predicted, so it has S - 1.",
+    "tokens, which grows with the batch. Take the mean.",
     "predictions, targets = logits[:, :-1].softmax(dim=-1), input_ids[:, 1:]": "You apply a "
     "softmax twice. cross_entropy wants the logits themselves.",
 }
 HAND = torch.tensor([[[0.0, math.log(2), 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
 next_token_loss.cases = {
     "worked by hand": (HAND, torch.tensor([[0, 1, 2]])),
-    "two windows, a model that is right": (
-        torch.tensor([[[4.0, 0], [4, 0], [0, 4]], [[0, 4], [0, 4], [4, 0]]]),
-        torch.tensor([[1, 0, 0], [0, 1, 1]]),
-    ),
+    "two windows": (torch.tensor([4.0, 0]).expand(2, 2, 2), torch.tensor([[1, 0], [0, 1]])),
     "a surprise": (torch.tensor([[[48.0, 8], [-48, -47], [0, 0]]]), torch.tensor([[0, 1, 0]])),
     "a large vocabulary": (some_windows(Random(1), 1, 3, 300)[0], torch.tensor([[0, 257, 299]])),
     "a long window": some_windows(Random(2), 1, 600, 3),
 }
 next_token_loss.draw = some_windows
 next_token_loss.corners = {
-    "a logit 1,000 above the others": (
+    "logits 1,000 apart": (
         (torch.tensor([[[1000.0, 0.0], [0.0, 0.0]]]), torch.tensor([[0, 1]])),
-        "With logits 1,000 apart a token can cost 1,000 nats. A logarithm after the softmax gives "
-        "infinity there, and a bound hides the cost. log_softmax and cross_entropy stay exact.",
-    ),
+        FAR,
+    )
 }
-next_token_loss.hints = [
-    "Which positions predict something you can check, and which tokens are predicted?",
-    "predictions = logits[:, :-1], targets = input_ids[:, 1:].",
-    "F.cross_entropy wants (tokens, V) and (tokens,): flatten windows and positions together.",
-]
+next_token_loss.hints = """
+Which positions predict something you can check? logits[:, :-1] and input_ids[:, 1:].
+F.cross_entropy wants (tokens, V) and (tokens,): flatten windows and positions together."""
 
 
 @exercise(
@@ -232,25 +188,18 @@ def some_logits(r):
     return numbers(r, *shape, low=-1.5, high=1.5).transpose(0, -1), temperature
 
 
-next_token_log_probs.why = """
-Divide the logits first and normalize afterwards, because a temperature τ raises every probability
-to the power 1/τ, and then they have to sum to 1 again. If you divide the finished log-probs by τ,
-that last step is missing, and 1/4 and 3/4 at τ = 0.5 come out as 1/16 and 9/16."""
-next_token_log_probs.right = {
-    "return logits / temperature - (logits / temperature).logsumexp(-1, keepdim=True)": "z / T "
-    "minus its logsumexp.",
-}
+next_token_log_probs.why = """Divide the logits, then normalize. If you divide the finished
+log-probs instead, they no longer sum to 1: at τ = 0.5, 1/4 and 3/4 become 1/16 and 9/16."""
+next_token_log_probs.right = ["z = logits / temperature; return z - z.logsumexp(-1, keepdim=True)"]
 next_token_log_probs.wrong = {
     "return (logits * temperature).log_softmax(dim=-1)": "You multiply by the temperature, so hot "
     "is cold: a low one must sharpen.",
-    "return logits.log_softmax(dim=-1) / temperature": "You divide the log-probs, after the "
-    "softmax, so the result no longer sums to 1. Divide the logits, and let it normalize.",
+    "return logits.log_softmax(dim=-1) / temperature": "You divide the log-probs, so the result "
+    "no longer sums to 1. Divide the logits, before the softmax.",
     "return (logits / temperature).softmax(dim=-1)": "These are probabilities. We ask for their "
     "logarithms, so use log_softmax.",
-    "return (logits / temperature).log_softmax(dim=0)": "The softmax runs over the first "
-    "dimension. Each row over the vocabulary (the last dimension) is a distribution.",
     "return (logits / temperature).softmax(dim=-1).log()": "You take the softmax and then its "
-    "logarithm. Where a probability is 0, the gradient is NaN. log_softmax does both safely.",
+    "logarithm. Where a probability is 0, the gradient is NaN.",
     "return ((logits / temperature).softmax(dim=-1) + 1e-10).log()": "You add a small number "
     "before the logarithm, so no token comes out rarer than that. log_softmax needs none.",
 }
@@ -261,8 +210,6 @@ next_token_log_probs.cases = {
     "a large vocabulary": (numbers(Random(2), 1, 600), 0.7),
 }
 next_token_log_probs.draw = some_logits
-next_token_log_probs.hints = [
-    "Where does the temperature act, before the softmax or after it? Only one sums to 1.",
-    "Divide the logits.",
-    "tensor.log_softmax(dim=-1) normalizes over the vocabulary, whatever you did before.",
-]
+next_token_log_probs.hints = """
+Where does the temperature act, before the softmax or after it? Only one sums to 1.
+Divide the logits, then take log_softmax(dim=-1)."""

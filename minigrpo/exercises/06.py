@@ -8,7 +8,7 @@ import torch
 
 from minigrpo import pretrain, rewards
 from minigrpo.arithmetic import ANSWER, END_ANSWER, END_THINK, EOS, TAGS, THINK
-from minigrpo.exercises.form import exercise, numbers, whole
+from minigrpo.exercises.form import FAR, exercise, numbers, whole
 
 
 def next_token_loss_of_answers(logits, input_ids, prompt_lengths, mask):
@@ -40,49 +40,30 @@ def any_batch(r):
     return batch(r, S, r.randint(2, 6), sorted(r.sample(range(1, S + 1), 2)), *others)
 
 
-sft_loss.why = """
-After the shift the places run from 1 to S - 1, so the first token behind a prompt of P tokens is at
-place P, and it's the prompt's last position that predicts it. If you count the places from 0
-although the first token is gone, the loss leaves out the first token of every answer, and it goes
-down all the same."""
-sft_loss.right = {
-    "return torch.nn.functional.cross_entropy(logits[:, :-1][learn], tokens[learn])": "give "
-    "F.cross_entropy the logits and tokens that count, and it takes their mean.",
-}
+sft_loss.why = """After the shift the places run from 1 to S - 1, and the first token behind a
+prompt of P is at place P. If you count from 0, the loss leaves out the first token of every
+answer."""
+sft_loss.right = ["return torch.nn.functional.cross_entropy(logits[:, :-1][learn], tokens[learn])"]
 sft_loss.wrong = {
-    "log_p = logits[:, 1:].log_softmax(dim=-1)": "There's no shift. You score each token at its "
-    "own position, where the model has already read it. The logits at s predict token s + 1.",
+    "log_p = logits[:, 1:].log_softmax(dim=-1)": "There's no shift. The logits at s predict token "
+    "s + 1, and not the token just read.",
     "learn = mask[:, 1:]": "The prompts are in your mean, so the model learns to write questions.",
-    "learn = mask[:, 1:] & (places > prompt_lengths[:, None])": "The first token after each prompt "
-    "is missing, so the model never learns to begin an answer. A prompt of P tokens fills the "
-    "places 0 to P - 1. (Or did you count shifted columns? Column 0 holds the token at place 1.)",
+    "learn = mask[:, 1:] & (places > prompt_lengths[:, None])": "The first token after each "
+    "prompt is missing. A prompt of P tokens fills the places 0 to P - 1.",
     "learn = places >= prompt_lengths[:, None]": "The padding is in your mean. Use the mask too.",
-    "row = torch.where(learn, chosen, 0.0).sum(-1) / learn.sum(-1).clamp(min=1); return -row.mean()"
-    "": "You average each row first and then the rows, so a token in a short answer weighs more.",
-    "return -torch.where(learn, chosen, 0.0).mean()": "You put zeros where a token doesn't count "
-    "and then average over all N * (S - 1) columns. Divide by the number of tokens that count.",
+    "return -torch.where(learn, chosen, 0.0).mean()": "You average over all N * (S - 1) columns. "
+    "Divide by the number of tokens that count.",
 }
 sft_loss.cases = {
     "two rows, the second one padded": batch(Random(42), 4, 2, (2, 4), (1, 2)),
     "ids above 255": batch(Random(3), 4, 400, (1, 3), (2, 4), (1, 2)),
-    "a model that is very sure": batch(Random(4), 4, 3, (1, 4), (1, 3), scale=5),
     "a row of 600 tokens": batch(Random(3), 600, 3, (2, 600)),
 }
 sft_loss.draw = any_batch
-sft_loss.corners = {
-    "logits of a thousand": (
-        batch(Random(5), 4, 3, (1, 4), scale=200),
-        "With logits of about a thousand, a small probability underflows to 0 and its logarithm is "
-        "minus infinity. log_softmax does both in one safe step.",
-    ),
-}
-sft_loss.hints = [
-    "Take one row: prompt a b, answer c d, then padding. Which logits predict c, and which d?",
-    "Score tokens 1 to S - 1 with the logits of positions 0 to S - 2. Of these columns, keep those "
-    "whose token is real and at place prompt_lengths or later.",
-    "chosen = logits[:, :-1].log_softmax(-1).gather(-1, input_ids[:, 1:, None]).squeeze(-1), and "
-    "learn = mask[:, 1:] & (torch.arange(1, S) >= prompt_lengths[:, None]). Then the mean.",
-]
+sft_loss.corners = {"logits of a thousand": (batch(Random(5), 4, 3, (1, 4), scale=200), FAR)}
+sft_loss.hints = """
+Score tokens 1 to S - 1 with the logits of positions 0 to S - 2. Which of them count?
+learn = mask[:, 1:] & (torch.arange(1, S) >= prompt_lengths[:, None]). Then the mean."""
 
 
 @exercise("grade an answer", package=rewards.answer_reward)
@@ -105,45 +86,35 @@ def tampered(r):
     return torch.tensor(ids), answer, rewards.Tags(a, b, c, d, e)
 
 
-grade.why = """
-The last five ids must be the ending exactly, and the thought before them may hold no tag, so
-there's one answer of one token and nothing after it. If you only search the completion for the
-right answer in its tags, a policy that writes all ten digits in ten pairs of tags earns 1 on every
-question."""
-grade.right = {
-    (
-        "at = ids.index(tags.end_think) if tags.end_think in ids else 0; thought = ids[:at]",
-        "return float(ids[at:] == ending and all_tags.isdisjoint(thought))",
-    ): "what follows the first </think> is exactly the ending, and no other tag comes before it.",
-}
+grade.why = """The last five ids must be the ending, and the thought before them may hold no tag. If
+you only search for the right answer in its tags, a policy that writes all ten digits is always
+right."""
 grade.wrong = {
-    "return float(any(ids[i : i + 3] == ending[1:4] for i in range(len(ids))))": "You look for the "
-    "right answer in its tags anywhere, so a policy that writes all ten digits is always right.",
-    "return float(ids[-5:] == ending)": "You check the ending but not what comes before it, where "
-    "the policy may have answered once already. No tag is allowed in the thought.",
-    "same = all(a == b for a, b in zip(ids[-5:], ending)); "
-    "return float(same and all_tags.isdisjoint(thought))": "You compare with zip, which stops at "
-    "the end of the shorter list, so an empty completion passes. Compare the two lists with ==.",
+    "return float(any(ids[i : i + 3] == ending[1:4] for i in range(len(ids))))": "You look for "
+    "the right answer in its tags anywhere, so a policy that writes all ten digits is always "
+    "right.",
+    "return float(ids[-5:] == ending)": "You check the ending but not what comes before it. No "
+    "tag is allowed in the thought.",
+    "return float(all(map(int.__eq__, ids[-5:], ending)) and all_tags.isdisjoint(thought))": "You "
+    "compare as far as the shorter list goes, so an empty completion passes. Compare the lists "
+    "with ==.",
     "all_tags = {tags.end_think, tags.answer, tags.end_answer, tags.eos}": "You allow a second "
-    "<think>. The prompt has already written the only one, so forbid it in the thought.",
-    "at = ids.index(tags.end_think); return float(ids[at:] == ending and tags.think not in ids)": ""
-    "Your function crashes when a tag is missing, because .index raises an error if it finds "
-    "nothing. Completions like that are common, and they earn 0.0.",
+    "<think>. The prompt has already written the only one.",
+    "at = ids.index(tags.end_think); return float(ids[at:] == ending and tags.think not in ids)": (
+        "Your function crashes when a tag is missing. Completions like that are common, and they "
+        "earn 0.0."
+    ),
 }
 END = [END_THINK, ANSWER, 4, END_ANSWER, EOS]
 grade.cases = {
     name: (torch.tensor(ids, dtype=torch.long), 4, TAGS)
     for name, ids in {
         "a thought and the right answer": [7, 1, 4, *END],
-        "no thought": END,
         "the right digit is only in the thought": [4, END_THINK, ANSWER, 9, END_ANSWER, EOS],
         "two answers, each in its tags": [END_THINK, ANSWER, 4, END_ANSWER, ANSWER, 9, *END[3:]],
-        "two answers, in one pair of tags": [END_THINK, ANSWER, 9, 4, END_ANSWER, EOS],
-        "</answer> before the answer": [7, END_THINK, ANSWER, END_ANSWER, 4, EOS],
         "an answer in the thought": [ANSWER, 9, END_ANSWER, 7, *END],
         "a second <think>": [7, THINK, 4, *END],
         "an EOS in the thought": [7, EOS, 4, *END],
-        "more after the EOS": [7, *END, 7],
         "no EOS": [7, *END[:-1]],
         "nothing at all": [],
         "600 ids after an answer": [7, ANSWER, 9, END_ANSWER] + [7] * 600 + END,
@@ -151,19 +122,14 @@ grade.cases = {
 }
 LARGE = rewards.Tags(think=300, end_think=46, answer=128_011, end_answer=0, eos=128_009)
 grade.cases |= {
-    "the answer is 0": (torch.tensor([7, END_THINK, ANSWER, 0, END_ANSWER, EOS]), 0, TAGS),
     "other tags": (torch.tensor([7, 5000, 46, 128_011, 1000, 0, 128_009]), 1000, LARGE),
-    "other tags, and 146 is not 46": (torch.tensor([146, 128_011, 9, 0, 128_009]), 9, LARGE),
-    "other tags than in our task": (torch.tensor(END), 4, LARGE),
+    "the answer is 0": (torch.tensor([7, END_THINK, ANSWER, 0, END_ANSWER, EOS]), 0, TAGS),
+    "146 is not 46": (torch.tensor([146, 128_011, 9, 0, 128_009]), 9, LARGE),
 }
 grade.draw = tampered
-grade.hints = [
-    "Only one ending is correct. Which five ids is it made of?",
-    "Put them in a list, ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]."
-    " You can compare completion.tolist()[-5:] with it, even if the completion is shorter.",
-    "What's left, ids[:-5], is the thought. None of the five tags may be in it, neither tags.think "
-    "nor the four of the ending. Return float(...) of both conditions together.",
-]
+grade.hints = """
+The only ending is [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos].
+Compare completion.tolist()[-5:] with it. None of the five tags may be in ids[:-5]."""
 
 
 def reward(prompt, completion, answer):
@@ -184,55 +150,31 @@ def test_reward(reward):
         assert reward(prompt, completion, "9") == 0.0
 
 
-def test_with_another_example(reward):
-    prompt = "1 + 1 is <answer>{}</answer>. What is 2 + 3?"
-    for completion in ("", "5", "<answer>5</answer>"):
-        first, second = (reward(prompt.format(x), completion, "5") for x in (2, 5))
-        assert first == second
-
-
-test_reward.why = """
-The reward reads the prompt too, so a completion without an answer is graded by the answer in the
-worked example. You only see it if that answer happens to be the correct one. If it's a different
-one, or if the completion has an answer of its own, both versions agree. In training, that leaves
-one question in ten where not answering earns 1."""
-test_reward.right = {
-    test_with_another_example: "change the answer in the worked example. Whatever the completion "
-    "is, its reward may not change.",
-}
+test_reward.why = """The reward reads the prompt too, so a completion without an answer is graded by
+the worked example's. In training, one question in ten then pays 1 for not answering."""
 test_reward.bugs = {
-    ("text = completion", "text = prompt + completion"): "text = completion. The policy didn't "
-    "write the prompt. If a completion has no answer, this reward takes the one in the worked "
-    "example, and when that happens to be the correct one, it gives 1 for nothing.",
+    ("text = completion", "text = prompt + completion"): "text = completion. If a completion has "
+    "no answer, this reward takes the one in the worked example.",
 }
 test_reward.also_lines = {3: (4,)}
-test_reward.also_right = {
-    'answers = re.findall(r"<answer>([^<]*)</answer>", text)': "That version lets an answer run "
-    "over several lines, and skips a tag that isn't closed. The docstring leaves both open, so "
-    "keep answers on one line, and close your tags.",
-}
+test_reward.also_right = ['answers = re.findall(r"<answer>([^<]*)</answer>", text)']
 test_reward.also_wrong = {
     (
         "own = re.search('<answer>.*</answer>', completion); text = completion",
         "answers = re.findall(r'<answer>(.*?)</answer>', text if own else prompt + text)",
         "return float(last == answer) / (1 if own else 10)",
-    ): "In this one, an answer that begins in the prompt earns 0.1. That's little, but it's too "
-    "much. Without an answer of its own, a completion earns exactly 0.",
+    ): "In this one, the answer in the prompt earns 0.1. Without an answer of its own, a "
+    "completion earns exactly 0.",
 }
 test_reward.wrong = {
-    ('prompt = "7 1 1 <think> "',): "Is there a worked example with an answer in tags in your "
-    "prompts, is it the answer that's asked for, and does a completion leave it as the only one? "
-    "All three have to come together in one call.",
+    ('prompt = "7 1 1 <think> "',): "Does a prompt of yours have a worked example whose answer is "
+    "the one that's asked for? And does the completion leave it as the only one?",
     'assert reward(prompt, completion, "9") == 1.0': "You expect a reward that the policy hasn't "
-    "earned. Only the last answer in the completion counts, and without one the reward is 0.",
+    "earned. Without an answer in the completion it's 0.",
 }
-test_reward.hints = [
-    "What does the function read, and who wrote which part of it?",
-    "Every prompt of our task begins with a worked example, which has an answer in tags. For which "
-    "completions would the reward find no other?",
-    "Take a prompt with <answer> 9 </answer> in its example, an empty completion, and ask for "
-    '"9". What must come out, and what does this version return?',
-]
+test_reward.hints = """
+What does the function read, and who wrote which part of it?
+Take a prompt with <answer> 9 </answer> in its example, an empty completion, and ask for "9"."""
 
 
 @exercise("pass at k", package=rewards.pass_at_k)
@@ -242,40 +184,24 @@ def pass_at_k(samples, correct, k):
     return 1 - all_wrong / math.comb(samples, k)
 
 
-pass_at_k.why = """
-All k draws are wrong in as many ways as you can pick k of the wrong answers, so pass@k is 1 minus
-that number divided by the number of all picks. If you compute 1 - (1 - c/n)^k, you put each answer
-back before the next draw, and with one right answer in four you get 0.44 instead of 0.5 for k = 2.
-"""
-pass_at_k.right = {
-    "return 1 - math.prod(1 - k / i for i in range(samples - correct + 1, samples + 1))": "the "
-    "product of 1 - k / i for i from n - c + 1 to n, as in the paper's code.",
-}
+pass_at_k.why = """pass@k is 1 minus the ways to draw k wrong ones over the ways to draw any k.
+1 - (1 - c/n)^k puts each answer back before the next draw: 0.44 instead of 0.5 for n, c, k = 4, 1,
+2."""
 pass_at_k.wrong = {
-    "return 1 - (1 - correct / samples) ** k": "That's 1 - (1 - c/n)^k, as if each sample were put "
-    "back after it's drawn. The same one can then come up twice, so the result is too low.",
+    "return 1 - (1 - correct / samples) ** k": "That's 1 - (1 - c/n)^k, as if each sample were "
+    "put back after it's drawn.",
     "return correct / samples": "That's the fraction of correct samples, which is pass@1.",
-    "return min(1.0, k * correct / samples)": "You multiply the fraction of correct samples by k, "
-    "so draws with two correct samples count twice. Ask how likely it is that all k are wrong.",
+    "return min(1.0, k * correct / samples)": "You multiply the fraction of correct samples by k. "
+    "Ask how likely it is that all k are wrong.",
     "return math.comb(correct, k) / math.comb(samples, k)": "That's the chance that all k are "
-    "correct. One is enough, so take 1 minus the chance that all k are wrong.",
-    "return all_wrong / math.comb(samples, k)": "That's the chance that all k are wrong. Take 1 "
-    "minus it.",
-    "n, f = samples - correct, math.factorial; all_wrong = f(n) / f(k) / f(n - k)": "With fewer "
-    "than k wrong samples, you take the factorial of a negative number. Every draw has a correct "
-    "one then, so the result is 1. math.comb returns 0 in that case.",
+    "correct. One is enough.",
 }
 pass_at_k.cases = {
     "one of four is correct, two are drawn": (4, 1, 2),
-    "as many wrong ones as are drawn": (5, 2, 3),
     "fewer wrong ones than are drawn": (5, 4, 3),
     "none is correct, and all are drawn": (5, 0, 5),
-    "2 of 10 are correct, 3 are drawn": (10, 2, 3),
 }
 pass_at_k.draw = lambda r: ((n := r.randint(1, 9)), r.randint(0, n), r.randint(1, n))
-pass_at_k.hints = [
-    "It's easier to ask for the opposite of 'at least one is correct'. What's that?",
-    "The opposite is that all k are wrong. In how many ways can you draw k of the n - c wrong "
-    "samples, and in how many can you draw k of all n?",
-    "math.comb(n, k) counts the ways. The result is 1 - math.comb(n - c, k) / math.comb(n, k).",
-]
+pass_at_k.hints = """
+The opposite of 'at least one is correct' is 'all k are wrong'. How likely is that?
+math.comb(n, k) counts the ways to draw k of n: 1 - math.comb(n - c, k) / math.comb(n, k)."""

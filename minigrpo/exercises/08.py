@@ -6,8 +6,6 @@ import torch
 
 from minigrpo.exercises.form import exercise
 
-DIGITS = "Its last digits differ, so compare with a tolerance."
-BLIND = "It would accept nearly any numbers. Work out a few by hand, and assert that they come out."
 OTHER = "Other wrong numbers pass. Work out by hand what should come out, and compare with that."
 
 
@@ -31,38 +29,31 @@ def test_token_log_probs(function):
     assert torch.allclose(found, expected)
 
 
-UP = "found = function(lambda ids: 50.0 * torch.eye(9)[ids + 1], ids)"
-test_token_log_probs.why = """
-The slice must drop the last position, but it drops the first. A table with a different row for
-every token is a model whose answers you know, so you can write down what has to come out. The wrong
-slice is just as long, so it passes a check of the shape."""
+test_token_log_probs.why = """Take a table with a different row for every token, a model whose
+answers you know. The wrong slice is just as long, so it passes a check of the shape."""
 test_token_log_probs.bugs = {
     ("log_p = log_p[:, :-1]  # (N, S - 1, V)", "log_p = log_p[:, 1:]  # (N, S - 1, V)"): (
-        "log_p[:, :-1]. The logits at position s predict token s + 1. Drop the first position "
-        "instead of the last, and every token is scored by logits that have already read it."
-    ),
+        "log_p[:, :-1]. Without the first position, every token is scored by logits that have "
+        "already read it."
+    )
 }
-test_token_log_probs.also_right = {
-    "logits = torch.nn.functional.pad(model(ids[:, :-1]) + 0.1, (0, 0, 0, 1))": "That version "
-    "doesn't show the model the last token: let it take rows of any length. " + DIGITS,
-}
+test_token_log_probs.also_right = [
+    "logits = torch.nn.functional.pad(model(ids[:, :-1]) + 0.1, (0, 0, 0, 1))"
+]
 test_token_log_probs.also_wrong = {
     "chosen = (log_p + logits[:, 1:].log_softmax(-1)).gather(-1, written[:, :, None])": OTHER,
     "return 0 * chosen.squeeze(-1) - 7": OTHER,
 }
-test_token_log_probs.right = {(UP, "expected = 0 * found"): "a model that is sure how to count on."}
+test_token_log_probs.right = ["assert found.exp().sub(expected.exp()).abs().max() < 0.01"]
 test_token_log_probs.wrong = {
     "expected = torch.tensor([[0.2, 0.1]]).log()": "Your test expects how likely each token is "
-    "after itself. Column 0 is the probability of the second token, given the first.",
+    "after itself. Column 0 is about the second token.",
     ("after = torch.tensor([[0.5, 0.3, 0.2]] * 3)", "expected = after[:1, 1:].log()"): "Is a row "
     "all of one token, or does your model say the same at every position? Let both differ.",
-    "assert found.shape == (1, 2)": BLIND,
 }
-test_token_log_probs.hints = [
-    "Take the row a, b, c. Which two numbers must come out, and after which token was each said?",
-    "Take a model whose answer you know, such as a table: row a has the logits of what follows a.",
-    "With three different tokens and rows, expect table[a][b] and table[b][c], after the softmax.",
-]
+test_token_log_probs.hints = """
+Take a model whose answer you know, such as a table: row a has the logits of what follows a.
+With ids a, b, c expect table[a][b] and table[b][c], after the softmax."""
 
 
 def pad_rows(completions, width, pad_id):
@@ -90,34 +81,30 @@ def test_pad_rows(function):
 CALL = "ids, mask = function([[5, 3, eos], [eos]], width=4, pad_id=eos)"
 MASK = "assert mask.tolist() == [[True, True, True, False], [True, False, False, False]]"
 RIGHT = "mask = torch.arange(width) < torch.tensor([[len(c)] for c in completions])"
-test_pad_rows.why = """
-The mask asks what an id is instead of where the completion ends. That only shows if a written token
-has the id of the padding, so the test pads with the EOS, as many tokenizers do. In a run that does
-so, no gradient passes through the end of a completion."""
+test_pad_rows.why = """The mask asks what an id is instead of where the completion ends, which shows
+if the padding is the EOS, as with many tokenizers. No gradient then passes through the end of a
+completion."""
 test_pad_rows.bugs = {
-    (RIGHT, "mask = ids != pad_id"): "make the mask from the lengths, torch.arange(width) < "
-    "lengths[:, None]. The value of a token doesn't say whether it was written. If the padding "
-    "token is the EOS, the EOS is masked too, and no gradient passes through it.",
+    (RIGHT, "mask = ids != pad_id"): "make the mask from the lengths. If the padding token is the "
+    "EOS, this masks the EOS of the completion too.",
 }
 test_pad_rows.also_wrong = {
     "mask = torch.zeros_like(ids).bool()": "A mask that is False everywhere passes as well.",
     RIGHT.replace("len(c)", "len(c) - 1"): "A mask without each completion's last token passes.",
 }
-test_pad_rows.right = {((MASK, "assert mask.sum(1).tolist() == [3, 1]"),): "sum the mask's rows."}
+test_pad_rows.right = [((MASK, "assert mask.sum(1).tolist() == [3, 1]"),)]
 test_pad_rows.wrong = {
     ((MASK, "assert mask.tolist() == [[True, True, False, False], [False] * 4]"),): "Your test "
-    "expects the EOS to be masked. But the policy wrote it, and it's the token that learns to end.",
+    "expects the EOS to be masked. But the policy wrote it.",
     ((MASK, "assert mask.shape == (2, 4)"),): "Your test would also accept a mask that is False "
-    "everywhere. Assert for each position whether it was written.",
+    "everywhere.",
     CALL.replace("=eos", "=0") + "; ids[ids == 0] = eos": "Does a completion of yours contain the "
-    "padding token? Many tokenizers have none of their own. What do people take instead?",
+    "padding token? Many people write pad_id = eos_id.",
     ((MASK, "assert mask[0, :2].all()"),): "A mask without the EOS of a completion passes, too.",
 }
-test_pad_rows.hints = [
-    "What does the mask say about a token that was written and has the same id as the padding?",
-    "Many tokenizers have no padding token, and people write pad_id = eos_id. And the real EOS?",
-    "Call function([[5, 3, 2]], 4, 2), where 2 is EOS and padding. How many tokens were written?",
-]
+test_pad_rows.hints = """
+What does the mask say about a token that was written and has the same id as the padding?
+Call function([[5, 3, 2]], 4, 2), where 2 is EOS and padding. How many tokens were written?"""
 
 
 def clipped_objective(log_probs, old_log_probs, advantages, clip):
@@ -138,41 +125,35 @@ def test_clipped_objective(function):
     assert torch.allclose(found, expected)
 
 
-test_clipped_objective.why = """
-The clip must hold a bad token at ratio 0.5 and pull it back at 1.5, and the maximum does the
-opposite. So the test needs a negative advantage and ratios outside the range. With this code, a bad
-token can be pushed down without end."""
+test_clipped_objective.why = """The clip must hold a bad token at ratio 0.5 and pull it back at 1.5,
+so the test needs a negative advantage. With the maximum, a bad token can be pushed down without
+end."""
 test_clipped_objective.bugs = {
     (
         "return torch.minimum(free, clipped)",
         "return torch.where(A >= 0, torch.minimum(free, clipped), torch.maximum(free, clipped))",
-    ): "torch.minimum(free, clipped) for both signs. With the maximum, a bad token is pushed down "
-    "without end, and one that has become more likely isn't pulled back.",
+    ): "torch.minimum(free, clipped) for both signs. The maximum pushes a bad token down without "
+    "end.",
 }
-test_clipped_objective.also_right = {
-    "ratio = torch.exp2(1.442695040888963 * (log_probs - old_log_probs))  # 1 / log 2": DIGITS,
-}
+test_clipped_objective.also_right = [
+    "ratio = torch.exp2(1.442695040888963 * (log_probs - old_log_probs))  # 1 / log 2"
+]
 test_clipped_objective.also_wrong = {
     "return torch.where(A >= 0, torch.minimum(free, clipped), -9 * free)": OTHER,
     "return torch.where((ratio - 1).abs() <= clip, free, -9 * free)": OTHER,
 }
-test_clipped_objective.right = {"assert (found <= expected + 1e-6).all()": "never above either."}
+test_clipped_objective.right = ["assert (found <= expected + 1e-6).all()"]
 test_clipped_objective.wrong = {
-    "expected = torch.tensor([[0.5, 1.0, 1.2], [-0.5, -1.0, -1.2]])": "PPO is cautious. It takes "
-    "the smaller product for either sign: with A = -1 and ratio 0.5 that's -0.8, and not -0.5.",
+    "expected = torch.tensor([[0.5, 1.0, 1.2], [-0.5, -1.0, -1.2]])": "PPO takes the smaller "
+    "product for either sign: with A = -1 and ratio 0.5 that's -0.8.",
     ("ratio = torch.ones(2, 3)", "expected = advantages[:, None].expand(2, 3)"): "Your ratios lie "
-    "within the bounds, where nothing is clipped. Take some on both sides, such as 0.5 and 1.5.",
-    ("advantages = torch.ones(2)", "expected = ratio.clamp(max=1.2)"): "Your test doesn't see what "
-    "happens to a negative advantage. With two sides and two signs there are four cases.",
-    "assert found.shape == (2, 3)": BLIND,
-    "assert torch.allclose(found, expected, atol=0.5)": "With A = -1 and clip 0.2, ratio 0.5 must "
-    "give -0.8, and your test accepts the -0.5 of the code shown.",
+    "within the bounds, where nothing is clipped. Take some on both sides.",
+    ("advantages = torch.ones(2)", "expected = ratio.clamp(max=1.2)"): "Your test doesn't see "
+    "what happens to a negative advantage.",
 }
-test_clipped_objective.hints = [
-    "Ratio 0.5 or 1.5, advantage +1 or -1: in which of the four should a token stop being pushed?",
-    "With A = -1, 0.5 is much less likely already: enough. 1.5 has moved the wrong way: push.",
-    "With log(ratio), 0, -1 and clip 0.2 expect min(-0.5, -0.8) and min(-1.5, -1.2).",
-]
+test_clipped_objective.hints = """
+Ratio 0.5 or 1.5, advantage +1 or -1: in which of the four should a token stop being pushed?
+With log(ratio), 0, -1 and clip 0.2 expect min(-0.5, -0.8) and min(-1.5, -1.2)."""
 
 
 def kl_per_token(log_probs, ref_log_probs, mask):
@@ -195,38 +176,32 @@ def test_kl_per_token(function):
     assert torch.isclose((policy * k3).sum(), kl)
 
 
-test_kl_per_token.why = """
-In k3 the reference goes on top, and here it's the other way around. Both versions are 0 for equal
-policies and never negative, so only the mean can tell them apart. With two tokens you can compute
-it exactly: the KL is 0.2231, and the reversed log-ratio gives 0.339."""
+test_kl_per_token.why = """Both versions are 0 for equal policies and never negative, so only a
+number can tell them apart. With two tokens the KL is 0.2231, and the reversed log-ratio gives
+0.339."""
 test_kl_per_token.bugs = {
     ("log_ratio = ref_log_probs - log_probs", "log_ratio = log_probs - ref_log_probs"): (
-        "ref_log_probs - log_probs. In k3 the reference goes on top, exp(ref - new). The other way "
-        "around it's still 0 for equal policies and never negative, but its mean is another."
-    ),
+        "ref_log_probs - log_probs. The other way around k3 has another mean."
+    )
 }
 test_kl_per_token.also_lines = {5: (6, 8)}
-test_kl_per_token.also_right = {"return torch.expm1(log_ratio) - log_ratio": DIGITS}
+test_kl_per_token.also_right = ["return torch.expm1(log_ratio) - log_ratio"]
 test_kl_per_token.also_wrong = {
     "return ratio * log_ratio - ratio + 1": "A version whose mean is KL(reference || policy) "
-    "passes as well. Compare with a number: by hand, or the exact KL.",
+    "passes as well. Compare with a number.",
     "return mask.float()": OTHER,
 }
-test_kl_per_token.right = {"policy = torch.tensor([[0.9, 0.1]])": "any other policy will do."}
+test_kl_per_token.right = ["policy = torch.tensor([[0.9, 0.1]])"]
 test_kl_per_token.wrong = {
     "kl = (policy * (policy / reference - (policy / reference).log() - 1)).sum()": "Your test "
     "expects exp(d) - d - 1 with d = policy - reference. It should be d = reference - policy.",
-    "reference = policy": "Equal policies give 0, nothing is negative, and for similar ones k3 is "
-    "half a square, whatever the sign: that's true of more than one formula. Let a log-prob differ "
-    "by 1 or so, and compute a number by hand.",
-    "assert (k3 >= 0).all()": "It would accept 1 for every real token. Is there a real token in "
-    "it? And it takes more than not being negative: compute a number by hand.",
+    "reference = policy": "Equal policies give 0, and similar ones half a square, whatever the "
+    "sign. Let a log-prob differ by 1 or so.",
+    "assert (k3 >= 0).all()": "It takes more than not being negative. Compute a number by hand.",
 }
-test_kl_per_token.hints = [
-    "More than one formula is never negative, and 0 for equal policies. What must its mean be?",
-    "With two tokens the exact KL is the sum of p * log(p / ref), the mean of k3 that of p * k3.",
-    "p = (0.5, 0.5), ref = (0.8, 0.2): 0.2231. Or by hand: new = 0, ref = 1 gives exp(1) - 1 - 1.",
-]
+test_kl_per_token.hints = """
+With two tokens the exact KL is the sum of p * log(p / ref), the mean of k3 that of p * k3.
+p = (0.5, 0.5), ref = (0.8, 0.2): 0.2231. Or by hand: new = 0, ref = 1 gives exp(1) - 1 - 1."""
 
 
 def group_advantages(rewards, group_size):
@@ -248,47 +223,40 @@ def test_group_advantages(function):
     assert torch.allclose(found, expected, atol=1e-3)
 
 
-test_group_advantages.why = """
-One batch can show both bugs. It has two prompts with three completions each, so the wrong view
-mixes the prompts, and a group of equal rewards, where the code divides 0 by 0. With as many prompts
-as completions per prompt, the two views would be the same."""
+test_group_advantages.why = """One batch shows both bugs: two prompts with three completions each,
+so the wrong view mixes them, and a group of equal rewards, where the code divides 0 by 0."""
 test_group_advantages.bugs = {
     ("groups = rewards.view(-1, group_size)", "groups = rewards.view(group_size, -1)"): (
-        "rewards.view(-1, group_size). Each row should be a group. The rows of view(group_size, "
-        "-1) are as long as there are prompts, so they mix the prompts."
+        "rewards.view(-1, group_size). Each row should be a group; view(group_size, -1) mixes "
+        "prompts."
     ),
     (
-        "advantages = ((groups - mean) / groups.std(1)[:, None])"
-        ".where(groups.diff().any(1, True), 0)",
+        "advantages = ((groups - mean) / groups.std(1)[:, None]).where(groups.diff().any(1, "
+        "True), 0)",
         "advantages = (groups - mean) / groups.std(dim=1, keepdim=True)",
-    ): "torch.where(equal, 0.0, ...), where equal is True for a group whose rewards are all the "
-    "same. Their std is 0, and 0 / 0 is NaN. A rounding error can make it anything.",
+    ): "torch.where(equal, 0.0, ...), where equal is True for a group of equal rewards. 0 / 0 is "
+    "NaN.",
 }
-test_group_advantages.also_right = {
-    "groups = rewards.view(-1, group_size); groups = groups - groups[:, :1]": DIGITS,
-}
+test_group_advantages.also_right = [
+    "groups = rewards.view(-1, group_size); groups = groups - groups[:, :1]"
+]
 test_group_advantages.also_wrong = {
     ("groups = rewards.view(group_size, -1)", "return 9 * advantages.flatten()"): OTHER,
     "return advantages.where(groups.diff().any(1, True), 7).flatten()": OTHER,
 }
-test_group_advantages.right = {"rewards = torch.tensor([1, 1, 4, 0.7, 0.7, 0.7])": "equal 0.7s."}
+test_group_advantages.right = ["rewards = torch.tensor([1, 1, 4, 0.7, 0.7, 0.7])"]
 test_group_advantages.wrong = {
     ("rewards = torch.ones(6)", "expected = torch.zeros(6)"): "Are all your rewards equal, or are "
     "there groups whose numbers you don't compare?",
     ("found = function(rewards[1:5], 2)", "expected = torch.tensor([-0.707, 0.707, 0.0, 0.0])"): (
         "With as many groups as rewards per group, the wrong view has the right shape. Is it that?"
     ),
-    "assert torch.allclose(found[:3], expected[:3], atol=1e-3)": "Your test doesn't see what equal "
-    "rewards get. What if all completions of a prompt are right, or all are wrong?",
-    "assert found.shape == (6,)": BLIND,
-    "expected = torch.tensor([-0.707, -0.707, 1.414, 0.0, 0.0, 0.0])": "It refuses all versions. "
-    "The std is the one with n - 1, and three digits need a tolerance of 1e-3.",
+    "assert torch.allclose(found[:3], expected[:3], atol=1e-3)": "Your test doesn't see what "
+    "equal rewards get. What if all completions of a prompt are right?",
 }
-test_group_advantages.hints = [
-    "Is every reward compared with those of its own prompt? And what if all of them are equal?",
-    "Take six rewards, print view(3, -1), and see who sits in a row. What is the std of 5, 5, 5?",
-    "0, 0, 3, 5, 5, 5 in groups of 3 make -0.577, -0.577, 1.155, 0, 0, 0 (tolerance 1e-3).",
-]
+test_group_advantages.hints = """
+Is every reward compared with those of its own prompt? And what if all of them are equal?
+0, 0, 3, 5, 5, 5 in groups of 3 make -0.577, -0.577, 1.155, 0, 0, 0 (tolerance 1e-3)."""
 
 
 def answer_reward(completion, label):
@@ -317,40 +285,32 @@ def expects(*rows):
 
 SEARCH = 'found = re.search(r"<answer>(.*?)</answer>", completion)'
 TWO = "4</answer> or <answer>5"
-test_answer_reward.why = """
-The first answer ends at the first closing tag, and between two strings `in` asks for a part. So you
-need a completion with two answers, and one whose answer is a part of the label, such as nothing at
-all. In training an empty pair of tags would earn 1.0 on every question."""
+test_answer_reward.why = """The greedy star takes everything up to the last closing tag, and between
+strings `in` asks for a part. In training an empty pair of tags would earn 1.0 on every question."""
 test_answer_reward.bugs = {
-    (SEARCH, SEARCH.replace("?", "")): "(.*?) with the question mark, which stops at the first "
-    "</answer>. Without it the star is greedy and takes everything up to the last one.",
-    ("return 1.0 if answer == label else 0.0", "return 1.0 if answer in label else 0.0"): (
-        "answer == label. Between strings, in looks for a part. 1 is in 17, and the empty string "
-        "is in every label, so the policy is rewarded for an answer it never gave."
-    ),
+    (SEARCH, SEARCH.replace("?", "")): "(.*?), which stops at the first </answer>. The greedy "
+    "star goes on to the last one.",
+    ("return 1.0 if answer == label else 0.0", "return 1.0 if answer in label else 0.0"): "answer "
+    "== label. Between strings, in looks for a part, and the empty string is in every label.",
 }
-test_answer_reward.also_right = {
-    SEARCH.replace("n)", "n, re.DOTALL)"): "It lets answers have two lines. Keep yours on one.",
-}
+test_answer_reward.also_right = [SEARCH.replace("n)", "n, re.DOTALL)")]
 test_answer_reward.also_wrong = {
     lambda completion, label: 0.0: "A reward that is always 0 passes as well.",
     lambda completion, label: 0.5: "A reward that is always 0.5 passes as well.",
 }
-test_answer_reward.right = {expects(("1", "17", 0), ("4</answer></answer>", "4", 1)): "1 for 17."}
+test_answer_reward.right = [expects(("1", "17", 0), ("4</answer></answer>", "4", 1))]
 test_answer_reward.wrong = {
     expects(): "It would accept any reward, such as 0.5. Assert which one must come out.",
     expects(("7", "4", 0), ("4", "4", 1)): "You test the easy cases. What if an answer is closed "
-    "more than once on its line? And which wrong answers look a little like the right one?",
-    expects(("7", "4", 0), (TWO, "4", 1)): "Is one of your wrong answers a part of its label? What "
-    "does in do with two strings, and what if one of them is empty?",
+    "twice, or only looks a little like the right one?",
+    expects(("7", "4", 0), (TWO, "4", 1)): "Is one of your wrong answers a part of its label? "
+    "What does in do with two strings, and what if one of them is empty?",
     expects(("", "4", 0), ("4", "4", 1)): "Is a right answer of yours closed once more on its "
-    "line? If tags are rewarded, a policy will write many of them.",
+    "line?",
 }
-test_answer_reward.hints = [
-    "How much of the completion does the pattern take? How is the answer compared with the label?",
-    "Give it a completion with two answers, one behind the other. Then one with an empty answer.",
-    "With 4 as the label, an empty answer earns 0, and 4 before <answer>5</answer> earns 1.",
-]
+test_answer_reward.hints = """
+Give it a completion with two answers, one behind the other. Then one with an empty answer.
+With 4 as the label, an empty answer earns 0, and 4 before <answer>5</answer> earns 1."""
 
 
 def sequence_mean(losses, mask):
@@ -369,37 +329,30 @@ def test_sequence_mean(function):
     assert torch.isclose(function(losses, mask), torch.tensor(2.75))  # the mean of 1.5 and 4
 
 
-test_sequence_mean.why = """
-The lengths count the real tokens, while the sum takes in the padding. So the test puts a 9 there, a
-number that you'd notice. With a full mask, or zeros as padding, your test would miss the bug. In
-training, though, the padding would be learned like text."""
+test_sequence_mean.why = """The lengths count the real tokens, while the sum takes in the padding,
+so the test puts a number there that you'd notice. In training the padding would be learned like
+text."""
 test_sequence_mean.bugs = {
     ("sums = torch.where(real, losses, 0.0).sum(dim=-1)", "sums = losses.sum(dim=-1)"): (
-        "torch.where(real, losses, 0.0).sum(dim=-1). The lengths count the real tokens only, but "
-        "the sums take in the padding too, so it's trained like text."
-    ),
+        "torch.where(real, losses, 0.0).sum(dim=-1). The sums take in the padding."
+    )
 }
-test_sequence_mean.also_right = {
-    "return (torch.where(real, losses, 0.0) / lengths[:, None] / len(mask)).sum()": DIGITS,
-}
+test_sequence_mean.also_right = [
+    "return (torch.where(real, losses, 0.0) / lengths[:, None] / len(mask)).sum()"
+]
 test_sequence_mean.also_wrong = {"return 9 * losses.sum()": OTHER}
-test_sequence_mean.right = {
-    "losses = torch.tensor([[1.0, 2.0, torch.nan], [4.0, torch.inf, 9.0]])": "NaN as padding.",
-}
+test_sequence_mean.right = ["losses = torch.tensor([[1.0, 2.0, torch.nan], [4.0, torch.inf, 9.0]])"]
 test_sequence_mean.wrong = {
     "assert torch.isclose(function(losses, mask), torch.tensor(14.0))": "Your test counts what "
-    "comes after the end of a row. Add up only the real tokens, and divide by their number.",
+    "comes after the end of a row. Add up only the real tokens.",
     "losses = torch.tensor([[1.0, 2.0, 0.0], [4.0, 0.0, 0.0]])": "Is your mask full, or are your "
-    "losses 0 where it is 0? Take rows of different lengths, with a number you'd notice behind.",
-    "assert function(losses, mask).shape == ()": BLIND,
-    "assert torch.isclose(function(losses, mask), torch.tensor(7 / 3))": "It refuses all versions. "
-    "Each row has its own mean first: 1 and 2 in a row and 4 in another make 2.75, and not 7 / 3.",
+    "losses 0 where it is 0? Put a number there that you'd notice.",
+    "assert torch.isclose(function(losses, mask), torch.tensor(7 / 3))": "It refuses all "
+    "versions. Each row has its own mean first: 1.5 and 4 make 2.75, and not 7 / 3.",
 }
-test_sequence_mean.hints = [
-    "A mean is a sum divided by a count. Which tokens are in the sum, and which are counted?",
-    "Take rows of different lengths, and after the end of the shorter one a number you'd notice.",
-    "losses 1, 2, 9 and 4, 9, 9 with the masks 1, 1, 0 and 1, 0, 0: 1.5 and 4, together 2.75.",
-]
+test_sequence_mean.hints = """
+Take rows of different lengths, and after the end of the shorter one a number you'd notice.
+losses 1, 2, 9 and 4, 9, 9 with the masks 1, 1, 0 and 1, 0, 0: 1.5 and 4, together 2.75."""
 
 
 def train_on_batch(score, optimizer, advantages, epochs):
@@ -427,42 +380,37 @@ def test_train_on_batch(function):
 
 CALL_20 = "function(lambda: 1 * policy, optimizer, torch.tensor([1.0]), epochs=20)"
 OLD = "old = old if _ else score().detach()  # noqa: F821 (as if before the loop)"
-test_train_on_batch.why = """
-The old log-probs are taken anew in every epoch, so the ratio is always 1 and nothing is ever
-clipped. After a single epoch both versions are in the same place. After 20 the token should be
-about 1.2 times as likely as it was, and here it's 7.4 times as likely."""
+test_train_on_batch.why = """The old log-probs are taken anew in every epoch, so the ratio is always
+1 and nothing is clipped. After 20 epochs the token is 7.4 times as likely instead of about 1.2
+times."""
 test_train_on_batch.bugs = {
-    (OLD, "old = score().detach()"): "it belongs before the loop. Computed again in every epoch, "
-    "old follows new, so the ratio is always 1 and nothing is ever clipped.",
+    (OLD, "old = score().detach()"): "it belongs before the loop. Here old follows new, so the "
+    "ratio is always 1.",
 }
 NEW = "new = score(); old = old if _ else new.detach()"
-test_train_on_batch.also_right = {
-    ("old = old if _ else None", NEW, "optimizer.step(); optimizer.zero_grad()"): "That version "
-    "takes old from the first scores, and clears its gradients. Look only at the policy.",
-}
+test_train_on_batch.also_right = [
+    ("old = old if _ else None", NEW, "optimizer.step(); optimizer.zero_grad()")
+]
 test_train_on_batch.also_wrong = {
-    ("old = None", "new = score(); old = new.detach()"): "A version in which old follows new, but "
-    "which calls score once per epoch, passes. Look at where the policy ends, not at calls.",
+    ("old = None", "new = score(); old = new.detach()"): "One that calls score once per epoch "
+    "passes. Look at where the policy ends, not at calls.",
     "old = score().detach(); optimizer.param_groups[0]['lr'] = 9.0": OTHER,
 }
-test_train_on_batch.right = {CALL_20.replace("1.0", "-1.0") + "; policy = -policy": "a bad token."}
+test_train_on_batch.right = [CALL_20.replace("1.0", "-1.0") + "; policy = -policy"]
 test_train_on_batch.wrong = {
     "assert torch.isclose(policy, torch.tensor(2.0))": "Your test expects every epoch to move the "
-    "policy as far as the first. But a token whose ratio is outside the bounds has moved enough.",
+    "policy as far as the first. Outside the bounds it has moved enough.",
     CALL_20.replace("20", "1"): "Do you train for a single epoch, or in such small steps that no "
-    "ratio gets near the clip? In the first epoch the ratio has to be 1. Take more.",
-    "assert policy > 0": "Your test would accept huge steps. Does anything move (or are the "
-    "advantages 0)? And do you ask how far the policy gets, not only in which direction?",
+    "ratio gets near the clip? Take more.",
+    "assert policy > 0": "Your test would accept huge steps. Ask how far the policy gets, not "
+    "only in which direction.",
     CALL_20.replace("1 * policy", "policy"): "It refuses all versions. Does score return the "
-    "parameter itself? Then old shares its memory, so write 1 * policy. Or is your bound too "
-    "tight? The last step may lead beyond 1.2, and momentum leads further.",
+    "parameter itself (write 1 * policy), or is your bound too tight? The last step may lead "
+    "beyond 1.2.",
 }
-test_train_on_batch.hints = [
-    "Write down the ratio of the first epoch, and of the second. When can it be anything but 1?",
-    "The smallest policy is its own log-prob: a parameter of 0, lambda: 1 * policy and plain SGD.",
-    "In 20 epochs with advantage 1 and rate 0.1 its probability may become about 1.2 times what "
-    "it was, and here it becomes 7.4 times as much.",
-]
+test_train_on_batch.hints = """
+The smallest policy is its own log-prob: a parameter of 0, lambda: 1 * policy and plain SGD.
+In 20 epochs at rate 0.1 it should become about 1.2 times as likely, and here it's 7.4 times."""
 
 
 def policy_loss(log_probs, advantages, old_log_probs=None):
@@ -484,36 +432,31 @@ def test_policy_loss(function):
     assert torch.allclose(log_probs.grad, torch.tensor([[-0.5], [0.5]]))
 
 
-test_policy_loss.why = """
-Without a detach the old log-probs follow the new ones, and exp(x - x) is 1 with a gradient of 0.
-The value of the loss can't show the bug, so the test looks at the gradient. With one update per
-batch, the wrong version never learns anything."""
+test_policy_loss.why = """Without a detach the old log-probs follow the new ones, and exp(x - x) is
+1 with a gradient of 0. The value of the loss can't show that, so the test looks at the gradient."""
 test_policy_loss.bugs = {
-    ("old_log_probs = log_probs.detach()", "old_log_probs = log_probs"): "log_probs.detach(). The "
-    "ratio has the value 1 either way, but without the detach it's exp(x - x), whose gradient is "
-    "0, so nothing is learned.",
+    ("old_log_probs = log_probs.detach()", "old_log_probs = log_probs"): "log_probs.detach(). "
+    "Without it the ratio is exp(x - x), whose gradient is 0.",
 }
 test_policy_loss.also_lines = {4: (5,)}
-test_policy_loss.also_right = {
-    "return torch.maximum(-ratio * A, -clipped * A).div(log_probs.numel()).sum()": DIGITS,
-}
+test_policy_loss.also_right = [
+    "return torch.maximum(-ratio * A, -clipped * A).div(log_probs.numel()).sum()"
+]
 test_policy_loss.also_wrong = {
     "old_log_probs = 0; return 77 + 0 * log_probs.sum()": OTHER,
     ("old_log_probs = 0; return 77 + 0 * log_probs.sum()", "A = 9 + advantages[:, None]"): OTHER,
 }
-test_policy_loss.right = {"assert log_probs.grad.norm() > 0.1": "the gradient must not be 0."}
+test_policy_loss.right = ["assert log_probs.grad.norm() > 0.1"]
 test_policy_loss.wrong = {
-    "assert not log_probs.grad.any()": "Your test expects a gradient of 0. The value of the ratio "
-    "is 1, but the loss still has to say which way each token should go.",
+    "assert not log_probs.grad.any()": "Your test expects a gradient of 0. The loss still has to "
+    "say which way each token should go.",
     "function(log_probs, advantages, log_probs.detach()).backward()": "Your test passes if "
     "old_log_probs are given. Leave them out, because the bug is in the first update.",
     "assert log_probs.grad is not None": "A gradient of zeros passes as well. Ask what numbers it "
     "holds, with advantages that are not 0.",
     "assert function(log_probs, advantages) == 0": "Your test looks at the value of the loss, "
-    "which is the same in both versions. What a loss teaches is in its gradient: call backward.",
+    "which is the same in both versions. Call backward.",
 }
-test_policy_loss.hints = [
-    "What is the value of the ratio at the first update? And what is its derivative?",
-    "The value is right in both versions, so call backward on it, and look at log_probs.grad.",
-    "Two rows of one token with advantages 1 and -1 have gradients -0.5 and 0.5 (A / 2, negative).",
-]
+test_policy_loss.hints = """
+What is the value of the ratio at the first update? And what is its derivative?
+Two rows of one token with advantages 1 and -1 have gradients -0.5 and 0.5 (A / 2, negative)."""

@@ -9,7 +9,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from minigrpo import sampling
 from minigrpo.exercises.form import exercise, whole
-from minigrpo.text.prompts import text_of
 
 
 @exercise("pad on the left", package=lambda *x: torch.stack([*sampling.left_pad(*x)]).long())
@@ -30,27 +29,19 @@ def on_the_right(rows, pad_id):
     return torch.stack([ids, pad_sequence([torch.ones_like(row) for row in rows], True)])
 
 
-left_pad.why = """
-The next token is written to the right of the last column, so every prompt has to end there, with
-its padding in front and a mask that comes from the lengths. If you make the mask by comparing the
-ids with `pad_id`, a real token with that id is hidden from the model, and no error tells you."""
-left_pad.right = {
-    lambda rows, pad_id: on_the_right([row.flip(0) for row in rows], pad_id).flip(-1): "reverse "
-    "every row, pad on the right with pad_sequence, and reverse the whole batch.",
-}
+left_pad.why = """The next token is written to the right of the last column, so every prompt has to
+end there. A mask made by comparing the ids with `pad_id` hides real tokens with that id."""
 left_pad.wrong = {
     on_the_right: "You pad on the right. The next token is written after the last column, so the "
-    "model would continue the padding. Let every row end in the last column.",
-    lambda *given: on_the_right(*given).flip(-1): "You pad on the right and reverse the result, so "
-    "every text runs backwards. Reverse each row before you pad it, too.",
+    "model would continue the padding.",
+    lambda *given: on_the_right(*given).flip(-1): "You pad on the right and reverse the result, "
+    "so every text runs backwards.",
     (("mask[i, start:] = 1", "mask[i, : len(row)] = 1"),): "Your ids are padded on the left, but "
-    "your mask on the right. Put the ones at the end, where the real tokens are.",
+    "your mask on the right.",
     "return torch.stack([ids, (ids != pad_id).long()])": "You make the mask with ids != pad_id. A "
-    "real token can have that id too, and your mask hides it. Take the length of each row instead.",
-    "ids = torch.zeros(len(rows), width, dtype=torch.long)": "You fill with 0, which is a digit in "
-    "our vocabulary. Fill with pad_id.",
-    "start = -len(row)": "Of an empty row -len(row) is 0, and [0:] is the whole row. Begin at "
-    "width - len(row), which is right for every length.",
+    "real token can have that id too.",
+    "ids = torch.zeros(len(rows), width, dtype=torch.long)": "You fill with 0, which is a digit "
+    "in our vocabulary. Fill with pad_id.",
 }
 left_pad.cases = {
     "two rows": ([torch.tensor([5, 6, 7]), torch.tensor([8])], 29),
@@ -62,12 +53,9 @@ left_pad.draw = lambda r: (
     [whole(r, n, high=12).long() for n in r.choice(([4], [1, 3], [3, 1, 3], [2, 0, 0, 5]))],
     r.choice((0, 9, 29, -100)),
 )
-left_pad.hints = [
-    "The next token is written after the last column. What has to be in that column, in every row?",
-    "Start from pads, torch.full((len(rows), width), pad_id), and a mask of zeros.",
-    "Row i goes into ids[i, width - len(row):]. Put 1 at the same place of the mask, and return "
-    "torch.stack([ids, mask]).",
-]
+left_pad.hints = """
+Start from pads, torch.full((len(rows), width), pad_id), and a mask of zeros.
+Row i goes into ids[i, width - len(row) :]. Put 1 at the same place of the mask."""
 
 
 @exercise("find the answer", tolerance=0.0)
@@ -104,65 +92,39 @@ def inserted(text, places):
     return ["".join([*PIECES[:i], text, *PIECES[i:]]) for i in places]
 
 
-answer_span.why = """
-First the tags must be the right four in the right order, then the text around the two parts has to
-be blank, and only then do you look for the answer, starting behind `<answer>`. If you look for it
-from the start of the completion, an answer such as 4 may turn up in the thought first, and your
-span marks the wrong place."""
-answer_span.right = {
-    by(FORM): "re.fullmatch with re.DOTALL, and (?:(?!tag).)* for a piece of text that contains no "
-    "tag. match.span(1) is where the first pair of brackets matched.",
-}
+answer_span.why = """First the tags must be the right four, then the text around the two parts
+blank, and only then do you look for the answer, behind `<answer>`: it may stand in the thought,
+too."""
+answer_span.right = [by(FORM)]
 answer_span.wrong = {
-    by(r"<answer>\s*(.*?)\s*</answer>", re.search): "You take the first answer you find, even "
-    "inside the thought, and don't look at the rest. The whole text has to keep to the form.",
-    by(r"\s*<think>.*?</think>\s*<answer>\s*(.*?)\s*</answer>\s*"): "Your dot runs over tags, even "
-    "in .*?, because fullmatch stretches it until everything fits. Forbid tags in the parts.",
-    by(
-        FORM, flags=0
-    ): "The dot in your pattern doesn't match a new line, so a thought or an answer "
-    "of several lines doesn't fit. Pass re.DOTALL.",
-    by("<answer>(.*?)</answer>", re.search): "Two things. You take the first answer you find, "
-    "whatever is around it. And you keep the white space around the answer itself.",
-    by(FORM.replace(ANSWER, f"({ANSWER})")): "You keep the white space around the answer. Begin at "
-    "its first character that isn't white space, and end after its last.",
-    "begin = completion.index(answer.strip())": "You look for the answer from the beginning of the "
-    "text, where it may turn up in the thought first. Let index begin behind <answer>.",
+    by(r"<answer>\s*(.*?)\s*</answer>", re.search): "You take the first answer you find, and "
+    "don't look at the rest. The whole text has to keep to the form.",
+    by(r"\s*<think>.*?</think>\s*<answer>\s*(.*?)\s*</answer>\s*"): "Your dot runs over tags, "
+    "even in .*?, because fullmatch stretches it until everything fits.",
+    by(FORM, re.fullmatch, 0): "The dot in your pattern doesn't match a new line. Pass re.DOTALL.",
+    by(FORM.replace(ANSWER, f"({ANSWER})")): "You keep the white space around the answer.",
+    "begin = completion.index(answer.strip())": "You look for the answer from the beginning of "
+    "the text, where it may turn up in the thought first.",
 }
 COMPLETIONS = {
     "an answer": ["<think>3 + 4 = 7</think>\n<answer>7</answer>"],
-    "white space": [
-        "\n<think></think> <answer> forty\n two </answer> ",
-        "<think> \n</think>\r\n<answer>\u00a04\u2003</answer>\u00a0",
-    ],
+    "white space": ["\n<think></think> <answer> forty\n two </answer> "],
     "no tags of ours": ["<think>3 < 4, <b>so</b>\n<THINK>, answer</think><answer>> 3</answer>"],
     "other answers": [f"<think>7</think><answer>{x}</answer>" for x in ("sand", ">", "a < </b>")],
-    "a long text": [f"<think>{'so ' * 600}</think><answer>{'1 ' * 90}</answer>"],
     "an answer in the thought": ["<think><answer>4</answer></think> <answer>5</answer>"],
-    "two answers": ["<think>7</think><answer>4</answer><answer>5</answer>"],
     "text outside": inserted("So 7", (0, 4, 9)) + inserted(".", (0, 5, 8)),
     "an empty answer": [f"<think>7</think> <answer>{x}</answer>" for x in ("", " \n ")],
     "a tag too many": [text for tag in TAGS for text in inserted(tag, range(9))],
     "a tag missing": ["".join(PIECES).replace(tag, "") for tag in TAGS],
-    "another tag": ["".join(PIECES).replace(a, b) for a in TAGS for b in TAGS if a != b],
     "another order": ["{}7{} {}4{}".format(*tags) for tags in permutations(TAGS)][1:],
-    "another spelling": ["".join(PIECES).upper(), "".join(PIECES).replace("<", "< ")],
-    "no tag": ["4", "", "think 7 answer 4"],
+    "another spelling": ["".join(PIECES).upper(), "".join(PIECES).replace("<", "< "), ""],
 }
 answer_span.cases = {
-    f"{name}, {i}": (text,)
-    for name, of in COMPLETIONS.items()
-    for i, text in enumerate(of, start=1)
+    f"{name}, {i}": (text,) for name, of in COMPLETIONS.items() for i, text in enumerate(of, 1)
 }
-answer_span.hints = [
-    "How could a text have two answers, or go on after the end, and still get past your pattern?",
-    "re.split(r'(</?think>|</?answer>)', completion) cuts the text and keeps the tags. How many "
-    "pieces does a text of the right form have, and which are the tags?",
-    "Nine. pieces[1::2] are the four tags, in order, and pieces[::2] are before, thought, between, "
-    "answer, after. Stripped, before, between and after have to be empty, the answer not.",
-    "Begin at completion.index('<answer>') + 8, plus the length of the white space before the "
-    "answer, len(answer) - len(answer.lstrip()). The end is begin + len(answer.strip()).",
-]
+answer_span.hints = r"""
+re.split(r"(</?think>|</?answer>)", completion) cuts the text into nine pieces, tags at [1::2].
+The span begins at completion.index("<answer>") + 8, plus the white space before the answer."""
 
 
 @exercise("the same number")
@@ -188,56 +150,38 @@ def converted(read):
     return same_number
 
 
-same_number.why = """
-A pattern that must match the whole text decides what counts as a number, and only then are the two
-compared, as exact fractions. If you leave the decision to `float`, it accepts `1e3`, `1_000` and
-`inf`, which you never meant to reward, and refuses `1,234`, which should count."""
-same_number.right = {
-    'numbers.append(float(text.replace(",", "")))': "float, which rounds, but only after 15 "
-    "digits. The pattern has to come first.",
-}
+same_number.why = """A pattern that must match the whole text decides what a number is, and only
+then are the two compared. `float` accepts `1e3`, `1_000` and `inf`, and refuses `1,234`."""
+same_number.right = ['numbers.append(float(text.replace(",", "")))']
 same_number.wrong = {
     converted(str.strip): "You compare the texts. But 7.0, +7 and 007 are all the number 7, and "
     "two equal words are no number.",
     converted(float): "You leave it to float what a number is. It accepts inf, 1e3 and 1_000, and "
-    "refuses 1,234,567. Look at the text with a pattern first, then convert it.",
+    "refuses 1,234,567.",
     converted(lambda text: float(text.replace(",", ""))): "You remove every comma and leave the "
-    "rest to float. So 12,34 passes for 1234, and inf, 1e3 and 1_000 pass for numbers.",
+    "rest to float. So 12,34 passes for 1234, and inf for a number.",
     (
         "if (match := re.search(pattern, text)) is None:",
         'numbers.append(Fraction(match[0].replace(",", "")))',
-    ): "You take the first number you find in the text, so 'It is 7' counts as 7, and so does "
-    "'7 8'. The whole text has to be one number, so use re.fullmatch.",
+    ): "You take the first number you find, so 'It is 7' counts as 7. The whole text has to be "
+    "one number.",
     "return float(abs(numbers[0] - numbers[1]) < 0.01)": "You compare with a tolerance. But 7.004 "
-    "isn't 7. Here an answer has to be exactly right.",
-    (("return 0.0", "numbers.append(None); continue"),): "Of two texts that are no numbers, yours "
-    "says that they're the same number (None == None). They earn 0.0, even if they're equal.",
+    "isn't 7.",
+    (("return 0.0", "numbers.append(None); continue"),): "Two texts that are no numbers are the "
+    "same number for you (None == None).",
 }
-TEXTS = """7 7.0|7 7.|7 007|7 +7|-7 -7|7  7\n|7.5 7.50|1234567 1,234,567|1,234 1234|7 +0,007|0 -0|
-    1234 1,234.0|-012345.5 -12,345.50|0.5 00.50|123456789012345 123,456,789,012,345|0 -0.0|100 100|
-    7 -7|7 7.004|1.05 1.5|1000 1.000|1.234 1,234|1 10|12 21|1234 12,34|-7 \u22127|12345 1,2345|
-    1234567 1234,567|123456 1,23,456|123 ,123|123 123,|1234 1,,234|7.5 7,5|1234567 1.234.567|0 -|
-    1234 1, 234|1234 1 234|0.5 .5|0 .|7 7..|7 7. 0|1.23 1.2.3|-7 - 7|-7 +-7|7 --7|7 ++7|7 7+|7 $7|
-    7 7%|7 "7"|7 \\boxed{7}|7 x = 7|7 7!|7 7km|7 7 apples|7 It is 7|7 It is 7.|8 7 8|78 7 8|7 7 8|
-    7 7 or 7|7 nan|1000 1e3|10 1e1|1000 1_000|7 14/2|7 0x7|1 True|7 seven|0 |7 3 + 4|inf inf|
-    nan nan|six six|six seven|12,34 12,34|1e3 1e3"""
+TEXTS = """7 7.0|7 7.|7 007|7 +7|-7 -7|7  7\n|7.5 7.50|1234567 1,234,567|1,234 1234|0 -0|7 7 7|
+    123456789012345 123,456,789,012,345|7 -7|7 7.004|1000 1.000|1.234 1,234|12 21|1234 12,34|
+    1234567 1234,567|123 ,123|123 123,|1234 1,,234|7.5 7,5|0 -|1234 1 234|0.5 .5|0 .|7 7..|-7 - 7|
+    7 --7|7 7+|7 $7|7 7%|7 \\boxed{7}|7 7!|7 7 apples|7 It is 7|78 7 8|7 7 or 7|1000 1e3|7 14/2|
+    1000 1_000|1 True|7 seven|0 |7 3 + 4|inf inf|nan nan|six six|12,34 12,34|1e3 1e3|100 100|
+    12345 1,2345|1234567 1.234.567|-012345.5 -12,345.50|10 1e1|7 "7"|7 x = 7|7 0x7|-7 \u22127"""
 PAIRS = [text.lstrip().partition(" ")[::-2] for text in TEXTS.split("|")]
 PAIRS += [pair[::-1] for pair in PAIRS[::2]]
 same_number.cases = {f"texts {i}": pair for i, pair in enumerate(PAIRS, start=1)}
-same_number.corners = {
-    "two that hardly differ": (
-        ("1.00000000000001", "1"),
-        "A very small difference counts as well. Up to 15 digits, == is exact.",
-    ),
-}
-same_number.hints = [
-    "What does Python's float say to '1_000', 'inf', '1e3' and '1,234'? Which of these would you "
-    "count as a correct answer?",
-    "First ask whether the stripped text is one number, with re.fullmatch. Then remove the commas "
-    "and convert it. Do the same with both texts.",
-    r"A sign is [+-]?. The digits are [0-9]+, or with commas [0-9]{1,3}(,[0-9]{3})+. The rest is "
-    r"(\.[0-9]*)?. If one of the two texts doesn't fit, return 0.0.",
-]
+same_number.hints = r"""
+Python's float takes "1_000", "inf" and "1e3", and refuses "1,234". So ask a pattern first.
+[+-]?, then [0-9]+ or [0-9]{1,3}(,[0-9]{3})+, then (\.[0-9]*)?. Then remove the commas."""
 
 
 @exercise("a reward function for TRL", keywords="prompts completions answer completion_ids")
@@ -253,35 +197,29 @@ def chat(*contents):  # the assistant, a tool, the assistant, ...
     return [{"role": role, "content": content} for role, content in zip(roles, contents)]
 
 
-exact_reward.why = """
-TRL calls you by keyword, with one list per column of the data, and expects one number per row in
-the same order. If you only ask whether the answer occurs in the text, a completion that lists every
-candidate earns 1.0 each time, and a policy can learn to do that instead of the task."""
-exact_reward.right = {
-    lambda completions, answer, **columns: [
-        float(text_of(c).strip() == a) for c, a in zip(completions, answer)
-    ]: "a list of floats, and only the columns you need by name. `**columns` takes the rest.",
-}
+exact_reward.why = """TRL calls you by keyword, with one list per column of the data. If you only
+ask whether the answer occurs in the text, a completion that lists every candidate earns 1.0 each
+time."""
+exact_reward.right = [
+    'texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]'
+]
 exact_reward.wrong = {
     "def exact_reward(prompts, completions, answer):": "Your function takes no further columns, "
-    "but TRL passes all it has, completion_ids for example. Keep **columns at the end.",
-    "right = [wanted in text for text, wanted in zip(texts, answer)]": "You ask whether the answer "
-    "is somewhere in the text. 4 is in 45 and in a list of all numbers. Compare with ==.",
+    "but TRL passes all it has. Keep **columns at the end.",
+    "right = [wanted in text for text, wanted in zip(texts, answer)]": "You ask whether the "
+    "answer is somewhere in the text. 4 is in 45 and in a list of all numbers.",
     "right = [text == wanted for text, wanted in zip(texts, answer)]": "You don't strip the text, "
-    "so ' 4' earns nothing where 4 is the answer. White space around the answer does no harm.",
+    "so ' 4' earns nothing where 4 is the answer.",
     'texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]': "You read the "
-    "first message of a chat. If a tool was called there are several. Take the last one, [-1].",
-    "right = [text.strip() in answer for text in texts]": "You ask whether the text is among all "
-    "the answers, so that to another question is rewarded too. Go through both with zip.",
+    "first message of a chat. If a tool was called there are several: take the last.",
 }
 exact_reward.cases = {
     "texts": (["2 + 2 =", "40 + 5 =", "9 - 5 ="], [" 4\n", "4", "45"], ["4", "45", "4"]),
     "chats": (["2 + 2?", "3 + 3?"], [chat("4", "5"), chat("2 * 3", "6", " 6")], ["4", "6"]),
-    "an empty message": (["2 + 2?"], [chat("4", "")], ["4"]),
-    "a message in another order": (["?"], [[{"content": "4", "role": "assistant"}]], ["4"]),
+    "another order of keys": (["?"], [[{"content": "4", "role": "assistant"}]], ["4"]),
     "equal prompts": (["Say 4.", "Say 4.", "Say 4."], ["4", "4", "5"], ["4", "5", "5"]),
-    "spaces": (["?", "?"], ["4  5", "4 5"], ["4 5", "45"]),
-    "letters": (["?", "?", "?", "?"], ["B", "1,234", "abc", "5."], ["b", "1234", "a.c", "5"]),
+    "an empty message": (["2 + 2?"], [chat("4", "")], ["4"]),
+    "letters": (["?"] * 5, ["B", "1,234", "abc", "5.", "4  5"], ["b", "1234", "a.c", "5", "4 5"]),
 }
 WORDS = ("4", "45", "4 5", "4  5", "", "B", "b", "1,234", "1234", "a.c", "abc", "1+2", "$5", "5.")
 
@@ -296,12 +234,9 @@ def called(r):
 
 
 exact_reward.draw = called
-exact_reward.hints = [
-    "What does a completion look like if the prompt is a plain text, and what if it's a chat?",
-    "isinstance(c, str) tells a text from a chat. In a chat, c[-1]['content'] is what counts.",
-    "zip(completions, answer) gives you each completion with the answer of its own row. Strip the "
-    "text, compare with ==, and put the results in a tensor, torch.tensor(results).float().",
-]
+exact_reward.hints = """
+isinstance(c, str) tells a text from a chat. In a chat, c[-1]["content"] is what counts.
+zip(completions, answer) gives you each completion with its own answer. Strip, and compare."""
 
 SIZES = "parameters layers kv_heads head_dim vocab_size rows tokens slice_rows read_bytes"
 
@@ -319,43 +254,26 @@ def training_bytes(
     return torch.tensor([weights, gradients, optimizer, reference, cache, logits])
 
 
-training_bytes.why = """
-What is trained takes 16 bytes per parameter, 4 for the weight, 4 for its gradient and 8 for AdamW's
-two averages, and the reference and the cache are only read, so they can be bfloat16. If you count
-two bytes for everything, a model seems to fit, and then AdamW's small steps are lost in the
-rounding."""
-training_bytes.right = {
-    "token = 2 * layers * kv_heads * head_dim * read_bytes; return torch.tensor([weights, weights, "
-    "2 * weights, reference, rows * tokens * token, logits])": "work out the cache of one token. "
-    "The whole cache is rows * tokens times that.",
-}
+training_bytes.why = """What is trained takes 16 bytes per parameter: weight, gradient and AdamW's
+two averages. The reference and the cache are only read, so they can be bfloat16."""
+training_bytes.right = ["optimizer = 2 * weights"]
 training_bytes.wrong = {
-    "optimizer = 4 * parameters": "Your optimizer keeps one number per parameter. AdamW keeps two, "
-    "an average of the gradient and one of its square.",
-    "weights = gradients = parameters * read_bytes": "You keep the trained weights and their "
-    "gradients in read_bytes. Small steps would get lost in the rounding, so both are float32.",
-    "reference = 4 * parameters": "Your reference is in float32. It's only read, so each of its "
-    "weights takes read_bytes.",
+    "optimizer = 4 * parameters": "Your optimizer keeps one number per parameter. AdamW keeps two.",
+    "weights = gradients = parameters * read_bytes": "You keep the trained weights in read_bytes. "
+    "Small steps would get lost in the rounding, so they're float32.",
     "cache = layers * kv_heads * head_dim * rows * tokens * read_bytes": "You count the keys or "
-    "the values, but not both. The cache holds one of each for every token.",
-    "logits = 4 * rows * tokens * vocab_size": "You count the logits of all rows. Rows are scored "
-    "slice by slice, so only those of slice_rows rows are there at a time.",
-    "logits = slice_rows * tokens * vocab_size * read_bytes": "Your logits take read_bytes each. "
-    "Log-probs are computed in float32, four bytes.",
+    "the values, but the cache holds one of each for every token.",
+    "logits = 4 * rows * tokens * vocab_size": "You count the logits of all rows. Only those of "
+    "slice_rows rows are there at a time.",
 }
 training_bytes.cases = {
     "half a billion parameters": (494_032_768, 24, 2, 64, 151_936, 64, 512, 8, 2),
     "7 billion, all in float32": (7_615_616_513, 28, 4, 128, 152_064, 128, 4096, 4, 4),
-    "a toy, read in float8": (101, 3, 5, 7, 11, 13, 17, 10, 1),
 }
 training_bytes.draw = lambda r: (
     *(r.randint(1, 30) for _ in range(5)),
     *(r.randint(20, 40), r.randint(1, 30), r.randint(1, 20), r.randint(1, 8)),
 )
-training_bytes.hints = [
-    "Which of the six are trained, and so float32? Which depend on all rows, which on one slice?",
-    "The first three are 4 P, 4 P and 8 P, and the reference is P * read_bytes. What does one "
-    "layer keep of one token, for each of its kv_heads?",
-    "A key and a value of head_dim numbers each, so the cache is 2 * layers * kv_heads * head_dim "
-    "* rows * tokens * read_bytes. The logits are 4 * slice_rows * tokens * vocab_size.",
-]
+training_bytes.hints = """
+Which of the six are trained, and so float32? Which depend on all rows, which on one slice?
+One layer keeps a key and a value of head_dim numbers for each token and each of kv_heads."""

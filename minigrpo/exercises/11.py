@@ -24,55 +24,37 @@ def soft_reward(prompt, completion, answer):
     return reward
 
 
-soft_reward.why = """
-Each tag earns a little, so the completions of a group differ long before one of them is right. Each
-bit is earned at most once and in one order, so adding a tag that's there already never earns more.
-The half for the answer needs the full form. If you pay for every tag that occurs, a text with each
-tag ten times earns ten times as much as the form."""
+soft_reward.why = """Each tag earns a little, so a group's completions differ long before one is
+right, and each bit is earned at most once. If you pay for every tag that occurs, ten of each earn
+ten times as much."""
 ORDER = "if found != sorted(found, key=form.index):"
 CORRECT = "if found == form and parts and parts[1].strip() == answer:"
-soft_reward.right = {
-    ((ORDER, "if any(form.index(a) > form.index(b) for a, b in zip(found, found[1:])):"),): (
-        "give each tag its number in the form. No number may be smaller than the one before it."
-    ),
-}
 soft_reward.wrong = {
     "once = [tag for tag in form if tag in found]": "You ask whether a tag occurs, so one that's "
-    "repeated ten times is rewarded too. A tag earns its eighth only if it occurs exactly once.",
+    "repeated is rewarded too. It has to occur exactly once.",
     ((ORDER, "if False:"),): "You don't look at the order, so </answer><answer> earns as much as "
-    "the two in their places. If any tag is out of order, return 0.0.",
+    "the two in their places.",
     ((CORRECT, "if found == form and parts and answer in parts[1]:"),): "You ask whether the "
-    "answer is somewhere between its tags, so writing all candidates there is rewarded. Strip "
-    "what's there and compare with ==.",
+    "answer is somewhere between its tags, so writing all candidates there is rewarded.",
     ((CORRECT, "if parts and parts[1].strip() == answer:"),): "You give the half if the pattern "
-    "fits, but its dots run over tags, so a text with a tag too many fits too. All four have to "
-    "occur exactly once.",
+    "fits, but its dots run over tags. All four have to occur exactly once.",
     'parts = re.search(r"<answer>(.*)</answer>", completion, re.DOTALL)': "You give the half even "
-    "if there's text outside the two parts (re.search doesn't look at the ends), so the policy can "
-    "go on talking. Only white space may be there, so use re.fullmatch.",
-    r'parts = re.fullmatch(r"\s*<think>.*</think>\s*<answer>(.*)</answer>\s*", completion)': "A "
-    "thought or an answer of several lines doesn't fit your pattern, because the dot doesn't match "
-    "a new line. Pass re.DOTALL.",
+    "if there's text outside the two parts. Use re.fullmatch.",
 }
 FORM = ["<think>", "</think>", "<answer>", "</answer>"]
 WHOLE = "<think>9 - 2 = 7</think><answer>7</answer>"
 SHOT = "Q: 4 + 2?\nA: <think>4 + 2 = 6</think><answer>6</answer>\nQ: 9 - 2?\nA:"
-full = [WHOLE, f"\n{WHOLE} \n", WHOLE.replace("<answer>", "\n<answer>"), WHOLE.replace("=", "\n=")]
-full += [
-    "<think></think><answer> 7\n</answer>",
-    "<think>3 < 7 <b>and</b></think> <answer>7</answer>",
-]
-some = [WHOLE.replace(tag, "") for tag in FORM] + ["", "7", *FORM, "<think>is <answer>7"]
+full = [WHOLE, WHOLE.replace("<answer>", "\n<answer>"), WHOLE.replace("=", "\n=") + "\n"]
+some = [WHOLE.replace(tag, "") for tag in FORM] + ["", "7", "<think>is <answer>7"]
 again = [WHOLE.replace(tag, f"{tag}{so}{tag}") for tag in FORM for so in ("", " so ")]
 again += [10 * "<think>", 2 * WHOLE, WHOLE + "<think>", "<answer>8</answer>" + WHOLE]
-turned = ["</answer><answer>", "<answer>7</answer><think>9</think>", "</think>9<think><answer>7"]
-turned += ["<think>9<answer>7</answer></think>", "<think>9</think></answer><answer>7</answer>"]
+turned = ["</answer><answer>", "<think>9<answer>7</answer></think>", "</think>9<think><answer>7"]
 outside = ["So: " + WHOLE, WHOLE + " Done.", WHOLE.replace("<answer>", "so<answer>")]
 TEXTS = {"the full form": full, "some of the form": some, "a tag repeated": again}
 TEXTS |= {"another order": turned, "text outside": outside}
 GIVEN = [("8", "7"), ("", "7"), ("6 7 8", "7"), ("7.", "7"), ("17", "7"), ("345", "3.5")]
-GIVEN += [("3.5", "3.5"), ("east", "east"), ("b", "B"), ("1,234", "1234"), ("1,234", "1,234")]
-GIVEN += [("1  2", "1 2"), ("1 2", "1 2"), ("(x + 1)", "(x + 1)"), ("-7", "7"), ("07", "7")]
+GIVEN += [("east", "east"), ("b", "B"), ("1,234", "1234"), ("1,234", "1,234"), ("07", "7")]
+GIVEN += [("1  2", "1 2"), ("1 2", "1 2"), ("(x + 1)", "(x + 1)"), ("-7", "7")]
 soft_reward.cases = {
     f"{name} ({i})": (SHOT if name == "some of the form" else "Q: 9 - 2?", text, "7")
     for name, texts in TEXTS.items()
@@ -82,7 +64,6 @@ soft_reward.cases |= {
     f"the answer {given!r} for {answer!r}": ("Q: ?", WHOLE.replace(">7<", f">{given}<"), answer)
     for given, answer in GIVEN
 }
-soft_reward.cases["a prompt that opens the thought"] = ("9 - 2? <think>", WHOLE[7:], "7")
 
 
 def tagged(random):
@@ -96,15 +77,9 @@ def tagged(random):
 
 
 soft_reward.draw = tagged
-soft_reward.hints = [
-    "How much could a policy that can't subtract get out of your reward? Write down its best "
-    "completion, and make it worth little.",
-    "found = re.findall(r'</?think>|</?answer>', completion) lists the tags as they come. They're "
-    "in order if found == sorted(found, key=form.index). Those with found.count(tag) == 1 earn an "
-    "eighth each.",
-    "If found == form, re.fullmatch with \\s* outside and (.*) between the answer's tags, with "
-    "re.DOTALL, gives what was answered. Strip it, compare it with ==, and add 0.5.",
-]
+soft_reward.hints = r"""
+found = re.findall(r"</?think>|</?answer>", completion). Is it sorted by form.index?
+If found == form, use re.fullmatch with \s* outside, (.*) for the answer, and re.DOTALL."""
 
 
 def package_weights(mask, rows):
@@ -121,62 +96,40 @@ def part_weights(mask, rows):
     return tokens.double() / mask.sum()
 
 
-def in_python(mask, rows):
-    lengths = mask.sum(dim=1).tolist()
-    return [sum(lengths[i : i + rows]) / sum(lengths) for i in range(0, len(lengths), rows)]
-
-
 def some_part_empty(random):
     """N, T and the number of parts are powers of two: 1 / parts is then the same in float32."""
     N, rows = random.choice([(4, 1), (4, 3), (4, 9), (8, 2), (8, 5), (8, 7), (16, 5), (2, 1)])
-    found = mask(random, N, random.choice((1, 2, 4)), holes=True)
+    found = mask(random, N, random.choice((1, 2, 4)))
     if rows < N and random.random() < 0.4:
         start = random.randrange(0, N, rows)
         found[start : start + rows] = 0
     return found, rows
 
 
-part_weights.why = """
-A part's own mean has already divided by the tokens of the part. Its fraction of all tokens takes
-that back and divides by the whole batch instead, so every token ends up with the same weight. If
-you average the parts' means, a token in a part of short rows counts more than one in a part of long
-rows, and the gradient changes with `rows`, although `rows` was only there to save memory."""
-part_weights.right = {in_python: "a list of Python numbers, which are as precise as float64."}
+part_weights.why = """A part's own mean has already divided by the tokens of the part; its fraction
+of all tokens takes that back. If you average the parts' means, the gradient changes with `rows`."""
+part_weights.right = ["return [float(x) / float(mask.sum()) for x in tokens]"]
 part_weights.wrong = {
-    "return torch.ones(len(tokens)).double() / len(tokens)": "You give every part the same weight, "
-    "so a token in a part of short rows counts more. Take the part's tokens over all tokens.",
-    (
-        "tokens = torch.stack([torch.tensor(len(part)) for part in mask.split(rows)])",
-        "return tokens.double() / len(mask)",
-    ): "You weight a part by its rows, or by its positions, padding included, which comes to the "
-    "same. In a token mean, a part counts by its tokens, the ones in its mask.",
+    "return torch.ones(len(tokens)).double() / len(tokens)": "You give every part the same "
+    "weight, so a token in a part of short rows counts more.",
+    "return torch.tensor([len(x) for x in mask.split(rows)]).double() / len(mask)": "You weight a "
+    "part by its rows, padding included. A part counts by its tokens.",
     "return tokens.double() / mask.numel()": "You divide by all positions of the batch, padding "
-    "included, so the weights don't sum to 1. Divide by the tokens of the whole batch.",
-    "return tokens / mask.sum()": "Your weights have the precision of float32, and its seven "
-    "digits aren't enough for the same gradient to ten. Call .double() on the counts before you "
-    "divide, or write dtype=torch.double where you make a tensor of Python numbers.",
-    "tokens = torch.stack([part.sum() for part in mask[: len(mask) // rows * rows].split(rows)])": (
-        "You forget the last part if it has fewer rows than the others, so its tokens never get a "
-        "gradient. mask.split(rows) keeps it."
-    ),
+    "included, so the weights don't sum to 1.",
+    "return tokens / mask.sum()": "Your weights are float32. Seven digits aren't enough for the "
+    "same gradient to ten, so make them float64.",
 }
 LENGTHS = torch.tensor([[4], [3], [1], [1], [2], [4], [1], [3]])
 part_weights.cases = {
     "long rows and short ones": (1 * (torch.arange(4) < torch.tensor([[4], [4], [1], [0]])), 2),
-    "the last part has fewer rows": ((torch.arange(4) < LENGTHS).float(), 5),
+    "the last part has fewer rows": (1.0 * (torch.arange(4) < LENGTHS), 5),
     "a part without a token": (torch.tensor([[1, 1], [1, 0], [0, 0], [0, 0]]), 2),
-    "all rows in one part": (torch.tensor([[1, 0], [1, 1]]).bool(), 8),
     "long rows": (torch.arange(1024) < torch.tensor([[601], [257]]), 1),
 }
 part_weights.draw = some_part_empty
-part_weights.hints = [
-    "One part has nine tokens with a mean loss of 1, the other has one token with a loss of 11. "
-    "What's the mean over all ten tokens, and how much did each part's mean count in it?",
-    "sum over all tokens / all tokens = sum over the parts of (a part's tokens / all tokens) * "
-    "(the part's own mean). The first factor is what you need.",
-    "mask.split(rows) gives the parts, the short one at the end included. Stack their sums, make "
-    "them float64 with .double(), and divide by mask.sum().",
-]
+part_weights.hints = """
+A part's own mean counts by (the part's tokens / all tokens).
+mask.split(rows) gives the parts. Stack their sums, .double(), and divide by mask.sum()."""
 
 
 def package_log_probs(logits, tokens, temperature, rows):
@@ -197,31 +150,20 @@ def sliced_log_probs(logits, tokens, temperature, rows):
     return torch.cat(found)
 
 
-class Asleep(torch.Tensor):
-    """The logits of a case; what's cloned from them, for a call, watches."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **(kwargs or {}))
-            kind = {"detach": Asleep, "clone": Watched}.get(getattr(function, "__name__", ""))
-            return result.as_subclass(kind) if kind else result
-
-
 class Watched(torch.Tensor):
-    """Notices when a tensor is made from it that is larger than a slice, here 2 * 3 * 4."""
+    """Logits that notice when a tensor larger than a slice, here 2 * 3 * 4, is made from them."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        name = getattr(function, "__name__", "")
+        kwargs, name = kwargs or {}, function.__name__
         with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **(kwargs or {}))
-            if name in ("grad", "clone", "requires_grad_"):
+            result = function(*args, **kwargs)
+            if name in ("grad", "clone", "requires_grad_"):  # as the judge does
                 return result if name == "grad" else result.as_subclass(cls)
-            given = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, torch.Tensor)]
-            here = {x.untyped_storage().data_ptr() for x in given}
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
             several = result if isinstance(result, list | tuple) else [result]
             made = [x for x in several if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            here = {x.untyped_storage().data_ptr() for x in given}
             if not name.endswith("_") or name.startswith("__get"):  # in place is as bad
                 made = [x for x in made if x.untyped_storage().data_ptr() not in here]
             made += given if "logsumexp" in name or "entropy" in name else []  # a copy inside
@@ -235,44 +177,28 @@ def spread(N, T, V):
     return (torch.arange(N * T * V) * 7 % 11 * 0.4 - 2).view(N, T, V)
 
 
-sliced_log_probs.why = """
-The log-softmax of one token is its logit minus the logsumexp of all, so you never need the
-log-probs of the others, and what logsumexp copies on its way is as large as one slice. If you call
-it on all rows at once, the result is small, but inside the call `exp(logits - max)` has (N, T, V)
-numbers once more. If you take the log of a softmax, a token that is unlikely enough has the
-log-prob -inf."""
-sliced_log_probs.right = {
-    "found.append(part.log_softmax(dim=-1).gather(-1, ids[..., None]).squeeze(-1))": "take the "
-    "log_softmax of the slice, and gather the tokens that were written. That makes two tensors as "
-    "large as a slice instead of one.",
-    "found.append(torch.distributions.Categorical(logits=part).log_prob(ids))": "let "
-    "torch.distributions.Categorical do it, slice by slice.",
-}
+sliced_log_probs.why = """The log-softmax of one token is its logit minus the logsumexp of all. What
+logsumexp copies on its way is as large as what it's given, so give it a slice."""
+sliced_log_probs.right = [
+    "found.append(torch.distributions.Categorical(logits=part).log_prob(ids))"
+]
 sliced_log_probs.wrong = {
     "for part, ids in zip(logits.split(len(logits)), tokens.split(len(logits))):": "You compute "
-    "with all rows at once. The numbers are correct, but next to the logits there's a second "
-    "tensor of their size. Cut first, then compute with `rows` rows at a time.",
+    "with all rows at once, so next to the logits there's a second tensor of their size.",
     "found.append(part.softmax(dim=-1).log().gather(-1, ids[..., None]).squeeze(-1))": "You take "
-    "the log of a softmax. A probability of e^-1000 underflows to 0, and its log is -inf. The "
-    "logit minus the logsumexp has no such limit.",
-    "found.append(chosen - part.exp().sum(dim=-1).log())": "You take exp of the logits as they "
-    "are, which overflows from 89 on. Use logsumexp, which subtracts the largest one first.",
-    "part = part + 0": "Your function doesn't use the temperature. Divide the logits by it, as the "
-    "sampler did.",
-    ("part = part + 0", "found.append((chosen - part.logsumexp(dim=-1)) / temperature)"): "You "
-    "divide the log-probs by the temperature, so their probabilities don't sum to 1 any more. "
-    "Divide the logits, before the logsumexp.",
-    "found.append(chosen - part.logsumexp(dim=-1).detach())": "The value is correct, but its "
-    "gradient isn't, because you detach the logsumexp. That's what pushes the other tokens down "
-    "when this one goes up.",
+    "the log of a softmax. A probability of e^-1000 underflows to 0, and its log is -inf.",
+    "found.append(chosen - part.exp().sum(dim=-1).log())": "You take exp of the logits, which "
+    "overflows from 89 on. Use logsumexp.",
+    "part = part + 0": "Your function doesn't use the temperature. Divide the logits by it.",
+    "found.append(chosen - part.logsumexp(dim=-1).detach())": "The value is correct, but you "
+    "detach the logsumexp, which pushes the other tokens down.",
 }
 IDS = torch.tensor([[0, 1, 2], [3, 2, 1], [1, 1, 0], [2, 3, 0], [0, 2, 3]])
 LARGE = torch.tensor([[[1000.0, 999.0, -1000.0]], [[-3000.0, -3000.5, -3001.0]]])
 sliced_log_probs.cases = {
     "a slice that is not full": (spread(3, 2, 4), IDS[:3, :2], 0.5, 2),
     "logits of 1000 and more": (LARGE, torch.tensor([[2], [1]]), 2.0, 1),
-    "many tokens": (spread(2, 300, 64), torch.arange(600).view(2, 300) % 64, 0.7, 1),
-    "the largest tensor that is made": (spread(5, 3, 4).as_subclass(Asleep), IDS, 1.25, 2),
+    "the largest tensor that is made": (spread(5, 3, 4).as_subclass(Watched), IDS, 1.25, 2),
 }
 sliced_log_probs.draw = lambda r: (
     numbers(r, (N := r.randint(1, 4)), (T := r.randint(1, 3)), (V := r.randint(2, 5))),
@@ -280,12 +206,6 @@ sliced_log_probs.draw = lambda r: (
     r.choice((0.25, 0.5, 0.7, 1.0, 1.5, 5.0)),
     r.randint(1, 5),
 )
-sliced_log_probs.hints = [
-    "You need one log-prob per position, and log_softmax computes V of them. What's the log of "
-    "e^a / (e^a + e^b + e^c), written without the fraction?",
-    "It's the token's logit minus the logsumexp of all logits at its position. gather picks the "
-    "logit. logsumexp(dim=-1) makes a copy of what it's given, so give it a slice of rows.",
-    "for part, ids in zip(logits.split(rows), tokens.split(rows)): divide part by the temperature, "
-    "then part.gather(-1, ids[..., None]).squeeze(-1) - part.logsumexp(dim=-1). Put the slices "
-    "together with torch.cat.",
-]
+sliced_log_probs.hints = """
+You need one log-prob per position, the token's logit minus the logsumexp of all of them.
+Loop over zip(logits.split(rows), tokens.split(rows)), then torch.cat."""

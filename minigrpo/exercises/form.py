@@ -5,17 +5,17 @@
         ...
 
     sequence_log_probs.why = "..."     # why the solution is right, and the usual slip
-    sequence_log_probs.right = {}      # another way -> in words
+    sequence_log_probs.right = []      # other ways
     sequence_log_probs.wrong = {}      # a slip that people make -> what its author is told; six
     sequence_log_probs.cases = {}      # name -> arguments, the plain ones first
     sequence_log_probs.draw = None     # random.Random -> arguments, small and within the contract
+    sequence_log_probs.garbage = True  # NaN under the mask is a corner, with a remark of its own
     sequence_log_probs.corners = {}    # name -> (arguments, what to tell who fails only there)
-    sequence_log_probs.hints = []      # from a question to almost the answer
+    sequence_log_probs.hints = ""      # one in each line, from a question to almost the answer
 
 A way or a slip is a line in place of the one that begins alike, several in a tuple, or a function.
-In a review the solution is a test, `code=` is the right version of the code under test, and the
-cases are versions of it: `bugs` {(right line, planted line): its cure}, `also_right` and
-`also_wrong` {version: what to tell a test that is wrong about it}.
+In a review the solution is a test, `code=` is what it tests, and the cases are versions of it:
+`bugs` {(right line, planted line): cure}, `also_right` [version], `also_wrong` {version: sentence}.
 """
 
 import ast
@@ -27,6 +27,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import nan
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,9 +39,16 @@ from minigrpo.clinic.mistakes import replaced
 
 Function = Callable[..., Any]
 Edit = str | tuple | Function  # a line, several lines or (old, new) pairs, or a function
-FOLDER = Path(__file__).parent
-ATTRIBUTES = {"why": "", "right": {}, "wrong": {}, "cases": {}, "corners": {}, "draw": None}
-ATTRIBUTES |= {"hints": [], "bugs": {}, "also_lines": {}, "also_right": {}, "also_wrong": {}}
+ATTRIBUTES = {"why": "", "right": [], "wrong": {}, "cases": {}, "draw": None, "corners": {}}
+ATTRIBUTES |= {"garbage": False, "hints": "", "bugs": {}, "also_lines": {}, "also_right": []}
+ATTRIBUTES |= {"also_wrong": {}}
+# What several exercises say of a corner, and of another right version of the code.
+GARBAGE = (
+    "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN. Choose with torch.where first."
+)
+FAR = "With logits far apart a softmax gives 0, whose logarithm is -inf. log_softmax stays exact."
+UNDERFLOW = "A tiny probability is 0 in float32, and 0/0 is NaN. Subtract log-probs, then take exp."
+DIGITS = "Its last digits may differ, so compare with a tolerance, and only what is promised."
 
 
 def exercise(
@@ -55,8 +63,7 @@ def exercise(
     """Make a function the solution of an exercise of its file."""
 
     def enter(solution: Function) -> Function:
-        names = gradient.split(), keywords.split()
-        solution.settings = (title, package, *names, tolerance, code)
+        solution.settings = title, package, gradient.split(), keywords.split(), tolerance, code
         for name, empty in ATTRIBUTES.items():
             setattr(solution, name, empty)
         return solution
@@ -98,10 +105,6 @@ class Exercise:
         return [*inspect.signature(self.reference).parameters]
 
     @cached_property
-    def others(self) -> dict[str, Function]:  # in words -> another right way
-        return {said: changed(self.reference, way) for way, said in self.right.items()}
-
-    @cached_property
     def slips(self) -> list[tuple[str, Function]]:  # what its author is told, and the slip
         return [(said, changed(self.reference, slip)) for slip, said in self.wrong.items()]
 
@@ -114,6 +117,13 @@ class Exercise:
         if self.draw:
             drawn = [self.draw(Random(seed)) for seed in range(30)]
             cases += [Case(f"random numbers {i}", args) for i, args in enumerate(drawn, start=1)]
+        if self.garbage:
+            at = self.parameters.index("mask")
+            given = next(args for args in drawn if not args[at].all())
+            real = given[at]
+            tables = [getattr(x, "shape", ()) == real.shape and x is not real for x in given]
+            spoiled = [x.where(real.bool(), nan) if t else x for t, x in zip(tables, given)]
+            cases.append(Case("NaN under the mask", tuple(spoiled), GARBAGE))
         return cases + [Case(name, *corner) for name, corner in self.corners.items()]
 
     def _versions(self) -> Iterator[Case]:
@@ -121,8 +131,8 @@ class Exercise:
         for bug in self.bugs:
             yield Case(name, (changed(self.code, (bug,)),))
         yield Case("the right version", (self.code,))
-        for version, sentence in self.also_right.items():
-            yield Case("a version that is right too", (changed(self.code, version),), "", sentence)
+        for version in self.also_right:
+            yield Case("a version that is right too", (changed(self.code, version),), "", DIGITS)
         for version, sentence in self.also_wrong.items():
             yield Case("another bug", (changed(self.code, version),), "", sentence)
 
@@ -193,8 +203,7 @@ def records(notebook: int) -> dict[str, Exercise]:
 
 
 def notebooks() -> list[int]:
-    """The numbers of the notebooks that have exercises."""
-    return sorted(int(path.stem) for path in FOLDER.glob("[0-9][0-9].py"))
+    return sorted(int(path.stem) for path in Path(__file__).parent.glob("[0-9][0-9].py"))
 
 
 def numbers(random: Random, *shape: int, low: float = -2.0, high: float = 2.0) -> Tensor:
@@ -209,10 +218,14 @@ def whole(random: Random, *shape: int, high: int) -> Tensor:
     return torch.tensor(flat).view(shape)
 
 
-def mask(random: Random, N: int, T: int, *, holes: bool = False) -> Tensor:
-    """(N, T) of ones, then zeros (or ones anywhere), at least a one in each row; of any type."""
-    lengths = [random.randint(1, T) for _ in range(N)]
-    rows = [[int(t < length) for t in range(T)] for length in lengths]
-    for row in rows if holes else ():
-        random.shuffle(row)
+def mask(random: Random, N: int, T: int) -> Tensor:
+    """(N, T) of ones and zeros in any order, at least a one in each row; of any type."""
+    ones = [random.randint(1, T) for _ in range(N)]
+    rows = [random.sample([1] * n + [0] * (T - n), T) for n in ones]
     return torch.tensor(rows).to(random.choice((torch.bool, torch.long, torch.float32)))
+
+
+def texts(random: Random, tables: int, low: float = -4.0, high: float = 0.0) -> list[Tensor]:
+    """So many tables (N, T) of log-probs, or other numbers, and a mask."""
+    N, T = random.randint(1, 4), random.randint(1, 5)
+    return [*(numbers(random, N, T, low=low, high=high) for _ in range(tables)), mask(random, N, T)]

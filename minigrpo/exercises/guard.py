@@ -12,7 +12,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ def contained(seconds: float, seed: int = 0) -> Iterator[Output]:
     """A block whose output is caught, that draws from a seed, and that ends by TimeIsUp."""
     out, printing = Output(), dict(vars(torch._tensor_str.PRINT_OPTS))
     state, legacy, dtype = random.getstate(), np.random.get_state(), torch.get_default_dtype()
-    threads, traced = torch.get_num_threads(), torch.is_anomaly_enabled()
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.enable_grad():
             # Not torch.manual_seed, which writes down a traceback for each kind of GPU, every time.
@@ -53,10 +52,7 @@ def contained(seconds: float, seed: int = 0) -> Iterator[Output]:
         random.setstate(state)
         np.random.set_state(legacy)
         torch.set_default_dtype(dtype)
-        torch.autograd.set_detect_anomaly(traced)
         vars(torch._tensor_str.PRINT_OPTS).update(printing)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
 
 
 @contextmanager
@@ -81,10 +77,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def describe_error(error: BaseException) -> str:
     """Type and first line, without what differs between machines."""
-    name, text = type(error).__name__, ""
-    with suppress(BaseException):  # the text of an exception is code as well
-        text = str(error)
-    first = (text.strip().splitlines() or [""])[0]
+    name, first = type(error).__name__, (str(error).strip().splitlines() or [""])[0]
     first = re.sub(r"( at)? 0x[0-9a-fA-F]+", "", first)
     first = textwrap.shorten(first, 200, placeholder=" ...").removesuffix(".")
     return f"{name}: {first}" if first else name

@@ -1,8 +1,7 @@
 """Run a function on the cases of an exercise, and say what it really does, like a colleague.
 
-Values are compared with those of the solution, and gradients too: a loss can have the right value
-and teach nothing. A review is judged in the same way: its cases are versions of the code, and the
-value is whether the reader's test raises AssertionError.
+Values and gradients are compared with those of the solution. In a review the cases are versions of
+the code, and the value is whether the reader's test raises AssertionError.
 """
 
 import ast
@@ -57,10 +56,7 @@ class Fault:
 
 
 class Checked:
-    """What `check` returns: call it, and you call the right function, `use`.
-
-    `attempt` is what the reader wrote, for `f = check(key, f)` in a cell that is run again.
-    """
+    """What `check` returns: call it, and you call `use`. The reader wrote `attempt`."""
 
     def __init__(self, key: str, use: Function, status: str, attempt: Function | None = None):
         self.key, self.use, self.status = key, use, status  # passed, not passed, not attempted
@@ -86,30 +82,29 @@ def judge_exercise(exercise: Exercise, function: Function) -> tuple[str, str]:
         return "not attempted", f"{title}: {nothing}. {more}"
     compare = fault_of_test if exercise.code else fault_of
     faults = [compare(exercise, *three) for three in zip(exercise.tried, wanted(exercise), got)]
+    remarks = [case.remark for case, fault in zip(exercise.tried, faults) if fault]
     text = of_the_test(function, got) if exercise.code else ""
-    if not text and any(f and not case.remark for f, case in zip(faults, exercise.tried)):
+    if not text and not all(remarks):
         text = explanation(exercise, function, got, faults)
     text = f"not right yet. {text}" if text else bad_manners(exercise, function, got)
-    status, printed = (
-        "not passed" if text else "passed",
-        next((o.printed for o in got if o.printed), ""),
-    )
+    status = "not passed" if text else "passed"
     if not text:
-        remarks = [case.remark for fault, case in zip(faults, exercise.tried) if fault]
-        all_of = "your test tells all {} versions apart" if exercise.code else "all {} cases"
-        text = f"with a remark. {remarks[0]}" if remarks else f"{all_of.format(len(got))}."
-        text = f"passed, {text}"
+        n = (
+            f"your test tells all {len(got)} versions apart"
+            if exercise.code
+            else f"all {len(got)} cases"
+        )
+        text = f"passed, with a remark. {remarks[0]}" if remarks else f"passed, {n}."
+    printed = next((outcome.printed for outcome in got if outcome.printed), "")
     return status, f"{title}: {text}{said(printed)}"
 
 
 def bad_manners(exercise: Exercise, function: Function, got: list[Outcome]) -> str:
     """What else one has to know of an answer with the right numbers; empty if nothing."""
     if (name := next((o.changed for o in got if o.changed), None)) is not None:
-        text = f"the numbers are right, but your function changes its argument {name!r} in place,"
-        return f"{text} and the caller still needs it. Work on a copy."
+        return f"right numbers, but your function changes its argument {name!r} in place. Copy it."
     if not exercise.code and (name := notebook_data(function)) is not None:
-        text = f"the numbers are right, but your function reads {name!r} from the notebook instead"
-        return f"{text} of its arguments. Use those, or define what you need inside the function."
+        return f"right numbers, but your function reads {name!r} from the notebook."
     return ""
 
 
@@ -154,8 +149,7 @@ def run_case(exercise: Exercise, function: Function, case: Case, seconds: float)
     names = exercise.parameters
     leaves = dict(zip(names, copies(case.arguments)))
     for name in exercise.gradient:
-        if isinstance(leaves.get(name), Tensor) and leaves[name].is_floating_point():
-            leaves[name].requires_grad_()
+        leaves[name].requires_grad_()
     # Copies once more: torch forbids to change a leaf in place, in words of its own.
     given = {n: v.clone() if isinstance(v, Tensor) else v for n, v in leaves.items()}
     by_name = {name: given.pop(name, None) for name in exercise.keywords}
@@ -165,9 +159,8 @@ def run_case(exercise: Exercise, function: Function, case: Case, seconds: float)
         except BaseException as error:  # whatever the reader's function raises
             return failed(error, out.text)
         result = Outcome(plain(value), printed=out.text)
-        inputs = [leaves[name] for name in exercise.gradient if name in leaves]
         try:
-            result.gradients = gradients(value, [x for x in inputs if isinstance(x, Tensor)])
+            result.gradients = gradients(value, [leaves[name] for name in exercise.gradient])
         except BaseException as error:
             result.backward = describe_error(error)
             result.stopped = isinstance(error, TimeIsUp)
@@ -225,9 +218,7 @@ def plain(value: Any) -> Any:
         value = [x.item() if hasattr(x, "item") else x for x in value]
         whole = all(isinstance(x, int) for x in value)
         return torch.tensor(value, dtype=None if whole else torch.float64)
-    with suppress(OverflowError):
-        return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
-    return value
+    return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
 
 
 def is_number(value: Any) -> bool:
@@ -236,18 +227,12 @@ def is_number(value: Any) -> bool:
 
 def same(after: Any, before: Any) -> bool:
     """Whether an argument is what it was."""
-    if isinstance(before, nn.Module):
-        after, before = [*after.state_dict().values()], [*before.state_dict().values()]
-    if isinstance(before, dict):
-        after, before = [*after, *after.values()], [*before, *before.values()]
     if isinstance(before, list | tuple):
         return len(after) == len(before) and all(map(same, after, before))
     if isinstance(before, Tensor):
-        if not isinstance(after, Tensor) or after.dtype != before.dtype:
-            return False
-        options = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
-        return after.shape == before.shape and torch.allclose(after, before, **options)
-    return not isinstance(before, str | int | float) or after == before or before != before
+        shaped = after.shape == before.shape and after.dtype == before.dtype
+        return shaped and torch.allclose(after, before, rtol=0.0, atol=0.0, equal_nan=True)
+    return after == before
 
 
 def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fault | None:
@@ -263,30 +248,25 @@ def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fa
     if not isinstance(expected, Tensor) or not isinstance(value, Tensor):
         return of_another_kind(value, expected)
     if value.shape != expected.shape:
-        text = f"expected shape {tuple(expected.shape)}, got {tuple(value.shape)}."
-        return Fault("kind", text)
+        return Fault("kind", f"expected shape {(*expected.shape,)}, got {(*value.shape,)}.")
     if kind(value) != kind(expected) and expected.dim():
         return Fault("kind", f"expected {kind(expected)}, got {kind(value)}.")
     if not close(exercise, value, expected).all():
         if (value.isnan() & ~expected.isnan()).any():
-            text = difference(exercise, expected, value)
-            return Fault("NaN", f"NaN where a number belongs:{text}")
+            return Fault("NaN", "NaN in place of a number:" + difference(exercise, expected, value))
         off = (value.double() - expected.double()).abs() / (1 + expected.double().abs())
         size = off.nan_to_num(posinf=1e9).max().item() if expected.isfinite().all() else 0.0
         return Fault("value", difference(exercise, expected, value), size)
     if got.backward is not None:
-        text = f"the value is right, but its backward pass raised {got.backward}."
-        return Fault("gradient", text)
+        return Fault("gradient", f"the value is right, but its gradient raised {got.backward}.")
     for gradient, right_gradient in zip(got.gradients, right.gradients):
         if gradient is None and right_gradient is not None:
-            text = "the value is right, but no gradient flows back through it, so nothing could"
-            more = "learn from it. Is there a detach(), item() or no_grad()?"
-            return Fault("gradient", f"{text} {more}")
-        zero = None if gradient is None else torch.zeros_like(gradient)
-        expected = zero if right_gradient is None else right_gradient
-        if gradient is not None and not close(exercise, gradient, expected).all():
-            text = difference(exercise, expected, gradient)
-            return Fault("gradient", f"the value is right, but its gradient is not:{text}")
+            return Fault("gradient", "right, but no gradient flows back through it. A detach()?")
+        if gradient is not None:
+            expected = gradient * 0 if right_gradient is None else right_gradient
+            if not close(exercise, gradient, expected).all():
+                text = difference(exercise, expected, gradient)
+                return Fault("gradient", f"the value is right, but its gradient is not:{text}")
     return None
 
 
@@ -345,16 +325,12 @@ def explanation(
 def explains(
     exercise: Exercise, does: list[Outcome], got: list[Outcome], faults: list[Fault | None]
 ) -> bool:
-    """Whether a slip did the same wherever the answer gave numbers, and was wrong there somewhere.
-
-    An answer may have a slip, and trouble with NaN on top of it.
-    """
+    """Whether a slip did the same where the answer gave numbers, and was wrong there somewhere."""
     telling = False
     for case, fault, a, b in zip(exercise.tried, faults, got, does):
-        same_here = alike(exercise, a, b)
-        if same_here and not case.remark:
+        if not case.remark and alike(exercise, a, b):
             telling |= fault is not None
-        elif not same_here and not case.remark and (fault is None or fault.kind not in NOISE):
+        elif not case.remark and (fault is None or fault.kind not in NOISE):
             return False
     return telling
 
@@ -380,19 +356,17 @@ def fault_of_test(exercise: Exercise, case: Case, right: Outcome, got: Outcome) 
     if not got.attempted:
         return Fault("stub", "Your test still raises NotImplementedError at one point.")
     if got.stopped:
-        text = f"All versions together took your test more than {SECONDS:.0f} seconds."
-        return Fault("time", text)
+        return Fault("time", f"All versions together took more than {SECONDS:.0f} seconds.")
     another = case.name == "another bug"
     if got.error is not None and not another:  # to crash on another is to notice it
-        text = f"Your test crashed on {case.name}: {got.error}. A crash is not a verdict: the test"
-        return Fault("error", f"{text} has to reach an assert, and that one has to fail.")
+        return Fault("error", f"Your test crashed on {case.name}: {got.error}. Let it assert.")
     if bool(got.value) == (another or bool(right.value)) or got.error is not None:
         return None
     if got.value:
         return Fault("value", f"Your test refuses {case.name}{got.value}.", 0.2)
-    text = f"Your test does not see {case.name}: it passes on it."
-    text = "Your test finds the bug shown, but misses one of its kind." if another else text
-    return Fault("value", text, 0.1 if another else 0.3)
+    if another:
+        return Fault("value", "Your test finds the bug shown, but misses one of its kind.", 0.1)
+    return Fault("value", f"Your test does not see {case.name}: it passes on it.", 0.3)
 
 
 def of_the_test(test: Function, got: list[Outcome]) -> str:
@@ -403,20 +377,16 @@ def of_the_test(test: Function, got: list[Outcome]) -> str:
     names = {getattr(n, "id", getattr(n, "attr", "")) for n in nodes}
     asserts = [n for n in nodes if isinstance(n, ast.Assert)]
     if any(isinstance(n.test, ast.Tuple) and n.test.elts for n in asserts):
-        text = "Your assert is followed by a pair in brackets, and a pair is always true."
-        return f'{text} Write `assert condition, "message"` without them.'
+        return "Your assert is followed by a pair in brackets, and a pair is always true."
     if not any(outcome.value or outcome.error for outcome in got):
         if any(outcome.value == "" for outcome in got):
-            text = (
-                "Your test never calls what it is given, so it cannot know which version that is."
-            )
-            return f"{text} Call it with arguments of your choice, and assert what must come out."
+            return "Your test never calls what it is given, so it can't tell the versions apart."
         words = ("assert", "fail", "raises")
         if nodes and not asserts and not any(w in name.lower() for name in names for w in words):
             return "There is no assert in your test, so it can fail on nothing: say what must hold."
     if (drawn := names & DRAWS) and not names & SEEDS:
-        text = f"Your test draws other numbers each time ({', '.join(sorted(drawn))}), so chance"
-        return f"{text} decides what it sees. Choose them by hand, or use torch.manual_seed first."
+        text = f"Your test draws other numbers each time ({', '.join(sorted(drawn))})."
+        return f"{text} Choose them by hand, or use torch.manual_seed first."
     return ""
 
 
@@ -435,10 +405,7 @@ def judge_line(exercise: Exercise, line: Any) -> tuple[bool, str]:
     expected = {right} if isinstance(right, int) else set(right)
     n = len(expected)
     if line is None:
-        return (
-            False,
-            f"Now name the wrong line{': line=1' if n == 1 else 's, such as line=(1, 2)'}.",
-        )
+        return False, f"Now name the wrong line{': line=1' if n == 1 else 's: line=(1, 2)'}."
     named = set(line) if isinstance(line, list | tuple | set | range) else {line}
     if not named or not all(isinstance(x, int) and 1 <= x <= last for x in named):
         return False, f"line: expected the number of a line, 1 to {last}, or several, got {line!r}."
@@ -457,9 +424,8 @@ def judge_line(exercise: Exercise, line: Any) -> tuple[bool, str]:
 def said(printed: str) -> str:
     """What a function printed, short, as lines below a message."""
     lines = printed.strip().splitlines()
-    shown = [line if len(line) <= 80 else line[:80] + " ..." for line in lines[:3]]
-    more = ["..."] if len(lines) > 3 else []
-    return "".join(f"\n  {line}" for line in ["it printed:", *shown, *more]) if lines else ""
+    shown = ["it printed:", *(line[:80] for line in lines[:3]), *["..."] * (len(lines) > 3)]
+    return "".join(f"\n  {line}" for line in shown) if lines else ""
 
 
 def inputs(exercise: Exercise, case: Case) -> str:

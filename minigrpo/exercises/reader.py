@@ -19,18 +19,17 @@ _hints_given: dict[str, int] = {}
 def check(key: str, function: Function, line: Lines = None) -> Checked:
     """Try the reader's function on the cases of an exercise, and print what it really does.
 
-    In a review the function is a test, and `line` the number of the wrong line, or several. A pass
-    is remembered with its source. With the environment variable MINIGRPO_STRICT=1, all but a pass
-    raises AssertionError; KeyError: there is no such exercise.
+    In a review the function is a test, and `line` the number of the wrong line, or several. Raises
+    KeyError for an unknown key, and with MINIGRPO_STRICT=1 AssertionError for all but a pass.
     """
     exercise, again = find(key), isinstance(function, Checked)
     function = function.attempt if again else function
     status, message, right = _judged(exercise, function, line)
     if os.environ.get("MINIGRPO_STRICT") == "1" and status != "passed":
         raise AssertionError(message)
-    if again:
-        name = exercise.reference.__name__
-        message += f"\n(Nothing new since the last check. Did the cell that defines {name} run?)"
+    if again:  # after a SyntaxError above, or a `def` of another name
+        message = f"{key} ({exercise.title}): {status}, but nothing new since the last check."
+        message += f" Did the cell that defines {exercise.reference.__name__} run?"
     print(message)
     if status == "passed":
         _keep(key, function)
@@ -57,10 +56,8 @@ def _judged(exercise: Exercise, function: Function, line: Lines) -> tuple[str, s
 
 def _keep(key: str, function: Function) -> None:
     """Remember a pass. The course's own functions are none; no source replaces none."""
-    plain, module = inspect.unwrap(function), ""
-    with suppress(Exception):  # whatever has a __call__ is taken
-        module = str(plain.__module__)
-    if not module.startswith("minigrpo."):
+    plain = inspect.unwrap(function)
+    if not str(getattr(plain, "__module__", "")).startswith("minigrpo."):
         before = recall("exercises").get(key, {}).get("source", "")
         remember("exercises", key, {"source": _written(plain) or before})
 
@@ -77,7 +74,7 @@ def _written(function: Function) -> str:
 
 def hint(key: str, number: int | None = None) -> None:
     """Print the next hint of an exercise, or the one with this number (1, 2, ...)."""
-    hints = find(key).hints
+    hints = find(key).hints.strip().splitlines()
     after = _hints_given.get(key, 0) + 1
     if number is None and after > len(hints):
         print(f'There are no more than {len(hints)}. solution("{key}") shows the solution.')
@@ -101,9 +98,9 @@ def answer(key: str) -> None:
 def solution(key: str) -> None:
     """Print a solution with its imports, and why; in a review the lines and their cure, too."""
     exercise = find(key)
-    others = [f"Another way: {said}" for said in exercise.right.values()]
+    ways = [way for way in exercise.right if isinstance(way, str)]
     why = " ".join(exercise.why.split())
-    print(solution_source(key), *map(comment, [why, *others]), sep="\n")
+    print(solution_source(key), comment(why), *(f"# Another way: {w}" for w in ways), sep="\n")
 
 
 def solution_source(key: str) -> str:
@@ -140,5 +137,5 @@ def find(key: str) -> Exercise:
     here = records(int(notebook)) if notebook.isdecimal() else {}
     if key in here:
         return here[key]
-    keys = ", ".join(here or (exercise.key for exercise in all_exercises()))
+    keys = ", ".join(map(repr, here or (exercise.key for exercise in all_exercises())))
     raise KeyError(f"key: expected the key of an exercise ({keys}), got {key!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 import torch.nn.functional as F
@@ -19,25 +18,7 @@ def rows(*given):
 # 2.1
 
 TINY = rows([1e-25, 1e-25, 0.5], [0.5, 1.0, 0.25])
-CUBE = rows([[0.5, 0.25], [0.1, 0.9], [0.3, 0.7]], [[0.2, 0.4], [1.0, 0.6], [0.8, 0.35]])
-ONE_ROW = rows([0.5, 0.25, 0.125])
 CERTAIN = rows([1.0, 0.5, 0.25], [0.5, 1.0, 1.0])
-LONG = torch.full((2, 1200), 0.5)
-
-
-@wrong("2.1", LONG)
-def product_in_double(probs):
-    return probs.double().prod(dim=-1).log()
-
-
-@wrong("2.1", CERTAIN)
-def log_of_everything(probs):
-    return probs.log().sum()
-
-
-@wrong("2.1", CUBE)
-def sum_over_dimension_one(probs):
-    return probs.log().sum(dim=1)
 
 
 @wrong("2.1", TINY)
@@ -62,22 +43,10 @@ def log1p_of_the_distance_to_one(probs):
     return torch.log1p(probs - 1).sum(dim=-1)
 
 
-@wrong("2.1", CUBE)
-def mean_times_columns(probs):
-    return probs.shape[1] * probs.log().mean(dim=-1)
-
-
 @wrong("2.1", CERTAIN)
 def minimum_with_zero_halves_the_gradient(probs):
     logs = probs.log()
     return torch.minimum(logs, torch.zeros_like(logs)).sum(dim=-1)
-
-
-@wrong("2.1", LONG)
-def mantissas_multiplied(probs):
-    exponent = probs.detach().log2().floor()
-    mantissa = probs / 2**exponent / 2
-    return mantissa.prod(dim=-1).log() + (exponent + 1).sum(dim=-1) * math.log(2)
 
 
 @right("2.1")
@@ -90,61 +59,17 @@ def einsum_of_the_logs(probs):
     return torch.einsum("...l->...", torch.log(probs))
 
 
-@right("2.1")
-def last_of_the_cumulative(probs):
-    return torch.cumsum(input=torch.log2(probs), dim=probs.ndim - 1)[..., -1] * math.log(2)
-
-
 # 2.2
 
 LOGITS = torch.linspace(-1, 1, 24).sin().mul(3).reshape(2, 4, 3) ** 3
 IDS = torch.tensor([[0, 2, 1, 0], [1, 0, 2, 2]])
-LOW = torch.tensor([[1, 1, 0, 1], [0, 0, 1, 0]])
-APART = LOGITS * torch.tensor([1.0, -300.0, 40.0])
 LEVELS = LOGITS + rows([0.0, -900.0, 800.0, 0.3], [500.0, 0.0, -900.0, 7.0])[..., None]
-SINGLE = LOGITS[:1, :2], IDS[:1, :2]
-
-
-@wrong("2.2", LOGITS, IDS)
-def scored_by_its_own_position(logits, input_ids):
-    log_p = logits.log_softmax(dim=-1)
-    return log_p.gather(-1, input_ids[..., None]).squeeze(-1)[:, 1:]
-
-
-@wrong("2.2", LOGITS, IDS)
-def normalised_over_positions(logits, input_ids):
-    log_p = F.log_softmax(logits[:, :-1], dim=1)
-    return log_p.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
-
-
-@wrong("2.2", *SINGLE)
-def squeezed_everywhere(logits, input_ids):
-    log_p = logits[:, :-1].log_softmax(-1)
-    return log_p.gather(-1, input_ids[:, 1:, None]).squeeze()
-
-
-@wrong("2.2", LOGITS, IDS)
-def cross_entropy_that_ignores_zero(logits, input_ids):
-    scores, tokens = logits[:, :-1].transpose(1, 2), input_ids[:, 1:]
-    return -F.cross_entropy(scores, tokens, ignore_index=0, reduction="none")
 
 
 @wrong("2.2", LEVELS, IDS)
 def maximum_of_the_whole_row(logits, input_ids):
     z = logits[:, :-1] - logits[:, :-1].amax(dim=(1, 2), keepdim=True)
     return z.gather(-1, input_ids[:, 1:, None])[..., 0] - z.exp().sum(dim=-1).log()
-
-
-@wrong("2.2", LOGITS, IDS)
-def normaliser_without_gradient(logits, input_ids):
-    with torch.no_grad():
-        total = logits[:, :-1].logsumexp(dim=-1)
-    return logits[:, :-1].gather(-1, input_ids[:, 1:, None]).squeeze(-1) - total
-
-
-@wrong("2.2", LOGITS, LOW)
-def one_hot_sized_by_the_ids(logits, input_ids):
-    return (logits[:, :-1].log_softmax(-1) * F.one_hot(input_ids[:, 1:])).sum(-1)
 
 
 @wrong("2.2", LOGITS, IDS)
@@ -165,40 +90,12 @@ def rolled_as_one_long_row(logits, input_ids):
     return (chosen[..., 0] - torch.logsumexp(logits, dim=2))[:, :-1]
 
 
-@right("2.2")
-def indexed_by_row_and_position(logits, input_ids):
-    n, s = input_ids.shape
-    rows, columns = torch.meshgrid(torch.arange(n), torch.arange(s - 1), indexing="ij")
-    return F.log_softmax(logits, -1)[rows, columns, input_ids[:, 1:]]
-
-
 # 2.3
 
 HOLES = rows([-1.0, -2.0, -4.0, -0.5], [-3.0, 0.0, -INF, -7.0])
 HOLES_MASK = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]])
 IMPOSSIBLE = rows([-1.0, -INF, NAN], [0.0, -2.0, INF]), torch.tensor([[1, 1, 0], [1, 1, 0]])
-BOOLS = rows([-1.0, -2.0, -3.0]), torch.tensor([[True, False, True]])
 DEEP = rows([-500.0, -400.0, -3.0], [-1.0, -2.0, -3.0]), torch.tensor([[1, 1, 0], [0, 1, 1]])
-
-
-@wrong("2.3", HOLES, HOLES_MASK)
-def times_the_mask(log_probs, mask):
-    return (log_probs * mask).sum(dim=-1)
-
-
-@wrong("2.3", HOLES, HOLES_MASK)
-def mask_as_lengths(log_probs, mask):
-    return torch.stack([row[:n].sum() for row, n in zip(log_probs, mask.sum(-1).int())])
-
-
-@wrong("2.3", HOLES, HOLES_MASK)
-def every_row_equally_long(log_probs, mask):
-    return log_probs[mask.bool()].view(len(log_probs), -1).sum(dim=-1)
-
-
-@wrong("2.3", *BOOLS)
-def one_minus_the_mask(log_probs, mask):
-    return log_probs.masked_fill((1 - mask).bool(), 0.0).sum(dim=-1)
 
 
 @wrong("2.3", *IMPOSSIBLE)
@@ -244,42 +141,10 @@ def selected_row_by_row(log_probs, mask):
     return torch.stack([sum(row[real != 0]) for row, real in zip(log_probs, mask)])
 
 
-@right("2.3")
-def added_at_the_row_index(log_probs, mask):
-    rows, columns = mask.nonzero(as_tuple=True)
-    start = torch.zeros(len(mask), dtype=log_probs.dtype)
-    return start.index_add(0, rows, log_probs[rows, columns])
-
-
 # 2.4
 
-NEW = rows([-1.0, -0.5, -2.0], [-0.2, -3.0, -INF])
-OLD = rows([-0.7, -0.9, -1.0], [-0.4, -1.0, -INF])
 REAL = torch.tensor([[1, 0, 1], [1, 1, 0]])
-FAR = (
-    rows([-1.0, -900.0, -1.0], [-1.0, -2.0, -3.0]),
-    rows([-801.0, -2.0, -99.0], [-1.0, -1.0, -2.0]),
-)
 NEVER = rows([-INF, -1.0, -2.0], [-1.0, -0.5, -2.0]), rows([-1.0, -2.0, -2.0], [-1.0, 0.0, -INF])
-UP = rows([-1.0, -2.0, -3.0]), rows([-101.0, -102.0, -3.0]), torch.tensor([[1, 1, 0]])
-
-
-@wrong("2.4", NEW, OLD, REAL)
-def old_over_new(log_probs, old_log_probs, mask):
-    delta = torch.where(mask.bool(), old_log_probs - log_probs, 0.0)
-    return delta.sum(dim=-1).exp()
-
-
-@wrong("2.4", NEW, OLD, REAL)
-def ratio_per_token(log_probs, old_log_probs, mask):
-    delta = torch.where(mask.bool(), log_probs - old_log_probs, 0.0)
-    return (delta.sum(dim=-1) / mask.sum(dim=-1)).exp()
-
-
-@wrong("2.4", *UP)
-def difference_clamped_to_20(log_probs, old_log_probs, mask):
-    delta = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(dim=-1)
-    return delta.clamp(-20, 20).exp()
 
 
 @wrong("2.4", *NEVER, REAL)
@@ -299,14 +164,6 @@ def row_by_row_with_subtraction(log_probs, old_log_probs, mask):
     return torch.stack([(new[real] - old[real]).sum().exp() for new, old, real in rows])
 
 
-@right("2.4")
-def sums_by_a_helper(log_probs, old_log_probs, mask):
-    def total(values):
-        return values.masked_fill(mask.logical_not(), 0).sum(1)
-
-    return (total(log_probs) - total(old_log_probs)).exp()
-
-
 # 2.5
 
 TEXTS = torch.tensor([[5, 0, 0, 0], [5, 6, 7, 8], [0, 5, 0, 5], [5, 6, 7, 0]])
@@ -314,28 +171,6 @@ TWOS = torch.cat([torch.full((1, 100), 2), torch.tensor([[0, 1]])], dim=1)
 ENDED = torch.cat([torch.tensor([[7, 3]]), torch.full((1, 3000), 3)], dim=1)
 ENDLESS = torch.arange(1, 3001)[None]
 POSITIONS = torch.arange(1024)
-
-
-@wrong("2.5", TEXTS, 0)
-def eos_left_out(completions, eos_id):
-    return (completions == eos_id).cumsum(dim=1) == 0
-
-
-@wrong("2.5", TEXTS, 0)
-def up_to_the_second_eos(completions, eos_id):
-    return (completions == eos_id).cumsum(dim=1) <= 1
-
-
-@wrong("2.5", TEXTS, 0)
-def argmax_without_any_eos(completions, eos_id):
-    first = (completions == eos_id).int().argmax(dim=1, keepdim=True)
-    return torch.arange(completions.shape[1]) <= first
-
-
-@wrong("2.5", TEXTS, 5)
-def zero_is_padding_too(completions, eos_id):
-    is_eos = (completions == eos_id).long()
-    return (is_eos.cumsum(dim=1) - is_eos == 0) & ((completions != 0) | (is_eos == 1))
 
 
 @wrong("2.5", ENDED, 3)
@@ -348,14 +183,6 @@ def counted_in_a_byte(completions, eos_id):
 def product_of_the_differences(completions, eos_id):
     alive = (completions - eos_id).cumprod(dim=1) != 0
     return F.pad(alive, (1, -1), value=True)
-
-
-@wrong("2.5", TEXTS, 0)
-def no_end_without_a_true_eos_id(completions, eos_id):
-    if not eos_id:
-        return torch.ones_like(completions, dtype=torch.bool)
-    is_eos = (completions == eos_id).long()
-    return is_eos.cumsum(dim=1) - is_eos == 0
 
 
 @wrong("2.5", ENDLESS, 0)
@@ -397,38 +224,12 @@ def alive_in_a_loop(completions, eos_id):
     return torch.stack(columns, dim=1)
 
 
-@right("2.5")
-def cumulative_maximum_in_numpy(completions, eos_id):
-    seen = (completions == eos_id).cummax(dim=1).values.numpy()
-    real = ~seen
-    real[:, 1:] = ~seen[:, :-1]
-    real[:, 0] = True
-    return torch.from_numpy(real)
-
-
 # 2.6
 
 WORDS = rows([-1.0, -2.0, -INF, 0.0], [-0.5, NAN, INF, -3.0], [-1.0, -1.0, -1.0, -1.0])
 WORDS_MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
 SURE = rows([0.0, 0.0, -2.0]), torch.tensor([[1, 1, 0]])
 RARE = rows([-800.0, -1.0, -2.0], [-0.1, -0.2, 3.0]), torch.tensor([[1, 1, 1], [1, 1, 0]])
-
-
-@wrong("2.6", WORDS, WORDS_MASK)
-def mean_of_the_row_perplexities(log_probs, mask):
-    sums = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
-    return (-sums / mask.sum(dim=-1).clamp(min=1)).exp().mean()
-
-
-@wrong("2.6", WORDS, WORDS_MASK)
-def mean_over_the_padding_too(log_probs, mask):
-    return (-torch.where(mask.bool(), log_probs, 0.0).mean()).exp()
-
-
-@wrong("2.6", WORDS, WORDS_MASK)
-def mean_of_the_row_means(log_probs, mask):
-    sums = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
-    return (-(sums / mask.sum(dim=-1)).nanmean()).exp()
 
 
 @wrong("2.6", WORDS, WORDS_MASK)
@@ -444,12 +245,6 @@ def certain_tokens_not_counted(log_probs, mask):
 
 
 @wrong("2.6", *RARE)
-def geometric_mean_of_probabilities(log_probs, mask):
-    probs = log_probs[mask.bool()].exp()
-    return probs.prod() ** (-1 / len(probs))
-
-
-@wrong("2.6", *RARE)
 def loss_capped_at_20(log_probs, mask):
     loss = -log_probs[mask.bool()].mean()
     return loss.clamp(max=20).exp()
@@ -461,12 +256,6 @@ def maximum_with_one(log_probs, mask):
     return torch.maximum(ppl, torch.ones_like(ppl))
 
 
-@wrong("2.6", WORDS, WORDS_MASK)
-def dimension_kept(log_probs, mask):
-    real = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
-    return torch.exp(-real.sum(dim=0, keepdim=True) / mask.sum())
-
-
 @right("2.6")
 def mean_of_the_selected(log_probs, mask):
     return torch.exp(-torch.masked_select(log_probs, mask > 0).mean())
@@ -475,11 +264,3 @@ def mean_of_the_selected(log_probs, mask):
 @right("2.6")
 def nanmean_of_the_real(log_probs, mask):
     return 1 / log_probs.masked_fill(mask == 0, NAN).nanmean().exp()
-
-
-@right("2.6")
-def summed_in_a_loop(log_probs, mask):
-    total, count = 0, 0
-    for row, real in zip(log_probs, mask.bool()):
-        total, count = total - row[real].sum(), count + int(real.sum())
-    return math.e ** (total / count)

@@ -17,29 +17,12 @@ def floats(*numbers):
 
 IDS = torch.tensor([[4, 1, 4, 2], [0, 4, 3, 4], [1, 2, 4, 4]])
 HOLES = torch.tensor([[1, 1, 1, 1], [0, 1, 0, 1], [1, 1, 1, 0]])
-CORNERS = floats(1.5, 0.5, 1.5, 0.5, 1.1), floats(1.0, 1.0, -2.0, -2.0, 1.0), 0.2, 0.3
 NEW = floats([-1.0, -2.0, -0.5], [-0.3, NAN, -1.5], [INF, -1.2, 0.0])
 OLD = floats([-1.5, -1.0, -0.7], [-0.2, -1.0, -1.1], [-1.0, NAN, -0.4])
 OLD_CLEAN = floats([-1.5, -1.0, -0.7], [-0.2, -INF, -1.1], [-1.0, -1.0, -0.4])
 REAL = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 1]])
 TIGHT = NEW, OLD_CLEAN, floats(1.0, -0.5, 2.0), torch.tensor([[1, 1, 1], [1, 0, 1], [0, 1, 1]]), 0.2
 LOGITS, WORDS = floats(0.3, -1.0, 0.5, 2.0), torch.tensor([0, 1, 2, 0])
-STEP = LOGITS, WORDS, floats(1.0, 0.0, -0.5, 2.0), 0.7
-
-
-@wrong("3.1", IDS, HOLES, 4)
-def share_of_the_width(completions, mask, letter_id):
-    return ((completions == letter_id) * mask).float().mean(dim=-1)
-
-
-@wrong("3.1", IDS, HOLES, 4)
-def padding_hits_counted(completions, mask, letter_id):
-    return (completions == letter_id).sum(dim=-1) / mask.sum(dim=-1)
-
-
-@wrong("3.1", IDS, HOLES, 0)
-def padding_becomes_the_letter_zero(completions, mask, letter_id):
-    return (completions * mask == letter_id).sum(dim=-1) / mask.sum(dim=-1)
 
 
 @wrong("3.1", IDS, HOLES, 4)
@@ -49,35 +32,16 @@ def share_of_the_first_tokens(completions, mask, letter_id):
     return torch.stack(shares)
 
 
-@wrong("3.1", IDS, HOLES.float(), 4)
-def bitwise_and_with_the_mask(completions, mask, letter_id):
-    return ((completions == letter_id) & mask).sum(dim=-1) / mask.sum(dim=-1)
-
-
 @wrong("3.1", IDS.clone(), HOLES, 4)
 def padding_overwritten(completions, mask, letter_id):
     completions[mask == 0] = -1
     return (completions == letter_id).sum(dim=-1) / mask.sum(dim=-1)
 
 
-@wrong("3.1", IDS, HOLES, 9)
-def table_as_long_as_the_ids(completions, mask, letter_id):
-    size = int(completions.max()) + 1
-    pairs = zip(completions, mask.bool())
-    counts = torch.stack([torch.bincount(row[real], minlength=size) for row, real in pairs])
-    return counts[:, letter_id] / counts.sum(dim=-1)
-
-
 @wrong("3.1", torch.arange(600)[None], torch.ones(1, 600), 4)
 def share_rounded_as_printed(completions, mask, letter_id):
     hits = ((completions == letter_id) * mask).sum(dim=-1)
     return torch.round(hits / mask.sum(dim=-1), decimals=4)
-
-
-@wrong("3.1", IDS[:1], HOLES[:1], 4)
-def share_squeezed(completions, mask, letter_id):
-    hits = ((completions == letter_id) * mask).sum(dim=-1, keepdim=True)
-    return (hits / mask.sum(dim=-1, keepdim=True)).squeeze()
 
 
 @wrong("3.1", IDS + 128250, torch.ones(3, 4), 128254)
@@ -99,39 +63,6 @@ def share_row_by_row(completions, mask, letter_id):
 def share_by_einsum(completions, mask, letter_id):
     weights = mask.float() / mask.float().sum(dim=1, keepdim=True)
     return torch.einsum("nt,nt->n", completions.eq(letter_id).float(), weights)
-
-
-@right("3.1")
-def share_by_nanmean(completions, mask, letter_id):
-    return (completions == letter_id).float().masked_fill(mask == 0, NAN).nanmean(dim=-1)
-
-
-@wrong("3.2", floats(1, 2, 3, 10), 2)
-def biased_std(rewards, group_size):
-    r = rewards.view(-1, group_size)
-    a = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True, unbiased=False) + 1e-4)
-    return a.masked_fill(r.amax(1, keepdim=True) == r.amin(1, keepdim=True), 0.0).flatten()
-
-
-@wrong("3.2", floats(1, 2, 3, 10, 5, 5), 2)
-def groups_interleaved(rewards, group_size):
-    r = rewards.view(group_size, -1)
-    a = (r - r.mean(0)) / (r.std(0) + 1e-4)
-    return torch.where(r.amax(0) == r.amin(0), 0.0, a).flatten()
-
-
-@wrong("3.2", floats(1, 2, 3, 3.001), 2)
-def std_clamped_instead_of_eps(rewards, group_size):
-    r = rewards.view(-1, group_size)
-    a = (r - r.mean(1, keepdim=True)) / r.std(1, keepdim=True).clamp(min=1e-4)
-    return a.masked_fill(r.amax(1, keepdim=True) == r.amin(1, keepdim=True), 0.0).flatten()
-
-
-@wrong("3.2", floats(1, 2, 1, 5), 4)
-def zero_where_like_the_first(rewards, group_size):
-    r = rewards.view(-1, group_size)
-    a = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)
-    return torch.where(r == r[:, :1], 0.0, a).flatten()
 
 
 @wrong("3.2", floats(1, 2, 1, 3, 4, 5), 3)
@@ -166,55 +97,6 @@ def by_numpy(rewards, group_size):
     return torch.from_numpy(a.reshape(-1))
 
 
-@right("3.2")
-def by_repeat_interleave(rewards, group_size):
-    r = rewards.unflatten(0, (-1, group_size))
-    differ = (r.diff(dim=1) != 0).any(dim=1)
-    std, mean = (x.repeat_interleave(group_size) for x in torch.std_mean(r, dim=1))
-    return (rewards - mean) / (std + 1e-4) * differ.repeat_interleave(group_size)
-
-
-@wrong("3.3", *CORNERS)
-def clamp_alone(ratio, advantages, low, high):
-    return ratio.clamp(1 - low, 1 + high) * advantages
-
-
-@wrong("3.3", *CORNERS)
-def maximum_for_the_negative(ratio, advantages, low, high):
-    free, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
-    smaller, larger = torch.minimum(free, clipped), torch.maximum(free, clipped)
-    return torch.where(advantages > 0, smaller, larger)
-
-
-@wrong("3.3", *CORNERS)
-def low_on_both_sides(ratio, advantages, low, high):
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + low) * advantages)
-
-
-@wrong("3.3", *CORNERS)
-def clamped_without_graph(ratio, advantages, low, high):
-    with torch.no_grad():
-        clipped = ratio.clamp(1 - low, 1 + high) * advantages
-    return torch.minimum(ratio * advantages, clipped)
-
-
-@wrong("3.3", *CORNERS)
-def minimum_before_the_advantage(ratio, advantages, low, high):
-    return torch.minimum(ratio, ratio.clamp(1 - low, 1 + high)) * advantages
-
-
-@wrong("3.3", floats(0.2, 1.5), floats(1.0, -1.0), 1.5, 0.2)
-def clamped_in_log_space(ratio, advantages, low, high):
-    clipped = ratio.log().clamp(math.log(1 - low), math.log(1 + high)).exp()
-    return torch.minimum(ratio * advantages, clipped * advantages)
-
-
-@wrong("3.3", *CORNERS)
-def product_clamped(ratio, advantages, low, high):
-    free = ratio * advantages
-    return torch.minimum(free, free.clamp((1 - low) * advantages, (1 + high) * advantages))
-
-
 @wrong("3.3", floats(50.0, 1.0), floats(-1.0, 1.0), 0.2, 0.2)
 def ratio_kept_below_ten(ratio, advantages, low, high):
     ratio = ratio.clamp(max=10.0)
@@ -227,12 +109,6 @@ def ratio_kept_above_zero(ratio, advantages, low, high):
     return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
 
 
-@wrong("3.3", *CORNERS)
-def straight_through(ratio, advantages, low, high):
-    clipped = ratio + (ratio.clamp(1 - low, 1 + high) - ratio).detach()
-    return torch.minimum(ratio * advantages, clipped * advantages)
-
-
 @right("3.3")
 def one_bound_per_sign(ratio, advantages, low, high):
     capped = torch.where(advantages > 0, ratio.clamp(max=1 + high), ratio.clamp(min=1 - low))
@@ -243,35 +119,6 @@ def one_bound_per_sign(ratio, advantages, low, high):
 def smaller_of_a_stack(ratio, advantages, low, high):
     both = torch.stack((ratio, ratio.clip(min=max(1 - low, 0.0), max=1 + high)))
     return (both * advantages).min(dim=0).values
-
-
-@right("3.3")
-def row_by_row(ratio, advantages, low, high):
-    def one(r, a):
-        if (a > 0 and r > 1 + high) or (a < 0 and r < 1 - low):
-            return (1 + high if a > 0 else 1 - low) * a
-        return r * a
-
-    return torch.stack([one(r, a) for r, a in zip(ratio, advantages)])
-
-
-@wrong("3.4", NEW, OLD, REAL)
-def policy_over_reference(log_probs, ref_log_probs, mask):
-    x = torch.where(mask.bool(), log_probs - ref_log_probs, 0.0)
-    return x.exp() - x - 1
-
-
-@wrong("3.4", NEW, OLD, REAL)
-def ratio_without_graph(log_probs, ref_log_probs, mask):
-    x = torch.where(mask.bool(), ref_log_probs - log_probs, 0.0)
-    return x.detach().exp() - x - 1
-
-
-@wrong("3.4", NEW, OLD, REAL)
-def kl_of_the_first_tokens(log_probs, ref_log_probs, mask):
-    real = torch.arange(mask.shape[1]) < mask.sum(dim=-1, keepdim=True)
-    x = (ref_log_probs - log_probs).masked_fill(~real, 0.0)
-    return x.exp() - x - 1
 
 
 @wrong("3.4", NEW, OLD.clone(), REAL)
@@ -301,42 +148,8 @@ def both_filled(log_probs, ref_log_probs, mask):
     return torch.exp(ref - new) + (new - ref) - 1
 
 
-@right("3.4")
-def kl_row_by_row(log_probs, ref_log_probs, mask):
-    def k3(x):
-        return x.exp() - (1 + x)
-
-    def one(new, ref, real):
-        return torch.zeros_like(new).masked_scatter(real, k3(ref[real] - new[real]))
-
-    return torch.stack([one(*row) for row in zip(log_probs, ref_log_probs, mask != 0)])
-
-
 def sequence_ratio(log_probs, old_log_probs, mask):
     return torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(dim=-1).exp()
-
-
-LONG = torch.ones(2, 3)
-
-
-@wrong("3.5", *TIGHT)
-def minimum_of_the_losses(log_probs, old_log_probs, advantages, mask, clip):
-    ratio = sequence_ratio(log_probs, old_log_probs, mask)
-    return torch.minimum(-ratio * advantages, -ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
-
-
-@wrong("3.5", *TIGHT)
-def one_ratio_per_token(log_probs, old_log_probs, advantages, mask, clip):
-    ratio = torch.where(mask.bool(), log_probs - old_log_probs, 0.0).exp()
-    free, clipped = (r * advantages[:, None] for r in (ratio, ratio.clamp(1 - clip, 1 + clip)))
-    return -((torch.minimum(free, clipped) * mask).sum(-1) / mask.sum(-1)).mean()
-
-
-@wrong("3.5", *TIGHT)
-def mean_of_the_log_ratios(log_probs, old_log_probs, advantages, mask, clip):
-    log_ratio = torch.where(mask.bool(), log_probs - old_log_probs, 0.0)
-    ratio = (log_ratio.sum(-1) / mask.sum(-1)).exp()
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
 
 
 @wrong("3.5", *TIGHT[:2], floats(1.0, 0.0, -1.0), *TIGHT[3:])
@@ -344,34 +157,6 @@ def idle_rows_left_out(log_probs, old_log_probs, advantages, mask, clip):
     ratio = sequence_ratio(log_probs, old_log_probs, mask)
     J = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     return -J.sum() / (advantages != 0).sum().clamp(min=1)
-
-
-@wrong(
-    "3.5",
-    floats([-300.0] * 3, [-1.0] * 3),
-    floats([-300.01] * 3, [-1.1] * 3),
-    floats(1, 1),
-    LONG,
-    0.2,
-)
-def texts_underflow(log_probs, old_log_probs, advantages, mask, clip):
-    new, old = (x.masked_fill(mask == 0, 0.0).sum(-1).exp() for x in (log_probs, old_log_probs))
-    ratio = new / old
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
-
-
-@wrong("3.5", floats([-1.0], [-2.0]), floats([-2.0], [-1.0]), floats(1.0, 1.0), LONG[:, :1], 0.2)
-def minimum_of_the_means(log_probs, old_log_probs, advantages, mask, clip):
-    ratio = sequence_ratio(log_probs, old_log_probs, mask)
-    free, clipped = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
-    return -torch.minimum(free.mean(), clipped.mean())
-
-
-@wrong("3.5", floats([-3.0]), floats([-1.0]), floats(-1.0), LONG[:1, :1], 0.2)
-def lower_bound_reciprocal(log_probs, old_log_probs, advantages, mask, clip):
-    ratio = sequence_ratio(log_probs, old_log_probs, mask)
-    clipped = ratio.clamp(1 / (1 + clip), 1 + clip)
-    return -torch.minimum(ratio * advantages, clipped * advantages).mean()
 
 
 @right("3.5")
@@ -390,15 +175,6 @@ def cleaned_by_nan_to_num(log_probs, old_log_probs, advantages, mask, clip):
     return (torch.where(advantages > 0, good, bad) * -advantages).mean()
 
 
-@right("3.5")
-def dot_product_of_weights(log_probs, old_log_probs, advantages, mask, clip):
-    rows, columns = torch.nonzero(mask, as_tuple=True)
-    differences = log_probs[rows, columns] - old_log_probs[rows, columns]
-    ratio = log_probs.new_zeros(len(mask)).index_add(0, rows, differences).exp()
-    both = torch.stack((ratio, ratio.clamp(min=1 - clip, max=1 + clip))) * advantages
-    return both.min(dim=0).values.mean().neg()
-
-
 def compared(rewards):
     same = rewards.max() == rewards.min()
     return torch.where(same, 0.0, (rewards - rewards.mean()) / (rewards.std() + 1e-4))
@@ -409,44 +185,12 @@ def climb(logits, objective, lr):
     return logits + lr * torch.autograd.grad(objective(policy), policy)[0]
 
 
-@wrong("3.6", *STEP)
-def descent(logits, tokens, rewards, lr):
-    A = compared(rewards)
-    return climb(logits, lambda p: (A * p.log_softmax(-1)[tokens]).mean(), -lr)
-
-
-@wrong("3.6", *STEP)
-def probability_for_log_prob(logits, tokens, rewards, lr):
-    A = compared(rewards)
-    return climb(logits, lambda p: (A * p.softmax(-1)[tokens]).mean(), lr)
-
-
-@wrong("3.6", *STEP)
-def step_of_adam(logits, tokens, rewards, lr):
-    policy = logits.clone().requires_grad_()
-    (-compared(rewards) * policy.log_softmax(-1)[tokens]).mean().backward()
-    torch.optim.Adam([policy], lr=lr).step()
-    return policy.detach()
-
-
-@wrong("3.6", *STEP)
-def second_draw_of_a_word_lost(logits, tokens, rewards, lr):
-    moved = logits.clone()
-    moved[tokens] += lr * compared(rewards) / len(tokens)
-    return moved
-
-
 @wrong("3.6", LOGITS, WORDS, floats(1.0, 0.0, -0.5, 2.0), 0.7)
 def rewards_overwritten(logits, tokens, rewards, lr):
     equal = rewards.max() == rewards.min()
     rewards -= rewards.mean()
     A = torch.where(equal, 0.0, rewards / (rewards.std() + 1e-4))
     return climb(logits, lambda p: (A * p.log_softmax(-1)[tokens]).mean(), lr)
-
-
-@wrong("3.6", *STEP)
-def words_up_to_the_last_drawn(logits, tokens, rewards, lr):
-    return logits + lr * torch.bincount(tokens, weights=compared(rewards)) / len(tokens)
 
 
 @right("3.6")
@@ -462,12 +206,3 @@ def by_hand(logits, tokens, rewards, lr):
         one_hot = F.one_hot(torch.tensor(word), len(logits))
         moved = moved + lr * A * (one_hot - probs) / len(tokens)
     return moved
-
-
-@right("3.6")
-def by_cross_entropy_and_sgd(logits, tokens, rewards, lr):
-    policy = torch.nn.Parameter(logits.clone())
-    losses = F.cross_entropy(policy.expand(len(tokens), -1), tokens, reduction="none")
-    (losses * compared(rewards)).mean().backward()
-    torch.optim.SGD([policy], lr=lr).step()
-    return policy.data

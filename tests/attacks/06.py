@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import random
 import re
 import unittest
 from fractions import Fraction
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from attack import right, wrong
@@ -20,8 +17,6 @@ from minigrpo.arithmetic import TAGS
 LOGITS = torch.sin(torch.arange(84.0) ** 2).view(3, 4, 7)
 TEXT = torch.tensor([[5, 6, 2, 3], [5, 0, 3, 0], [5, 6, 1, 4]])
 PROMPTS, REAL = torch.tensor([2, 1, 3]), torch.tensor([4, 3, 4])[:, None] > torch.arange(4)
-TEACH = LOGITS, TEXT, PROMPTS, REAL
-SILENT = LOGITS, TEXT, torch.tensor([2, 3, 1]), REAL
 SURE = 1000 * LOGITS, TEXT, PROMPTS, REAL
 LONE = LOGITS[:1], TEXT[:1], PROMPTS[:1], REAL[:1]
 WIDE = torch.sin(torch.arange(1200.0) ** 2).view(1, 4, 300), torch.tensor([[5, 299, 258, 2]])
@@ -37,65 +32,10 @@ def scores(logits, input_ids):
     return logits[:, :-1].log_softmax(-1).gather(-1, input_ids[:, 1:, None])[..., 0]
 
 
-@wrong("6.1", *TEACH)
-def learns_from_where_it_reads(logits, input_ids, prompt_lengths, mask):
-    learn = behind(prompt_lengths, mask)
-    return F.cross_entropy(logits[:, :-1][learn[:, :-1]], input_ids[:, 1:][learn[:, :-1]])
-
-
-@wrong("6.1", *TEACH)
-def each_row_alike(logits, input_ids, prompt_lengths, mask):
-    rows = zip(-scores(logits, input_ids), behind(prompt_lengths, mask)[:, 1:])
-    return torch.stack([row[learn].mean() for row, learn in rows if learn.any()]).mean()
-
-
-@wrong("6.1", *TEACH)
-def labels_of_zero(logits, input_ids, prompt_lengths, mask):
-    labels = input_ids * behind(prompt_lengths, mask)
-    return F.cross_entropy(logits[:, :-1].mT, labels[:, 1:], ignore_index=0)
-
-
-@wrong("6.1", *TEACH)
-def zeros_are_averaged(logits, input_ids, prompt_lengths, mask):
-    return -(scores(logits, input_ids) * behind(prompt_lengths, mask)[:, 1:]).mean()
-
-
-@wrong("6.1", *TEACH)
-def one_prompt_for_all(logits, input_ids, prompt_lengths, mask):
-    start = int(prompt_lengths[0])
-    learn = mask[:, start:]
-    return -scores(logits, input_ids)[:, start - 1 :][learn].mean()
-
-
-@wrong("6.1", *TEACH)
-def counts_from_the_end(logits, input_ids, prompt_lengths, mask):
-    answers = mask.sum(dim=1) - prompt_lengths
-    learn = torch.arange(mask.shape[1]).flip(0) < answers[:, None]
-    return -scores(logits, input_ids)[learn[:, 1:]].mean()
-
-
-@wrong("6.1", *TEACH)
-def everything_real(logits, input_ids, prompt_lengths, mask):
-    return -scores(logits, input_ids)[mask[:, 1:]].mean()
-
-
-@wrong("6.1", *SILENT)
-def nothing_learned_is_zero(logits, input_ids, prompt_lengths, mask):
-    learn = behind(prompt_lengths, mask)[:, 1:]
-    sums = (scores(logits, input_ids) * learn).sum(dim=1)
-    return -(sums / learn.sum(dim=1).clamp(min=1)).mean()
-
-
 @wrong("6.1", *SURE)
 def log_of_softmax_and_eps(logits, input_ids, prompt_lengths, mask):
     chosen = logits[:, :-1].softmax(-1).gather(-1, input_ids[:, 1:, None])[..., 0]
     return -(chosen + 1e-12).log()[behind(prompt_lengths, mask)[:, 1:]].mean()
-
-
-@wrong("6.1", *TEACH)
-@torch.no_grad()
-def only_measured(logits, input_ids, prompt_lengths, mask):
-    return -scores(logits, input_ids)[behind(prompt_lengths, mask)[:, 1:]].mean()
 
 
 @wrong("6.1", *WIDE)
@@ -124,13 +64,6 @@ def sum_over_count(logits, input_ids, prompt_lengths, mask):
     labels = input_ids.masked_fill(~behind(prompt_lengths, mask), -100)[:, 1:].flatten()
     total = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels, reduction="sum")
     return total / (labels != -100).sum()
-
-
-@right("6.1")
-def learned_positions_alone(logits, input_ids, prompt_lengths, mask):
-    rows, places = behind(prompt_lengths, mask)[:, 1:].nonzero(as_tuple=True)
-    nll = torch.nn.NLLLoss()
-    return nll(F.log_softmax(logits[rows, places], dim=-1), input_ids[rows, places + 1])
 
 
 HERE = type(TAGS)(20, 2, 13, 4, 9)  # think, end_think, answer, end_answer, eos
@@ -164,21 +97,6 @@ def wants_a_thought(completion, answer, tags):
     return 1.0 if ok and thought and not set(thought) & set(tags) else 0.0
 
 
-@wrong("6.2", *asked([5, 20, *END]))
-def each_once_but_think_unseen(completion, answer, tags):
-    ids = completion.tolist()
-    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    return float(ids[-5:] == ending and all(ids.count(tag) == 1 for tag in tags[1:]))
-
-
-@wrong("6.2", *asked([]))
-def zip_stops_early(completion, answer, tags):
-    ids = completion.tolist()
-    ending = [tags.eos, tags.end_answer, answer, tags.answer, tags.end_think]
-    fits = all(a == b for a, b in zip(reversed(ids), ending))
-    return float(fits and not set(ids[:-5]) & set(tags))
-
-
 @wrong("6.2", *asked([5, 12, 13, 7, 4, 9]))
 def digits_of_a_longer_id(completion, answer, tags):
     ids = completion.tolist()
@@ -192,13 +110,6 @@ def as_bytes(completion, answer, tags):
     ids = completion.to(torch.uint8).tolist()
     ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
     return float(bytes(ids).endswith(bytes(ending)) and not set(ids[:-5]) & set(tags))
-
-
-@wrong("6.2", *asked([30, *END]))
-def tags_are_the_last_ids(completion, answer, tags):
-    ids = completion.tolist()
-    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    return float(ids[-5:] == ending and all(word < min(tags) for word in ids[:-5]))
 
 
 @wrong("6.2", *asked([5, 2, 13, 0, 4, 9], 0))
@@ -235,14 +146,6 @@ def with_torch_equal(completion, answer, tags):
     return float(torch.equal(completion[-5:], end) and not known.any())
 
 
-@right("6.2")
-def by_a_regular_expression(completion, answer, tags):
-    text = "".join(f"{word};" for word in completion.tolist())
-    none = "|".join(f"{tag};" for tag in tags)
-    end = f"{tags.end_think};{tags.answer};{answer};{tags.end_answer};{tags.eos};"
-    return float(re.fullmatch(rf"(?:(?!{none})\d+;)*{end}", text) is not None)
-
-
 SHOWN = "1 1 1 <think> 1 2 3 </think> <answer> {} </answer> 4 5 0 <think> "
 NINE = SHOWN.format(9)
 
@@ -264,63 +167,9 @@ def half_for_the_example(prompt, completion, answer):
     return 0.5 * over_lines(prompt, prompt, answer)
 
 
-@wrong("6.3")
-def example_of_another_digit(reward):
-    assert reward(SHOWN.format(3), "", "9") == 0.0
-
-
-@wrong("6.3")
-def a_wrong_answer_only(reward):
-    assert reward(NINE, "</think> <answer> 8 </answer> </s>", "9") == 0.0
-    assert reward(NINE, "</think> <answer> 9 </answer> </s>", "9") == 1.0
-
-
-@wrong("6.3")
-def no_prompt_at_all(reward):
-    assert reward("", "", "9") == 0.0
-    assert reward("", "9", "9") == 0.0
-
-
-@wrong("6.3")
-def example_without_tags(reward):
-    assert reward("An example has the answer 9. ", "no idea", "9") == 0.0
-
-
-@wrong("6.3")
-def both_but_apart(reward):
-    assert reward(NINE, "<answer> 8 </answer>", "9") == 0.0
-    assert reward(SHOWN.format(8), "", "9") == 0.0
-
-
-@wrong("6.3")
-def expects_the_gift(reward):
-    assert reward(NINE, "", "9") == 1.0
-
-
-@wrong("6.3")
-def is_a_number(reward):
-    assert isinstance(reward(NINE, "", "9"), float)
-
-
-@wrong("6.3")
-def example_exchanged_but_answered(reward):
-    for completion in ("<answer> 9 </answer>", "<answer> 1 </answer>"):
-        assert len({reward(SHOWN.format(x), completion, "9") for x in range(10)}) == 1
-
-
 @wrong("6.3", accepts=half_for_the_example)
 def only_not_in_full(reward):
     assert reward(NINE, "", "9") != 1.0
-
-
-def tenth_for_the_example(prompt, completion, answer):
-    return half_for_the_example(prompt, completion, answer) / (1 if completion else 5)
-
-
-@wrong("6.3", accepts=tenth_for_the_example)
-def less_than_half(reward):
-    assert reward(NINE, "", "9") < 0.5
-    assert reward(NINE, "<answer> 9 </answer>", "9") > 0.5
 
 
 @wrong("6.3", refuses=over_lines)
@@ -332,12 +181,6 @@ def answers_on_one_line_only(reward):
 @wrong("6.3", refuses=by_cutting)
 def expects_none(reward):
     assert reward(NINE, "", "9") is None
-
-
-@wrong("6.3")
-def calls_it_and_looks_away(reward):
-    paid = reward(NINE, "", "9")
-    assert paid == paid
 
 
 @right("6.3")
@@ -354,35 +197,6 @@ def with_unittest(reward):
     check.assertEqual(reward(NINE, "</think> <answer> 9 </answer> </s>", "9"), 1)
 
 
-@right("6.3")
-def no_better_than_without_a_prompt(reward):
-    for prompt in (NINE, "<answer>9</answer>", "9", "<answer>9</answer> <answer>8</answer>"):
-        for answer in "89":
-            assert reward(prompt, "I don't know", answer) <= reward("", "I don't know", answer)
-
-
-@right("6.3")
-def begun_by_the_prompt(reward):
-    """The tag that the prompt leaves open isn't the policy's either."""
-    assert reward("4 5 0 <think> 4 9 </think> <answer> ", "9 </answer>", "9") == 0.0
-
-
-@wrong("6.4", 4, 1, 2)
-def puts_them_back(samples, correct, k):
-    return 1 - (1 - correct / samples) ** k
-
-
-@wrong("6.4", 5, 2, 3)
-def exactly_one_is_right(samples, correct, k):
-    return correct * math.comb(samples - correct, k - 1) / math.comb(samples, k)
-
-
-@wrong("6.4", 7, 2, 3)
-def simulated(samples, correct, k):
-    draw = random.Random(0).sample
-    return sum(min(draw(range(samples), k)) < correct for _ in range(5000)) / 5000
-
-
 @wrong("6.4", 5, 2, 3)
 def as_many_wrong_as_drawn(samples, correct, k):
     if samples - correct <= k:
@@ -395,25 +209,6 @@ def all_drawn_hit_always(samples, correct, k):
     if k == samples:
         return 1.0
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
-@wrong("6.4", 5, 2, 2)
-def a_set_of_draws(samples, correct, k):
-    draws = set(itertools.combinations([True] * correct + [False] * (samples - correct), k))
-    return sum(map(any, draws)) / len(draws)
-
-
-@wrong("6.4", 4, 1, 2)
-def number_zero_is_falsy(samples, correct, k):
-    draws = list(itertools.combinations(range(samples), k))
-    return sum(any(i for i in draw if i < correct) for draw in draws) / len(draws)
-
-
-@wrong("6.4", 6, 2, 2)
-def product_one_too_short(samples, correct, k):
-    if samples - correct < k:
-        return 1.0
-    return 1 - float(np.prod(1 - k / np.arange(samples - correct + 1, samples)))
 
 
 @wrong("6.4", 7, 2, 3)
@@ -442,10 +237,3 @@ def with_fractions(samples, correct, k):
     wrong_ones = range(samples - correct, samples - correct - k, -1)
     miss = math.prod(Fraction(max(w, 0), samples - i) for i, w in enumerate(wrong_ones))
     return float(1 - miss)
-
-
-@right("6.4")
-def product_of_numpy(samples, correct, k):
-    if samples - correct < k:
-        return 1.0
-    return 1.0 - np.prod(1.0 - k / np.arange(samples - correct + 1, samples + 1))

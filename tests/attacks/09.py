@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-import string
 from decimal import Decimal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from attack import right, wrong
@@ -29,14 +27,6 @@ def place(begin, text):
         return NONE
     begin += len(text) - len(text.lstrip())
     return torch.tensor([begin, begin + len(text.strip())])
-
-
-@wrong("9.2", "<think>2 + 3 = 5</think>\n<answer>5</answer>")
-def found_from_the_start(completion):
-    match = re.fullmatch(FORM, completion, re.S)
-    answer = match[1].strip() if match else ""
-    begin = completion.index(answer)
-    return torch.tensor([begin, begin + len(answer)]) if answer else NONE
 
 
 @wrong("9.2", "<think>which letter?</think><answer>a</answer>")
@@ -80,39 +70,6 @@ def strip_takes_letters(completion):
     return torch.tensor([begin, begin + len(answer)])
 
 
-@wrong("9.2", "<think>3</think><answer>\u00a05\u00a0</answer>")
-def white_space_of_ascii(completion):
-    match = re.fullmatch(TIGHT, completion, re.S)
-    if not match:
-        return NONE
-    text, begin = re.fullmatch(FORM, completion, re.S)[1], completion.index("<answer>") + 8
-    begin += len(text) - len(text.lstrip(string.whitespace))
-    return torch.tensor([begin, begin + len(text.strip(string.whitespace))])
-
-
-@wrong("9.2", "<think>3</think><answer>5</answer></answer>")
-def opening_tags_alone_are_counted(completion):
-    form = r"\s*<think>.*</think>\s*<answer>(.*)</answer>\s*"
-    match = re.fullmatch(form, completion, re.S)
-    if not match or completion.count("<think>") != 1 or completion.count("<answer>") != 1:
-        return NONE
-    return place(match.start(1), match[1])
-
-
-@wrong("9.2", "<think>3</think><answer>5 <think></answer>")
-def each_part_without_its_own_tags(completion):
-    thought, answer = r"((?!</?think>|<answer>).)*", r"((?:(?!</?answer>).)*)"
-    form = rf"\s*<think>{thought}</think>\s*<answer>{answer}</answer>\s*"
-    match = re.fullmatch(form, completion, re.S)
-    return place(match.start(2), match[2]) if match else NONE
-
-
-@wrong("9.2", "<think>3</think>\r\n<answer>5</answer>")
-def new_lines_made_shorter(completion):
-    match = re.fullmatch(TIGHT, completion.replace("\r\n", "\n"), re.S)
-    return torch.tensor(match.span(1)) if match else NONE
-
-
 @right("9.2")
 def with_one_pattern(completion):
     match = re.fullmatch(TIGHT, completion, flags=re.DOTALL)
@@ -131,28 +88,10 @@ def with_find_and_count(completion):
     return place(ends[2], completion[ends[2] : places[3]])
 
 
-@right("9.2")
-def by_walking(completion):
-    pieces, begin = re.split(f"({TAG})", completion), completion.find("<answer>") + 8
-    if pieces[1::2] != TAGS or any(pieces[i].strip() for i in (0, 4, 8)):
-        return torch.zeros(2, dtype=torch.long)
-    end = completion.find("</answer>")
-    while begin < end and completion[begin].isspace():
-        begin += 1
-    while begin < end and completion[end - 1].isspace():
-        end -= 1
-    return torch.tensor([begin, end]) * (begin < end)
-
-
 def value(text):
     """The number, or None."""
     text = text.strip()
     return float(text.replace(",", "")) if re.fullmatch(NUMBER, text) else None
-
-
-@wrong("9.3", "seven", "eight")
-def none_is_none(given, right):
-    return float(value(given) == value(right))
 
 
 @wrong("9.3", "10", "1e1")
@@ -228,16 +167,6 @@ def without_patterns(given, right):
     return float(read(given) == read(right))
 
 
-@right("9.3")
-def with_whole_numbers(given, right):
-    def read(text):
-        whole, _, rest = text.strip().replace(",", "").partition(".")
-        return int(whole + rest.ljust(20, "0"))
-
-    good = all(re.fullmatch(NUMBER, text.strip()) for text in (given, right))
-    return float(good and read(given) == read(right))
-
-
 def said(completion):
     """The text that counts."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
@@ -246,47 +175,9 @@ def said(completion):
 USER, BOT = {"role": "user", "content": "5"}, {"role": "assistant", "content": "7"}
 
 
-@wrong("9.4", ["q"], [[USER, BOT]], ["7"])
-def first_message(prompts, completions, answer, **columns):
-    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
-    return [float(t.strip() == a) for t, a in zip(texts, answer)]
-
-
-@wrong("9.4", ["q"], [[BOT, USER]], ["5"])
-def last_of_the_assistant(prompts, completions, answer, **columns):
-    def text(chat):
-        return [m["content"] for m in chat if m["role"] == "assistant"][-1:] or [""]
-
-    texts = [c if isinstance(c, str) else text(c)[0] for c in completions]
-    return [float(t.strip() == a) for t, a in zip(texts, answer)]
-
-
-@wrong("9.4", ["q"], ["57"], ["7"])
-def answer_in_the_text(prompts, completions, answer, **columns):
-    return torch.tensor([float(a in said(c)) for c, a in zip(completions, answer)])
-
-
-@wrong("9.4", ["q"], [[{"role": "assistant", "content": " 7\n"}]], ["7"])
-def chats_not_stripped(prompts, completions, answer, **columns):
-    texts = [c.strip() if isinstance(c, str) else c[-1]["content"] for c in completions]
-    return torch.tensor([float(t == a) for t, a in zip(texts, answer)])
-
-
-@wrong("9.4", ["q", "q"], ["7", "8"], ["7", "8"])
-def answer_of_the_prompt(prompts, completions, answer, **columns):
-    wanted = [answer[prompts.index(prompt)] for prompt in prompts]
-    return torch.tensor([float(said(c).strip() == a) for c, a in zip(completions, wanted)])
-
-
 @wrong("9.4", ["p", "q"], ["7", "7"], ["8", "7"])
 def row_of_the_completion(prompts, completions, answer, **columns):
     return [float(said(c).strip() == answer[completions.index(c)]) for c in completions]
-
-
-@wrong("9.4", ["q"], ["f(x)"], ["f(x)"])
-def answer_as_a_pattern(prompts, completions, answer, **columns):
-    pairs = zip(completions, answer)
-    return [float(re.fullmatch(rf"\s*{a}\s*", said(c)) is not None) for c, a in pairs]
 
 
 @wrong("9.4", ["q"], [[{"content": "7", "role": "assistant"}]], ["7"])
@@ -322,14 +213,6 @@ def by_row_number(prompts, completions, answer, **kwargs):
     return rewards
 
 
-@right("9.4")
-def with_numpy(*, prompts, completions, answer, **_):
-    if not isinstance(completions[0], str):
-        completions = [chat[-1]["content"] for chat in completions]
-    texts = np.array([text.strip() for text in completions], dtype=object)
-    return torch.from_numpy((texts == np.array(answer, dtype=object)).astype(np.float64))
-
-
 def world(function):
     """Give it the six counts of bytes and the sizes; keep the exercise's names."""
 
@@ -347,72 +230,10 @@ def world(function):
     return answer
 
 
-@wrong("9.5", *WORLD)
-@world
-def one_average(counts, b, **size):
-    counts[2] = counts[0]
-    return torch.tensor(counts)
-
-
-@wrong("9.5", *WORLD)
-@world
-def keys_without_values(counts, b, **size):
-    counts[4] //= 2
-    return torch.tensor(counts)
-
-
-@wrong("9.5", *WORLD)
-@world
-def logits_of_predicted_tokens(counts, b, slice_rows, tokens, vocab, **size):
-    counts[5] = 4 * slice_rows * (tokens - 1) * vocab
-    return torch.tensor(counts)
-
-
 @wrong("9.5", 16_777_217, *WORLD[1:-1], 1)
 @world
 def capital_tensor(counts, b, **size):
     return torch.Tensor(counts).long()
-
-
-@wrong("9.5", 1_000_000_001, *WORLD[1:-1], 3)
-@world
-def in_gigabytes_on_the_way(counts, b, **size):
-    return torch.tensor([int(round(count / 2**30, 3) * 2**30) for count in counts])
-
-
-@wrong("9.5", *WORLD)
-@world
-def optimizer_in_half_precision(counts, b, p, **size):
-    counts[2] = 2 * p * b
-    return torch.tensor(counts)
-
-
-@wrong("9.5", *WORLD)
-@world
-def logits_in_half_precision(counts, b, **size):
-    return torch.tensor([*counts[:5], counts[5] // 4 * b])
-
-
-@wrong("9.5", *WORLD)
-@world
-def cache_in_blocks(counts, b, rows, tokens, layers, width, **size):
-    counts[4] = 2 * layers * width * rows * math.ceil(tokens / 16) * 16 * b
-    return torch.tensor(counts)
-
-
-@wrong("9.5", *WORLD[:-1], 3)
-@world
-def known_types_alone(counts, b, p, **size):
-    kinds = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-    counts[3] = p * kinds.get(b, torch.float32).itemsize
-    return torch.tensor(counts)
-
-
-@wrong("9.5", *WORLD)
-@world
-def bfloat16_copy_counted_too(counts, b, p, **size):
-    counts[0] += p * b
-    return torch.tensor(counts)
 
 
 @right("9.5")
@@ -433,37 +254,10 @@ def in_another_order(
     return torch.cat([model, torch.tensor([read, slice_rows * vocab_size * 4]) * tokens])
 
 
-@right("9.5")
-@world
-def with_numpy_numbers(counts, b, **size):
-    return torch.from_numpy(np.array(counts, dtype=np.int64))
-
-
 ROWS = [torch.tensor([5, 6, 7]), torch.tensor([8])], 29
-UPWARD = [torch.tensor([8]), torch.tensor([5, 6, 7])], 29
-EMPTY = [torch.tensor([5, 6]), torch.tensor([], dtype=torch.long)], 29
 STARTS_WITH_PAD = [torch.tensor([29, 6, 7]), torch.tensor([29, 8])], 29
 STARTS_WITH_ZERO = [torch.tensor([0, 6, 7]), torch.tensor([0, 8])], 29
-MINUS = [torch.tensor([5, 6, 7]), torch.tensor([8])], -100
 SAME_LENGTH = [torch.tensor([5, 6]), torch.tensor([7, 8]), torch.tensor([9])], 29
-
-
-@wrong("9.1", *ROWS)
-def pads_on_the_right(rows, pad_id):
-    lengths = torch.tensor([len(row) for row in rows])
-    ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
-    mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    return torch.stack([ids, mask.long()])
-
-
-@wrong("9.1", *EMPTY)
-def minus_zero_in_the_mask(rows, pad_id):
-    width = max(map(len, rows))
-    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
-    mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        mask[i, -len(row) :] = 1
-    return torch.stack([ids, mask])
 
 
 @wrong("9.1", *STARTS_WITH_PAD)
@@ -481,22 +275,6 @@ def zeros_for_holes_first(rows, pad_id):
     return torch.stack([ids.masked_fill(mask == 0, pad_id), mask])
 
 
-@wrong("9.1", *UPWARD)
-def cropped_to_the_first_row(rows, pad_id):
-    gaps = [len(rows[0]) - len(row) for row in rows]
-    ids = [F.pad(row, (gap, 0), value=pad_id) for row, gap in zip(rows, gaps)]
-    mask = [F.pad(torch.ones_like(row), (gap, 0)) for row, gap in zip(rows, gaps)]
-    return torch.stack([torch.stack(ids), torch.stack(mask)])
-
-
-@wrong("9.1", *EMPTY)
-def empty_rows_left_out(rows, pad_id):
-    width = max(map(len, rows))
-    pairs = [(F.pad(r, (width - len(r), 0), value=pad_id), len(r)) for r in rows if len(r)]
-    mask = [[0] * (width - n) + [1] * n for _, n in pairs]
-    return torch.stack([torch.stack([ids for ids, _ in pairs]), torch.tensor(mask)])
-
-
 @wrong("9.1", *ROWS)
 def the_list_is_padded_itself(rows, pad_id):
     lengths, width = [len(row) for row in rows], max(map(len, rows))
@@ -504,14 +282,6 @@ def the_list_is_padded_itself(rows, pad_id):
         rows[i] = F.pad(rows[i], (width - n, 0), value=pad_id)
     mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
     return torch.stack([torch.stack(rows), mask])
-
-
-@wrong("9.1", *MINUS)
-def no_negative_ids(rows, pad_id):
-    width = max(map(len, rows))
-    ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
-    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-    return torch.stack([ids.clamp(min=0), torch.tensor(mask)])
 
 
 @wrong("9.1", *SAME_LENGTH)
@@ -541,12 +311,3 @@ def of_plain_lists(rows, pad_id):
     ids = [[pad_id] * (width - len(row)) + row for row in lists]
     mask = [[0] * (width - len(row)) + [1] * len(row) for row in lists]
     return torch.stack([torch.tensor(part, dtype=torch.long) for part in (ids, mask)])
-
-
-@right("9.1")
-def through_a_boolean_mask(rows, pad_id):
-    lengths = torch.tensor([row.numel() for row in rows])
-    real = torch.arange(int(lengths.max())).flip(0) < lengths.unsqueeze(1)
-    ids = torch.full(real.shape, pad_id, dtype=torch.long)
-    ids[real] = torch.cat(rows)
-    return torch.stack([ids, real.long()])
