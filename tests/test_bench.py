@@ -57,7 +57,7 @@ SPEED = (ROOT / PAGE).read_text("utf-8")
 def test_the_tables_of_the_page_are_made_of_the_stored_lines(name):
     table = bench.table(STORED, name)
     place = f"<!-- {name}: begin -->\n{table}\n<!-- {name}: end -->"
-    assert place in SPEED, f"{PAGE}: python tools/readme.py writes the tables again"
+    assert place in SPEED, f"{PAGE}: python tools/course/readme.py writes the tables again"
     assert readme.with_tables(SPEED, PAGE) == SPEED
 
 
@@ -358,7 +358,7 @@ def test_a_quick_run_from_the_command_line_leaves_the_file(capsys):
 def test_make_bench_runs_all_of_it_and_brings_it_onto_its_page():
     recipe = (ROOT / "Makefile").read_text("utf-8").partition("\nbench:")[2].partition("\n\n")[0]
     called = re.findall(r"\$\(ACTIVE\) (\S+\.py)", recipe)
-    assert called == ["tools/bench.py", "tools/readme.py", "tests/benchmarks/letters.py"]
+    assert called == ["tools/bench.py", "tools/course/readme.py", "tests/benchmarks/letters.py"]
 
 
 def test_every_section_has_been_measured():

@@ -192,7 +192,7 @@ def test_what_the_course_promises_holds_for_every_stored_seed():
 
 def test_the_tables_of_the_page_are_made_of_the_stored_results():
     written = readme.with_tables(PAGE, "docs/results.md")
-    assert written == PAGE, "docs/results.md: python tools/readme.py writes the tables again"
+    assert written == PAGE, "docs/results.md: python tools/course/readme.py writes the tables again"
 
 
 def mean(name: str, score: str = "accuracy") -> float:

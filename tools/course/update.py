@@ -1,7 +1,7 @@
 """Bring the course up to date, and keep what you have written into its notebooks.
 
-    python tools/update.py                    # make update
-    python tools/update.py --answers-of OLD   # OLD: another copy of the course, with your answers
+    python tools/course/update.py                    # make update
+    python tools/course/update.py --answers-of OLD   # OLD: another copy of the course
 
 First your notebooks are copied to `answers/`, where they stay. Then the new edition is fetched
 with `git pull`, and each of your answers takes the place of its stub again. An exercise that asks
@@ -20,23 +20,22 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # any Python will do
+from minigrpo.files import atomic_path
+
+ROOT = Path(__file__).resolve().parents[2]
 CHECK = re.compile(r"\bcheck\(\s*\"([\d.]+)\",\s*(\w+)")
+STUB = re.compile(r'"""\s+raise NotImplementedError\s*\Z')
 
 
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def source(cell: dict[str, Any]) -> str:
+def source(cell: dict) -> str:
     return "".join(cell["source"])
 
 
-def exercises(notebook: dict[str, Any]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+def exercises(notebook: dict) -> Iterator[tuple[str, str, list[dict]]]:
     """The key of each exercise, the name of its function, and the code cells it is written in."""
-    cells: list[dict[str, Any]] = []  # since the last text
+    cells: list[dict] = []  # since the last text
     for cell in notebook["cells"]:
         check = CHECK.search(source(cell)) if cell["cell_type"] == "code" else None
         if check:
@@ -45,43 +44,35 @@ def exercises(notebook: dict[str, Any]) -> Iterator[tuple[str, str, list[dict[st
 
 
 def parameters(code: str, name: str) -> list[str] | None:
-    """Of the function of this name; None if there is none or it is still a stub."""
+    """Of the function of this name; None if the code is unfinished or has no such function."""
     try:
-        body = ast.parse(code).body
-    except SyntaxError:  # unfinished: it is kept as it is
-        return []
-    for node in reversed(body):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            written = [n for n in node.body if not isinstance(getattr(n, "value", 0), ast.Constant)]
-            stub = len(written) == 1 and "NotImplementedError" in ast.unparse(written[0])
-            return None if stub else [argument.arg for argument in node.args.args]
-    return None
+        functions = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
+    except SyntaxError:
+        return None
+    asked = [[a.arg for a in node.args.args] for node in functions if node.name == name]
+    return asked[-1] if asked else None
 
 
 def carry(old: Path, new: Path) -> tuple[list[str], list[str]]:
     """Put the answers of one notebook into another; the keys of those carried and of the others."""
-    notebook, mine = read(new), read(old)
-    places = {key: (name, cells) for key, name, cells in exercises(notebook)}
+    notebook, mine = (json.loads(path.read_text(encoding="utf-8")) for path in (new, old))
+    stubs = {key: cells[-1] for key, _, cells in exercises(notebook) if cells}
     printed = {source(cell) for cell in notebook["cells"]}
     carried, left = [], []
     for key, name, cells in exercises(mine):
         code = "\n\n\n".join(source(cell) for cell in cells if source(cell) not in printed)
-        if (asked := parameters(code, name)) is None:
+        if not code or STUB.search(code):
             continue
-        stub = places[key][1][-1] if key in places and places[key][1] else None
-        wanted = stub and re.search(rf"def {name}\((.*?)\)", source(stub), re.S)
-        names = re.findall(r"(\w+)\s*(?:,|=[^,]*|$)", wanted[1]) if wanted else None
-        if names is None or asked and asked != names:
+        asked = parameters(source(stubs[key]), name) if key in stubs else None
+        if asked is None or parameters(code, name) not in (None, asked):
             left.append(key)
             continue
-        stub["source"] = code.splitlines(keepends=True)
-        stub["outputs"] = []
+        stubs[key] |= {"source": code.splitlines(keepends=True), "outputs": []}
         carried.append(key)
     if carried:
         text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-        unfinished = new.with_suffix(".part")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(new)
+        with atomic_path(new) as unfinished:
+            unfinished.write_text(text, encoding="utf-8", newline="\n")
     return carried, left
 
 
@@ -98,7 +89,7 @@ def bring_back(copies: list[Path], folder: Path) -> None:
             print(f"  Yours: {copy}")
 
 
-def git(*words: str, root: Path = ROOT) -> str:
+def git(*words: str, root: Path) -> str:
     done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"git {' '.join(words)}: {done.stderr.strip()}")
@@ -111,39 +102,31 @@ def update(root: Path = ROOT) -> None:
     Raises:
         RuntimeError: git refuses; the notebooks are then as they were.
     """
-    notebooks = root / "notebooks"
-    changed = git("diff", "--name-only", "HEAD", "--", "notebooks/*.ipynb", root=root).split("\n")
-    mine = [root / name for name in changed if name and (root / name).is_file()]
+    changed = git("diff", "--name-only", "HEAD", "--", "notebooks/*.ipynb", root=root).splitlines()
+    mine = [root / name for name in changed if (root / name).is_file()]
     backup = root / "answers" / datetime.now().strftime("%Y-%m-%d %H.%M.%S.%f")
     if mine:
         backup.mkdir(parents=True)
-        copies = [Path(shutil.copy2(path, backup)) for path in mine]
         print(f"{len(mine)} notebooks that you have changed are copied to {backup}")
-        git("checkout", "HEAD", "--", *changed[:-1], root=root)
+    copies = [Path(shutil.copy2(path, backup)) for path in mine]
+    if changed:
+        git("checkout", "HEAD", "--", *changed, root=root)
     try:
         print(git("pull", "--ff-only", root=root).strip())
     except RuntimeError:
-        for path in mine:
-            shutil.copy2(backup / path.name, path)
+        for path, copy in zip(mine, copies):
+            shutil.copy2(copy, path)
         raise
-    if mine:
-        bring_back(copies, notebooks)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--answers-of", type=Path, metavar="OLD", help="another copy of the course")
-    old = parser.parse_args().answers_of
-    if old is None:
-        try:
-            update()
-        except RuntimeError as error:
-            sys.exit(f"{error}\nNothing was changed.")
-        return
-    if not (copies := sorted((old / "notebooks").glob("*.ipynb"))):
-        sys.exit(f"{old}: expected a copy of the course, with notebooks/ in it")
-    bring_back(copies, ROOT / "notebooks")
+    bring_back(copies, root / "notebooks")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--answers-of", type=Path, metavar="OLD", help="another copy of the course")
+    old = parser.parse_args().answers_of
+    if old and not [*old.glob("notebooks/*.ipynb")]:
+        sys.exit(f"{old}: expected a copy of the course, with notebooks/ in it")
+    try:
+        bring_back(sorted(old.glob("notebooks/*.ipynb")), ROOT / "notebooks") if old else update()
+    except RuntimeError as error:
+        sys.exit(f"{error}\nNothing was changed.")

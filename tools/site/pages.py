@@ -15,13 +15,15 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from committed import CourseError, describe, read
+from doors import repository
 from jinja2 import DictLoader
 from latex2mathml.converter import convert
+from listing import notebooks
 from nbconvert import HTMLExporter, TemplateExporter
 from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
-from shell import Heading, plain, shell, slug, to_page
+from shell import Heading, plain, shell, slug
 
 GLOSSARY = "GLOSSARY.md"
 """In the folder above the notebooks; it gets a page too."""
@@ -145,14 +147,12 @@ def for_readers(nb: NotebookNode) -> NotebookNode:
     return nb
 
 
-def neighbors(path: Path) -> list[tuple[str, str] | None]:
+def neighbors(path: Path, root: Path) -> list[tuple[str, str] | None]:
     """Name and title of the notebook before this one and of the one after it."""
-    names = sorted(path.parent.glob("*.ipynb"))
-    if path not in names:
-        return [None, None]
-    at = names.index(path)
-    beside = [names[at - 1] if at else None, names[at + 1] if at + 1 < len(names) else None]
-    return [other and (other.stem, title_of(read(other), other.stem)) for other in beside]
+    stems = [notebook.stem for notebook in notebooks(root)]
+    at = stems.index(path.stem) if path.suffix == ".ipynb" else -9
+    beside = [notebooks(root)[i] if 0 <= i < len(stems) else None for i in (at - 1, at + 1)]
+    return [n and (n.stem, title_of(read(n.location), n.stem)) for n in beside]
 
 
 def words(text: str) -> str:
@@ -175,14 +175,6 @@ def documents(root: Path) -> dict[Path, str]:
     }
 
 
-def repository(root: Path) -> str:
-    """The address of the course, from pyproject.toml, or ""."""
-    project = root / "pyproject.toml"
-    text = project.read_text(encoding="utf-8") if project.is_file() else ""
-    match = re.search(r'^Repository = "([^"]+)"', text, re.MULTILINE)
-    return match[1].rstrip("/") if match else ""
-
-
 def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
     """How a link of the file `path` is written in its page.
 
@@ -190,7 +182,8 @@ def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
     file of the course to where it is published, so that the folder of the pages is complete.
     """
     pages = documents(root)
-    address = repository(root)
+    name = repository(root)
+    address = name and f"https://github.com/{name}"
 
     def link(match: re.Match[str]) -> str:
         anchor = match["anchor"] or ""  # JupyterLab and GitHub write the same one in two ways
@@ -208,7 +201,7 @@ def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
         if target.suffix == ".ipynb" and target.parent == root / "notebooks":
             name = target.stem
         if name:
-            return to_page(name, here).removesuffix('"')
+            return f"{match['head']}{name}.html{here}"
         inside = target.relative_to(root).as_posix() if target.is_relative_to(root) else ""
         if address and inside:
             kind = "tree" if target.is_dir() else "blob"
@@ -248,4 +241,4 @@ def page(nb: NotebookNode, path: Path, out: Path, root: Path | None = None) -> s
     if path.name == GLOSSARY:
         text = words(text)
     name = documents(root).get(path.resolve(), path.stem)
-    return shell(name, title_of(nb, path.stem), text, renderer.headings, *neighbors(path))
+    return shell(name, title_of(nb, path.stem), text, renderer.headings, *neighbors(path, root))
