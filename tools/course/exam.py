@@ -80,7 +80,8 @@ async def examine(result: Result, nb: NotebookNode, timeout: float, at_a_time: i
     """
 
     async def failed(client: NotebookClient, index: int, error: CellExecutionError) -> None:
-        message, check = told(error)[0], CHECK.search(nb.cells[index].source)
+        cell = nb.cells[index]  # whose place every cell takes that is run instead
+        message, check = told(error)[0], CHECK.search(cell.source)
         first = (message.splitlines() or [""])[0]
         if not check:
             result.errors.append(f"{place(nb, index)}: {first}")
@@ -97,7 +98,7 @@ async def examine(result: Result, nb: NotebookNode, timeout: float, at_a_time: i
             return True
 
         await run(STRICT.format(0))
-        if not await run(nb.cells[index].source):  # no function to check: its cell has an error
+        if not await run(cell.source):  # no function to check: its cell has an error
             await run(REFERENCE.format(name=name, key=key))
         await run(STRICT.format(1))
 

@@ -114,9 +114,7 @@ async def each(
         order.sort(key=lambda entry: -entry[1].seconds)
     tasks = [asyncio.create_task(one(*entry)) for entry in order]
     try:
-        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in ended:
-            task.result()
+        await asyncio.gather(*tasks)  # until all have ended or one has failed
     finally:
         for task in tasks:
             task.cancel()  # one that has ended does not mind

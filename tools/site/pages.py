@@ -149,9 +149,11 @@ def for_readers(nb: NotebookNode) -> NotebookNode:
 
 def neighbors(path: Path, root: Path) -> list[tuple[str, str] | None]:
     """Name and title of the notebook before this one and of the one after it."""
-    stems = [notebook.stem for notebook in notebooks(root)]
-    at = stems.index(path.stem) if path.suffix == ".ipynb" else -9
-    beside = [notebooks(root)[i] if 0 <= i < len(stems) else None for i in (at - 1, at + 1)]
+    if path.suffix != ".ipynb":
+        return [None, None]
+    course = notebooks(root)
+    at = [notebook.file for notebook in course].index(path.name)
+    beside = [course[at - 1] if at else None, *course[at + 1 : at + 2], None][:2]
     return [n and (n.stem, title_of(read(n.location), n.stem)) for n in beside]
 
 
