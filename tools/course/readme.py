@@ -181,17 +181,17 @@ def figures(root: Path = ROOT) -> dict[Path, bytes]:
     return images
 
 
-def main() -> None:
+def main(root: Path = ROOT) -> None:
     """Write every file whose content has changed."""
-    made = lists() | {
-        ROOT / page: with_tables((ROOT / page).read_text("utf-8"), page) for page in TABLES
-    }
-    for path, content in {**made, **figures()}.items():
+    made: dict[Path, str | bytes] = {**lists(root), **figures(root)}
+    for page in TABLES:
+        made[root / page] = with_tables((root / page).read_text("utf-8"), page)
+    for path, content in made.items():
         new = content.encode() if isinstance(content, str) else content
         if not path.is_file() or path.read_bytes() != new:
             with atomic_path(path) as unfinished:
                 unfinished.write_bytes(new)
-            print(f"written: {path.relative_to(ROOT)}")
+            print(f"written: {path.relative_to(root)}")
 
 
 if __name__ == "__main__":
