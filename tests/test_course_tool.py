@@ -25,13 +25,12 @@ from made_up import files, notebook
 from nbformat import NotebookNode
 
 FIGURE = "import matplotlib.pyplot as plt\n\nplt.plot([0, 1])\nplt.show()"
-LINKS = "[two](02_two.ipynb#here) [readme](../README.md) [away](https://example.org/x.ipynb)"
+LINKS = "[two](02_two.ipynb#here)"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A course of two notebooks."""
-    (tmp_path / "README.md").touch()
     one, two = notebook("x = 1", "x", text=f"# A & B\n\n{LINKS}"), notebook("2", text="# Second")
     return made_up.course(tmp_path, {"01_one": one, "02_two": two})
 
@@ -206,8 +205,7 @@ def test_run_writes_pages_and_an_index(root, capsys, monkeypatch):
     names = ["01_one.html", "01_one.ipynb", "02_two.html", "02_two.ipynb"]
     assert files(out) == [*names, "course.js", "index.html"]
     page = (out / "01_one.html").read_text("utf-8")
-    for link in ("02_two.html#here", "../../README.md", "https://example.org/x.ipynb"):
-        assert f'href="{link}"' in page
+    assert 'href="02_two.html#here"' in page
     executed = nbformat.read(out / "01_one.ipynb", as_version=nbformat.NO_CONVERT)
     assert executed.cells[2].outputs[0].data["image/png"] in page
     index = (out / "index.html").read_text("utf-8")

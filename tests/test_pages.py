@@ -16,10 +16,8 @@ from nbformat import NotebookNode
 
 def built(tmp_path: Path, nb: NotebookNode) -> str:
     """The page of a notebook in a course of its own."""
-    path = (
-        made_up.course(tmp_path, {"01_one": made_up.notebook("1")}) / "notebooks" / "01_one.ipynb"
-    )
-    return pages.page(nb, path, tmp_path / "out")
+    folder = made_up.course(tmp_path, {"01_one": made_up.notebook("1")}) / "notebooks"
+    return pages.page(nb, folder / "01_one.ipynb")
 
 
 def page_of(tmp_path: Path, text: str) -> str:
@@ -79,7 +77,7 @@ def test_the_way_on_leads_to_the_notebooks_beside_it(tmp_path):
     course = {stem: made_up.notebook(text=f"# {title}") for stem, title in titles.items()}
     folder, found = made_up.course(tmp_path, course) / "notebooks", {}
     for stem, nb in course.items():
-        page = pages.page(nb, folder / f"{stem}.ipynb", tmp_path)
+        page = pages.page(nb, folder / f"{stem}.ipynb")
         steps = re.findall(r'<nav class="steps (\w+)".*?</nav>', page, re.DOTALL)
         assert steps == ["top", "bottom"]
         step = r'<a class="(?:previous|next)" rel="(\w+)"[^>]* href="([^"]+)">(.*)</a>'
@@ -164,19 +162,17 @@ LINKED = (
 )
 
 
-@pytest.mark.parametrize("address", ["", "https://github.com/me/course"])
-def test_links_lead_to_pages_where_there_are_any(tmp_path, address):
-    for folder in ("notebooks", "docs", "recipes"):
+def test_links_lead_to_pages_where_there_are_any(tmp_path):
+    for folder in ("docs", "recipes", "notebooks"):
         (tmp_path / folder).mkdir()
     texts = ["GLOSSARY.md", "README.md", "docs/knobs.md", "recipes/README.md", "recipes/run.py"]
     for name in [*texts, "notebooks/02_two.ipynb"]:
         (tmp_path / name).touch()
-    if address:
-        (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}"\n')
-    files = ["../README.md", "../recipes/run.py#L3", "../recipes"]
-    if address:  # what has no page is read where the course is published
-        files = [f"{address}/{at}" for at in ("blob/main/README.md", "blob/main/recipes/run.py#L3")]
-        files += [f"{address}/tree/main/recipes"]
+    address = "https://github.com/me/course"
+    (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}"\n')
+    # what has no page is read where the course is published
+    files = [f"{address}/{at}" for at in ("blob/main/README.md", "blob/main/recipes/run.py#L3")]
+    files += [f"{address}/tree/main/recipes"]
     assert links(page_of(tmp_path, LINKED)) == [
         *("02_two.html#heres-one", files[0], "glossary.html#words"),
         *("https://example.org/x.ipynb", "03_three.ipynb", "#what-you-can-do-now"),

@@ -3,9 +3,9 @@
     python tools/course/exam.py [--only 02]    make exam: build/exam/index.html
 
 Your notebooks are read and left as they are. Where a stub is still empty, your last answer that
-passed is put in its place. The notebooks run strictly (MINIGRPO_STRICT=1): a check that isn't
-passed raises. The exam writes that down, and goes on with the course's version. Your file of
-progress is read and left alone, and nothing leaves this machine.
+passed is put in its place. What a check says is written down, and where you have no answer that
+passes, the notebook goes on with the course's version. Your progress is read and left alone, and
+nothing leaves this machine.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ from update import CHECK, STUB, exercises, source
 
 from minigrpo.notebook import kept, progress
 
-NOT_ATTEMPTED = "using the course's version"
-"""What the message of a check contains if its stub is as it was."""
-STRICT = "import os\nos.environ['MINIGRPO_STRICT'] = '{}'"
 REFERENCE = "from minigrpo.exercises.reader import find\n{name} = find('{key}').reference"
+NOT_ATTEMPTED = "Write yours above"  # says a check
 
 
 @dataclass
@@ -46,22 +44,22 @@ class Result:
     """What became of one notebook."""
 
     notebook: Notebook
-    said: dict[str, str] = field(default_factory=dict)  # by each check that wasn't passed
-    passed: set[str] = field(default_factory=set)
+    said: dict[str, str] = field(default_factory=dict)  # by its checks
     errors: list[str] = field(default_factory=list)  # of cells that are no checks
     seconds: float | None = None  # None if it didn't run to its end
 
     @property
     def keys(self) -> list[str]:
         """Of its exercises, in order."""
-        number = int(self.notebook.number) if self.notebook.exercises else 0
+        number = self.notebook.number.lstrip("0")
         return [f"{number}.{place + 1}" for place in range(self.notebook.exercises)]
 
     def status(self, key: str) -> str:
         """Of an exercise: passed, not passed or not attempted."""
-        if NOT_ATTEMPTED in self.said.get(key, NOT_ATTEMPTED):
-            return "passed" if key in self.passed and key not in self.said else "not attempted"
-        return "not passed"
+        said = self.said.get(key, NOT_ATTEMPTED)
+        if NOT_ATTEMPTED in said:
+            return "not attempted"
+        return "passed" if "): passed," in said.partition("\n")[0] else "not passed"
 
 
 def with_answers(nb: NotebookNode, remembered: dict[str, dict]) -> NotebookNode:
@@ -74,43 +72,30 @@ def with_answers(nb: NotebookNode, remembered: dict[str, dict]) -> NotebookNode:
 
 
 async def examine(result: Result, nb: NotebookNode, timeout: float, at_a_time: int) -> str:
-    """Run every cell, whatever the ones before it did; returns what is to be printed.
-
-    After a check that isn't passed, what follows has the course's version.
-    """
+    """Run every cell, whatever the ones before it did; returns what is to be printed."""
 
     async def failed(client: NotebookClient, index: int, error: CellExecutionError) -> None:
-        cell = nb.cells[index]  # whose place every cell takes that is run instead
-        message, check = told(error)[0], CHECK.search(cell.source)
-        first = (message.splitlines() or [""])[0]
+        first, check = told(error)[0].splitlines()[0], CHECK.search(nb.cells[index].source)
         if not check:
             result.errors.append(f"{place(nb, index)}: {first}")
             return
-        key, name = check.groups()
-        said = message.partition(": ")[2]
-        result.said[key] = said if said.startswith(f"{key} (") else first
+        key, name = check.groups()  # there is no such function: its cell has an error
+        result.said[key] = first
+        reference = nbformat.v4.new_code_cell(REFERENCE.format(name=name, key=key))
+        await client.async_execute_cell(reference, index)
 
-        async def run(code: str) -> bool:
-            try:
-                await client.async_execute_cell(nbformat.v4.new_code_cell(code), index)
-            except CellExecutionError:
-                return False
-            return True
-
-        await run(STRICT.format(0))
-        if not await run(cell.source):  # no function to check: its cell has an error
-            await run(REFERENCE.format(name=name, key=key))
-        await run(STRICT.format(1))
-
+    for cell in nb.cells:
+        cell.update({"outputs": []} if cell.cell_type == "code" else {})
     began = time.perf_counter()
     try:
-        own = environment(at_a_time, MINIGRPO_STRICT="1", MINIGRPO_PROGRESS=str(kept.path()))
-        await execute(result.notebook, nb, timeout, own, failed)
+        await execute(result.notebook, nb, timeout, environment(at_a_time), failed)
         result.seconds = time.perf_counter() - began
     except CourseError as error:
         result.errors.append(str(error).splitlines()[0])
-    passed = kept.recall("exercises")
-    result.passed = {key for key in result.keys if key in passed}
+    for cell in nb.cells:
+        printed = "".join(output.get("text", "") for output in cell.get("outputs", []))
+        if printed and (check := CHECK.search(cell.source)):
+            result.said[check[1]] = printed
     return counted([result])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import copy
 import html
-import os
 import re
 from collections.abc import Callable
 from itertools import count
@@ -97,11 +96,9 @@ class Renderer(IPythonRenderer):
         return f'<h{level} id="{key}">{text}{link}</h{level}>\n'
 
     def inline_math(self, body: str) -> str:
-        """`$...$`."""
         return mathml(body, "inline")
 
     def block_math(self, body: str) -> str:
-        """`$$...$$`."""
         return mathml(body, "block")
 
     def table_cell(self, text: str, align: str | None = None, head: bool = False) -> str:
@@ -126,14 +123,19 @@ def title_of(nb: NotebookNode, default: str) -> str:
     return default
 
 
+def attributes(about: dict[str, object]) -> str:
+    """Those of a picture: its description and its size."""
+    names = [name for name in ("alt", "width", "height") if name in about]
+    return "".join(f' {name}="{html.escape(str(about[name]))}"' for name in names)
+
+
 def picture(output: NotebookNode, kind: str) -> str:
     """A figure with its size and its description, which the template of nbconvert leaves out."""
-    data, about = output.data[kind], output.metadata.get(kind, {})
+    data = output.data[kind]
     if kind == "image/svg+xml":
         data = base64.b64encode(data.encode()).decode()
-    names = [name for name in ("alt", "width", "height") if name in about]
-    told = "".join(f' {name}="{html.escape(str(about[name]))}"' for name in names)
-    image = f'<img src="data:{kind};base64,{"".join(data.split())}"{told}>'
+    about = attributes(output.metadata.get(kind, {}))
+    image = f'<img src="data:{kind};base64,{"".join(data.split())}"{about}>'
     return f'<div class="jp-RenderedImage jp-OutputArea-output">{image}</div>'
 
 
@@ -177,15 +179,13 @@ def documents(root: Path) -> dict[Path, str]:
     }
 
 
-def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
+def moved(path: Path, root: Path) -> Callable[[re.Match[str]], str]:
     """How a link of the file `path` is written in its page.
 
     Pictures are in the page. A notebook or a text that has a page is linked there, and any other
     file of the course to where it is published, so that the folder of the pages is complete.
     """
-    pages = documents(root)
-    name = repository(root)
-    address = name and f"https://github.com/{name}"
+    pages, address = documents(root), f"https://github.com/{repository(root)}"
 
     def link(match: re.Match[str]) -> str:
         anchor = match["anchor"] or ""  # JupyterLab and GitHub write the same one in two ways
@@ -204,23 +204,16 @@ def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
             name = target.stem
         if name:
             return f"{match['head']}{name}.html{here}"
-        inside = target.relative_to(root).as_posix() if target.is_relative_to(root) else ""
-        if address and inside:
-            kind = "tree" if target.is_dir() else "blob"
-            return f"{match['head']}{address}/{kind}/main/{inside}{anchor}"
-        return f"{match['head']}{Path(os.path.relpath(target, out)).as_posix()}{anchor}"
+        kind, inside = "tree" if target.is_dir() else "blob", target.relative_to(root).as_posix()
+        return f"{match['head']}{address}/{kind}/main/{inside}{anchor}"
 
     return link
 
 
-def page(nb: NotebookNode, path: Path, out: Path, root: Path | None = None) -> str:
-    """The HTML page of an executed notebook, to be written to the folder `out`.
+def page(nb: NotebookNode, path: Path, root: Path | None = None) -> str:
+    """The HTML page of a notebook, or of a text as a notebook of one cell.
 
-    Args:
-        nb: the notebook, or a text as a notebook of one cell.
-        path: the file it comes from, which its links start from.
-        out: the folder of the pages.
-        root: that of the course, by default the folder above that of `path`.
+    Its links start from `path`; `root` is by default the folder above that of `path`.
 
     Raises:
         CourseError: a formula cannot be converted.
@@ -231,7 +224,7 @@ def page(nb: NotebookNode, path: Path, out: Path, root: Path | None = None) -> s
         template_file="course.html.j2",
         extra_loaders=[DictLoader({"course.html.j2": TEMPLATE})],
     )
-    renderer, link = Renderer(), moved(path, root, out)
+    renderer, link = Renderer(), moved(path, root)
     markdown = MarkdownWithMath(renderer=renderer)
     exporter.register_filter("markdown2html", lambda text: LINK.sub(link, markdown.render(text)))
     exporter.register_filter("picture", picture)

@@ -16,7 +16,7 @@ import nbformat
 from committed import alts, as_json, figures, read, write
 from listing import Notebook, notebooks
 from nbformat import NotebookNode
-from pages import documents, page, title_of
+from pages import attributes, documents, page, title_of
 from shell import SCRIPT, WEB, Heading, listed, plain, shell
 
 EXPLORER, EXPLORED = "explorer", "07_grpo"
@@ -45,7 +45,7 @@ def write_page(nb: NotebookNode, path: Path, out: Path, seconds: float | None = 
     """Write a notebook and its page to the folder `out`; `seconds` if it was executed for that."""
     if seconds is not None:
         nb.metadata["minigrpo"] = {"seconds": round(seconds, 1)}
-    write(out / f"{path.stem}.html", page(nb, path, out))
+    write(out / f"{path.stem}.html", page(nb, path))
     write(out / path.name, as_json(nb))
 
 
@@ -56,7 +56,7 @@ def begin(root: Path, out: Path) -> None:
     for path, name in documents(root).items():
         text = nbformat.v4.new_markdown_cell(path.read_text(encoding="utf-8"), id="text")
         nb = nbformat.v4.new_notebook(cells=[text])
-        write(out / f"{name}.html", page(nb, path, out, root))
+        write(out / f"{name}.html", page(nb, path, root))
     for notebook in notebooks(root):
         write_page(read(notebook.location), notebook.location, out)
     write_index(root, out)
@@ -65,9 +65,8 @@ def begin(root: Path, out: Path) -> None:
 def write_explorer(out: Path) -> bool:
     """Take the explorer out of its notebook, as a page of its own; whether there is one."""
     file = out / f"{EXPLORED}.ipynb"
-    outputs = (
-        [o for cell in read(file).cells for o in cell.get("outputs", [])] if file.exists() else []
-    )
+    cells = read(file).cells if file.exists() else []
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
     shown = [FRAME.search(output.get("data", {}).get("text/html", "")) for output in outputs]
     if frame := next(filter(None, shown), None):
         explorer = html.unescape(frame[1]).replace("<body>", NAVIGATION, 1)
@@ -93,9 +92,7 @@ def picture(notebook: Notebook, nb: NotebookNode, out: Path) -> str:
         if cell.id == notebook.figure and drawn:
             (out / f"{notebook.stem}.png").write_bytes(base64.b64decode(drawn[0].data["image/png"]))
             told = {"alt": (alts(cell) or [""])[0], **drawn[0].metadata.get("image/png", {})}
-            names = [name for name in ("alt", "width", "height") if name in told]
-            attributes = "".join(f' {name}="{html.escape(str(told[name]))}"' for name in names)
-            return f'<img src="{notebook.stem}.png"{attributes}>'
+            return f'<img src="{notebook.stem}.png"{attributes(told)}>'
     return ""
 
 
