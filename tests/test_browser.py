@@ -326,35 +326,6 @@ def test_the_contents_follow_the_reader(opened, pages):
         assert 0 < box["y"] and box["y"] + box["height"] <= 900  # the column has scrolled along
 
 
-def test_pages_are_complete_without_scripts(opened, pages):
-    index = opened(one(pages, "index"), java_script_enabled=False)
-    assert not index.locator(".search").is_visible()
-    stems = {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
-    assert index.locator(".card h3 a").count() == len(stems)
-    index.locator("[id='04_policy_gradient'] summary").click()
-    index.locator("[id='04_policy_gradient'] li a", has_text="Exercise 4.2").click()
-    assert index.url.endswith("04_policy_gradient.html#exercise-42-three-averages")
-    index.locator(".steps.bottom .next").click()
-    assert index.url.endswith("05_kl_and_family.html")
-
-
-def test_the_keyboard_reaches_the_text(opened, pages):
-    page = opened(one(pages, "03_sequence_grpo"), viewport={"width": 1280, "height": 900})
-    page.keyboard.press("Tab")
-    skip = page.locator(".skip")
-    assert skip.bounding_box()["x"] >= 0 and skip.inner_text() == "Skip to the text"
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "main"
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.closest('main') !== null")
-    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert outline == "solid"
-    reached = page.evaluate(
-        "[...document.querySelectorAll('a, summary, input')].filter(e => e.tabIndex < 0).length"
-    )
-    assert reached == 0
-
-
 def test_the_cheat_sheet_prints_on_two_pages(opened, pages):
     page = opened(one(pages, "cheatsheet"), color_scheme="dark")
     for paper in ("A4", "Letter"):

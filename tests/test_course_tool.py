@@ -167,6 +167,13 @@ def test_a_description_too_many_or_too_few_is_told(alt):
     assert "(id cell-1) has 2 figures, and describes" in finding
 
 
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    committed.write(tmp_path / "page.html", "old")
+    with pytest.raises(UnicodeEncodeError):
+        committed.write(tmp_path / "page.html", "new\ud800")
+    assert (tmp_path / "page.html").read_text() == "old" and files(tmp_path) == ["page.html"]
+
+
 def test_a_solution_says_why_and_begins_no_html(monkeypatch):
     from minigrpo.exercises import reader
 

@@ -132,17 +132,14 @@ def test_every_link_of_a_page_leads_somewhere(name):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_target_that_a_page_names_exists(name):
+def test_every_target_and_file_that_a_page_calls_exists(name):
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text(name), re.MULTILINE))
     assert named <= targets(), f"{name} names {sorted(named - targets())}, which do not exist"
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_file_that_a_page_calls_exists(name):
-    for script in re.findall(
-        r"python[^`\n]*? ((?:tools|tests|recipes)[/\\][\w/\\]+\.py)", text(name)
-    ):
-        assert (ROOT / script.replace("\\", "/")).is_file(), f"{name} calls {script}"
+    scripts = (
+        r"python[^`\n]*? ((?:tools|tests|recipes)[/\\][\w/\\]+\.py)|`(tools/[\w/]+(?:\.py|/))`"
+    )
+    for script in filter(None, sum(re.findall(scripts, text(name)), ())):
+        assert (ROOT / script.replace("\\", "/")).exists(), f"{name} names {script}"
     for module in re.findall(r"python -m (minigrpo[\w.]*)", text(name)):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
