@@ -135,10 +135,9 @@ def test_every_link_of_a_page_leads_somewhere(name):
 def test_every_target_and_file_that_a_page_calls_exists(name):
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text(name), re.MULTILINE))
     assert named <= targets(), f"{name} names {sorted(named - targets())}, which do not exist"
-    scripts = (
-        r"python[^`\n]*? ((?:tools|tests|recipes)[/\\][\w/\\]+\.py)|`(tools/[\w/]+(?:\.py|/))`"
-    )
-    for script in filter(None, sum(re.findall(scripts, text(name)), ())):
+    called = r"python[^`\n]*? ((?:tools|tests|recipes)[/\\][\w/\\]+\.py)"
+    scripts = re.findall(called, text(name)) + re.findall(r"`(tools/[\w/.]+)`", text(name))
+    for script in scripts:
         assert (ROOT / script.replace("\\", "/")).exists(), f"{name} names {script}"
     for module in re.findall(r"python -m (minigrpo[\w.]*)", text(name)):
         path = ROOT / module.replace(".", "/")
