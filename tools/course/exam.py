@@ -17,8 +17,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
@@ -37,29 +35,27 @@ from minigrpo.notebook import kept, progress
 
 REFERENCE = "from minigrpo.exercises.reader import find\n{name} = find('{key}').reference"
 NOT_ATTEMPTED = "Write yours above"  # says a check
-
-
-@dataclass
-class Result:
-    """What became of one notebook."""
-
-    notebook: Notebook
-    said: dict[str, str] = field(default_factory=dict)  # by its checks
-    errors: list[str] = field(default_factory=list)  # of cells that are no checks
-    seconds: float | None = None  # None if it didn't run to its end
-
-    @property
-    def keys(self) -> list[str]:
-        """Of its exercises, in order."""
-        number = self.notebook.number.lstrip("0")
-        return [f"{number}.{place + 1}" for place in range(self.notebook.exercises)]
-
-    def status(self, key: str) -> str:
-        """Of an exercise: passed, not passed or not attempted."""
-        said = self.said.get(key, NOT_ATTEMPTED)
-        if NOT_ATTEMPTED in said:
-            return "not attempted"
-        return "passed" if "): passed," in said.partition("\n")[0] else "not passed"
+MARKS = {"passed": "✓", "not passed": "✗", "not attempted": "–"}
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>minigrpo: what you solved</title>
+<style>
+{css}#main {{ margin: 2rem auto; padding: 0 1rem; }} pre {{ white-space: pre-wrap; }}
+.passed {{ color: var(--string); }} .not.passed {{ color: var(--wrong); }}
+</style>
+</head>
+<body>
+<main id="main">
+<h1>minigrpo: what you solved</h1>
+<p>{today:%B %d, %Y}: <strong>{solved}</strong></p>
+{body}
+</main>
+</body>
+</html>
+"""
 
 
 def with_answers(nb: NotebookNode, remembered: dict[str, dict]) -> NotebookNode:
@@ -71,101 +67,81 @@ def with_answers(nb: NotebookNode, remembered: dict[str, dict]) -> NotebookNode:
     return nb
 
 
-async def examine(result: Result, nb: NotebookNode, timeout: float, at_a_time: int) -> str:
-    """Run every cell, whatever the ones before it did; returns what is to be printed."""
+class Examined:
+    """What becomes of one notebook."""
 
-    async def failed(client: NotebookClient, index: int, error: CellExecutionError) -> None:
-        first, check = told(error)[0].splitlines()[0], CHECK.search(nb.cells[index].source)
-        if not check:
-            result.errors.append(f"{place(nb, index)}: {first}")
-            return
-        key, name = check.groups()  # there is no such function: its cell has an error
-        result.said[key] = first
-        reference = nbformat.v4.new_code_cell(REFERENCE.format(name=name, key=key))
-        await client.async_execute_cell(reference, index)
+    def __init__(self, notebook: Notebook) -> None:
+        self.notebook = notebook
+        number = notebook.number.lstrip("0")
+        self.keys = [f"{number}.{place + 1}" for place in range(notebook.exercises)]
+        self.said: dict[str, str] = {}  # by its checks
+        self.errors: list[str] = []  # of cells that are no checks
+        self.end = "did not run to its end"
 
-    for cell in nb.cells:
-        cell.update({"outputs": []} if cell.cell_type == "code" else {})
-    began = time.perf_counter()
-    try:
-        await execute(result.notebook, nb, timeout, environment(at_a_time), failed)
-        result.seconds = time.perf_counter() - began
-    except CourseError as error:
-        result.errors.append(str(error).splitlines()[0])
-    for cell in nb.cells:
-        printed = "".join(output.get("text", "") for output in cell.get("outputs", []))
-        if printed and (check := CHECK.search(cell.source)):
-            result.said[check[1]] = printed
-    return counted([result])
+    async def run(self, remembered: dict[str, dict], timeout: float, at_a_time: int) -> str:
+        """Run every cell, whatever the ones before it did; returns what is to be printed."""
+        nb = with_answers(read(self.notebook.location), remembered)
+        for cell in nb.cells:
+            cell.update({"outputs": []} if cell.cell_type == "code" else {})
+
+        async def failed(client: NotebookClient, index: int, error: CellExecutionError) -> None:
+            first, check = told(error)[0].splitlines()[0], CHECK.search(nb.cells[index].source)
+            if not check:
+                self.errors.append(f"{place(nb, index)}: {first}")
+                return
+            self.said[check[1]] = first  # there is no such function: its cell has an error
+            reference = REFERENCE.format(key=check[1], name=check[2])
+            await client.async_execute_cell(nbformat.v4.new_code_cell(reference), index)
+
+        began = time.perf_counter()
+        try:
+            await execute(self.notebook, nb, timeout, environment(at_a_time), failed)
+            self.end = f"ran to its end in {time.perf_counter() - began:.0f} s"
+        except CourseError as error:
+            self.errors.append(str(error).splitlines()[0])
+        for cell in nb.cells:
+            printed = "".join(output.get("text", "") for output in cell.get("outputs", []))
+            if printed and (check := CHECK.search(cell.source)):
+                self.said[check[1]] = printed
+        return counted([self])
+
+    def status(self, key: str) -> str:
+        """Of an exercise: passed, not passed or not attempted."""
+        said = self.said.get(key, NOT_ATTEMPTED)
+        if NOT_ATTEMPTED in said:
+            return "not attempted"
+        return "passed" if "): passed," in said.partition("\n")[0] else "not passed"
+
+    def section(self) -> str:
+        """On the page: each exercise, and what the checks and other cells complained about."""
+        title = html.escape(f"{self.notebook.number} {self.notebook.title}")
+        lines = [f"<h2>{title}</h2>", f"<p>{counted([self])}; the notebook {self.end}</p>"]
+        lines += [f"<pre>{html.escape(error)}</pre>" for error in self.errors]
+        for key in self.keys:
+            status = self.status(key)
+            lines.append(f'<p class="{status}">{MARKS[status]} {key} {status}</p>')
+            if status == "not passed":
+                lines.append(f"<pre>{html.escape(self.said[key])}</pre>")
+        return "\n".join(lines)
 
 
-def counted(results: Iterable[Result]) -> str:
+def counted(examined: list[Examined]) -> str:
     """Such as "2 of 6 exercises passed"."""
-    states = [result.status(key) for result in results for key in result.keys]
+    states = [one.status(key) for one in examined for key in one.keys]
     return f"{states.count('passed')} of {len(states)} exercises passed"
 
 
-# ---------------------------------------------------------------------------------------------
-# the page, in the style of the others
-
-STYLE = """
-#main { margin: 2rem auto; padding: 0 1rem; }
-td:last-child { white-space: nowrap; } td pre { white-space: pre-wrap; }
-.passed { color: var(--string); } .not.passed { color: var(--wrong); }
-"""
-MARKS = {"passed": "✓", "not passed": "✗", "not attempted": "–"}
-
-
-def page(results: list[Result], left_out: list[Notebook], titles: dict[str, str]) -> str:
-    """The whole page."""
+def page(examined: list[Examined], left_out: list[Notebook]) -> str:
+    """What was solved, guessed and diagnosed, in the style of the other pages."""
+    parts = [one.section() for one in examined]
+    parts += [f"<p>{n.title}: not run, {n.needs} isn't installed</p>" for n in left_out]
     drawn = progress.Progress()
-    parts = [f"<h1>minigrpo: what you solved</h1><p>{date.today():%B %d, %Y}</p>"]
-    parts += [f"<p><strong>{counted(results)}</strong></p>"]
-    parts += [section(result, titles) for result in results]
-    parts += [
-        f"<h2>{html.escape(notebook.title)}</h2><p>not run: {notebook.needs} isn't installed</p>"
-        for notebook in left_out
-    ]
-    guesses = [(html.escape(key), guess, value or "not yet") for key, guess, value in drawn.guesses]
-    if guesses:
-        head = ("prediction", "your guess", "came out at")
-        parts.append("<h2>Predictions</h2>" + table(head, guesses))
-    parts.append(f"<h2>Diagnoses</h2><p>{html.escape(drawn.clinic)}</p>")
-    css = (WEB / "course.css").read_text(encoding="utf-8")
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>minigrpo: what you solved</title>\n<style>\n{css}{STYLE}</style>\n</head>\n"
-        + "\n".join(['<body>\n<main id="main">', *parts, "</main>\n</body>\n</html>\n"])
-    )
-
-
-def section(result: Result, titles: dict[str, str]) -> str:
-    """One notebook: whether it ran to its end, and its exercises."""
-    ran = f"Ran to its end in {result.seconds or 0:.0f} seconds."
-    if result.seconds is None:
-        ran = '<span class="not passed">Did not run to its end.</span>'
-    elif result.errors:
-        ran += ' <span class="not passed">Some cells raised an error.</span>'
-    errors = "".join(f"<pre>{html.escape(error)}</pre>" for error in result.errors)
-    rows = []
-    for key in result.keys:
-        status, name = result.status(key), html.escape(titles.get(key, ""))
-        said = html.escape(result.said[key]) if status == "not passed" else ""
-        mark = f'<span class="{status}">{MARKS[status]} {status}</span>'
-        rows.append((key, f"{name}<pre>{said}</pre>" if said else name, mark))
-    name = html.escape(f"{result.notebook.number} {result.notebook.title}")
-    return f"<h2>{name}</h2><p>{ran}</p>{errors}{table(('exercise', '', 'result'), rows)}"
-
-
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """The cells are HTML already."""
-    lines = ["".join(f'<th scope="col">{name}</th>' for name in head)]
-    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
-
-
-# ---------------------------------------------------------------------------------------------
+    parts += ["<h2>Predictions and diagnoses</h2>"]
+    for key, guess, value in drawn.guesses:
+        parts.append(f"<p>{html.escape(key)}: you guessed {guess}, came out at {value or '?'}</p>")
+    parts.append(f"<p>{html.escape(drawn.clinic)}</p>")
+    css, body = (WEB / "course.css").read_text(encoding="utf-8"), "\n".join(parts)
+    return PAGE.format(css=css, today=date.today(), solved=counted(examined), body=body)
 
 
 def exam(chosen: list[Notebook], out: Path, timeout: float) -> None:
@@ -173,44 +149,31 @@ def exam(chosen: list[Notebook], out: Path, timeout: float) -> None:
     remembered = kept.recall("exercises")
     known = {section: kept.recall(section) for section in ("predictions", "clinic")}
     left_out = [notebook for notebook in chosen if missing(notebook.needs)]
-    todo = {
-        notebook: (Result(notebook), with_answers(read(notebook.location), remembered))
-        for notebook in chosen
-        if notebook not in left_out
-    }
+    todo = {n.stem: Examined(n) for n in chosen if n not in left_out}
     at_a_time = min(AT_A_TIME, len(todo))
-    before = os.environ.get("MINIGRPO_PROGRESS")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MINIGRPO_PROGRESS"] = str(Path(folder, "progress"))
-        try:
-            for name, values in known.items():
-                for key, value in values.items():
-                    kept.remember(name, key, value)
-            asyncio.run(each([*todo], lambda n: examine(*todo[n], timeout, at_a_time), at_a_time))
-            from minigrpo.exercises import all_exercises  # loads torch, which is slow
+        for section, values in known.items():
+            for key, value in values.items():
+                kept.remember(section, key, value)
 
-            titles = {exercise.key: exercise.title for exercise in all_exercises()}
-            results = [result for result, _ in todo.values()]
-            write(out / "index.html", page(results, left_out, titles))
-        finally:
-            del os.environ["MINIGRPO_PROGRESS"]
-            os.environ.update({} if before is None else {"MINIGRPO_PROGRESS": before})
-    print(f"{counted(results)}; read on: {out / 'index.html'}")
+        async def act(notebook: Notebook) -> str:
+            return await todo[notebook.stem].run(remembered, timeout, at_a_time)
+
+        asyncio.run(each([one.notebook for one in todo.values()], act, at_a_time))
+        write(out / "index.html", page([*todo.values()], left_out))
+    print(f"{counted([*todo.values()])}; read on: {out / 'index.html'}")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status, which is 0 whatever was solved."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="NUMBER", help="one notebook, such as 02")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds per cell (600)")
     parser.add_argument("--root", type=Path, default=ROOT, help="another course")
     options = parser.parse_args(arguments)
     root = options.root.resolve()
-
-    def act() -> None:
-        exam(choose(root, options.only, scale=True), root / "build" / "exam", options.timeout)
-
-    return status_of(act)
+    out = root / "build" / "exam"
+    return status_of(lambda: exam(choose(root, options.only, scale=True), out, timeout=600))
 
 
 if __name__ == "__main__":

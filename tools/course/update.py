@@ -53,13 +53,16 @@ def parameters(code: str, name: str) -> list[str] | None:
     return asked[-1] if asked else None
 
 
-def carry(old: Path, new: Path) -> tuple[list[str], list[str]]:
-    """Put the answers of one notebook into another; the keys of those carried and of the others."""
-    notebook, mine = (json.loads(path.read_text(encoding="utf-8")) for path in (new, old))
+def bring_back(mine: Path, new: Path) -> None:
+    """Put the answers of one notebook into its new edition, and say what was done."""
+    if not new.is_file():
+        print(f"{mine.name}: is not part of the course any more. Yours: {mine}")
+        return
+    notebook, answered = (json.loads(path.read_text(encoding="utf-8")) for path in (new, mine))
     stubs = {key: cells[-1] for key, _, cells in exercises(notebook) if cells}
     printed = {source(cell) for cell in notebook["cells"]}
     carried, left = [], []
-    for key, name, cells in exercises(mine):
+    for key, name, cells in exercises(answered):
         code = "\n\n\n".join(source(cell) for cell in cells if source(cell) not in printed)
         if not code or STUB.search(code):
             continue
@@ -70,23 +73,13 @@ def carry(old: Path, new: Path) -> tuple[list[str], list[str]]:
         stubs[key] |= {"source": code.splitlines(keepends=True), "outputs": []}
         carried.append(key)
     if carried:
-        text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
         with atomic_path(new) as unfinished:
+            text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
             unfinished.write_text(text, encoding="utf-8", newline="\n")
-    return carried, left
-
-
-def bring_back(copies: list[Path], folder: Path) -> None:
-    """Put the answers in these notebooks into those of the same name, and say what was done."""
-    for copy in copies:
-        if not (folder / copy.name).is_file():
-            print(f"{copy.name}: is not part of the course any more. Yours: {copy}")
-            continue
-        carried, left = carry(copy, folder / copy.name)
-        print(f"{copy.name}: answers put back: {', '.join(carried) or 'none'}")
-        if left:
-            print(f"  not put back, because the exercise has changed: {', '.join(left)}")
-            print(f"  Yours: {copy}")
+    print(f"{mine.name}: answers put back: {', '.join(carried) or 'none'}")
+    if left:
+        print(f"  not put back, because the exercise has changed: {', '.join(left)}")
+        print(f"  Yours: {mine}")
 
 
 def git(*words: str, root: Path) -> str:
@@ -117,16 +110,20 @@ def update(root: Path = ROOT) -> None:
         for path, copy in zip(mine, copies):
             shutil.copy2(copy, path)
         raise
-    bring_back(copies, root / "notebooks")
+    for path, copy in zip(mine, copies):
+        bring_back(copy, path)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--answers-of", type=Path, metavar="OLD", help="another copy of the course")
-    old = parser.parse_args().answers_of
-    if old and not [*old.glob("notebooks/*.ipynb")]:
-        sys.exit(f"{old}: expected a copy of the course, with notebooks/ in it")
+    if old := parser.parse_args().answers_of:
+        if not (copies := sorted(old.glob("notebooks/*.ipynb"))):
+            sys.exit(f"{old}: expected a copy of the course, with notebooks/ in it")
+        for path in copies:
+            bring_back(path, ROOT / "notebooks" / path.name)
+        sys.exit()
     try:
-        bring_back(sorted(old.glob("notebooks/*.ipynb")), ROOT / "notebooks") if old else update()
+        update()
     except RuntimeError as error:
         sys.exit(f"{error}\nNothing was changed.")
