@@ -85,21 +85,6 @@ def test_each_map_lights_the_parts_of_its_notebook_and_no_other():
         assert {digits for lit, digits in circles if lit} == {notebook.number}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ('title = "', 'name = "', "name, title"),
-        ("seconds", "needs = ''\nsecond", "second, seconds"),
-    ],
-)
-def test_a_word_that_is_missing_or_unknown_is_named(tmp_path, old, new, what):
-    root = made_up.course(tmp_path, {"01_one": made_up.notebook("1")})
-    text = (root / "course.toml").read_text()
-    (root / "course.toml").write_text(text.replace(old, new))
-    with pytest.raises(ValueError, match=f"course.toml, 01_one.ipynb: {what}$"):
-        notebooks(root)
-
-
 def test_a_page_without_its_place_is_named(tmp_path):
     with pytest.raises(ValueError, match="a.md: expected one pair of comments `x`, got 0"):
         readme.between("no place", "a.md", "x", "a table")

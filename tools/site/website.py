@@ -1,4 +1,4 @@
-"""The folder of the pages: its index, its search, the pages of the texts, and what is out of date.
+"""The folder of the pages: those of notebooks and texts, the index, and the search.
 
 The folder is complete in itself, so that it can be read from a disk or be published as it is.
 """
