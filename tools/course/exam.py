@@ -160,7 +160,8 @@ def exam(chosen: list[Notebook], out: Path, timeout: float) -> None:
         async def act(notebook: Notebook) -> str:
             return await todo[notebook.stem].run(remembered, timeout, at_a_time)
 
-        asyncio.run(each([one.notebook for one in todo.values()], act, at_a_time))
+        if todo:
+            asyncio.run(each([one.notebook for one in todo.values()], act, at_a_time))
         write(out / "index.html", page([*todo.values()], left_out))
     print(f"{counted([*todo.values()])}; read on: {out / 'index.html'}")
 

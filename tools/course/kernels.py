@@ -114,7 +114,10 @@ async def each(
         order.sort(key=lambda entry: -entry[1].seconds)
     tasks = [asyncio.create_task(one(*entry)) for entry in order]
     try:
-        await asyncio.gather(*tasks)  # until all have ended or one has failed
+        # Not gather, which Ctrl-C would have cancel them first: a kernel then seems to have died.
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in ended:
+            task.result()
     finally:
         for task in tasks:
             task.cancel()  # one that has ended does not mind
