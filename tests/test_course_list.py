@@ -108,7 +108,8 @@ def copy(tmp_path_factory) -> Path:
     with (root / "course.toml").open("a") as entries:
         entry = made_up.ENTRY.format(number="99", stem="99_made_up", title="Made up")
         entries.write(entry.replace("seconds = 5", "seconds = 999"))
-    readme.main(root)
+    command, env = [sys.executable, "tools/course/readme.py"], {"PYTHONPATH": str(root)}
+    subprocess.run(command, cwd=root, env={**os.environ, **env}, check=True)
     return root
 
 

@@ -22,7 +22,7 @@ from listing import ROOT, notebooks
 
 from minigrpo.files import atomic_path
 
-sys.path.append(str(ROOT / "tools"))
+sys.path += [str(ROOT / "tools" / "experiments"), str(ROOT / "tools")]
 import bench
 import results
 import thinking
@@ -181,17 +181,17 @@ def figures(root: Path = ROOT) -> dict[Path, bytes]:
     return images
 
 
-def main(root: Path = ROOT) -> None:
+def main() -> None:
     """Write every file whose content has changed."""
-    made: dict[Path, str | bytes] = {**lists(root), **figures(root)}
+    made: dict[Path, str | bytes] = {**lists(), **figures()}
     for page in TABLES:
-        made[root / page] = with_tables((root / page).read_text("utf-8"), page)
+        made[ROOT / page] = with_tables((ROOT / page).read_text("utf-8"), page)
     for path, content in made.items():
         new = content.encode() if isinstance(content, str) else content
         if not path.is_file() or path.read_bytes() != new:
             with atomic_path(path) as unfinished:
                 unfinished.write_bytes(new)
-            print(f"written: {path.relative_to(root)}")
+            print(f"written: {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
