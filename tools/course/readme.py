@@ -67,10 +67,10 @@ def between(text: str, page: str, name: str, made: str) -> str:
 # what course.toml decides
 
 
-def tables(root: Path) -> dict[str, str]:
+def tables() -> dict[str, str]:
     """The table of the notebooks, short and long."""
-    short, long, address = "", "", repository(root)
-    for notebook in notebooks(root):
+    short, long, address = "", "", repository()
+    for notebook in notebooks():
         head, file, title = notebook.number, notebook.file, notebook.title
         colab = f"https://colab.research.google.com/github/{address}/blob/main/notebooks/{file}"
         read, write = (notebook.told[f"minutes of {what}"] for what in ("prose", "exercises"))
@@ -84,9 +84,9 @@ def tables(root: Path) -> dict[str, str]:
     return {"README.md": names + short, "docs/notebooks.md": more + long}
 
 
-def counts(root: Path) -> dict[str, list[tuple[str, str]]]:
+def counts() -> dict[str, list[tuple[str, str]]]:
     """For each page what stands there in words or digits: a pattern, and what it should be."""
-    course = notebooks(root)
+    course = notebooks()
     many = NUMBERS[len(course)].capitalize()
     hours = [
         NUMBERS[round(sum(int(notebook.told[f"minutes of {what}"]) for notebook in course) / 60)]
@@ -117,23 +117,23 @@ def lit(source: str, number: str) -> str:
     return PART.sub(light, source).replace(title, f"{title}: notebook {number}")
 
 
-def lists(root: Path = ROOT) -> dict[Path, str]:
+def lists() -> dict[Path, str]:
     """Each file that course.toml has a part in, as it should be.
 
     Raises:
         ValueError: a page has no place for something.
     """
     made = {}
-    for page, table in tables(root).items():
-        made[page] = between((root / page).read_text("utf-8"), page, "notebooks", table)
-    for page, places in counts(root).items():
-        text = made.get(page) or (root / page).read_text("utf-8")
+    for page, table in tables().items():
+        made[page] = between((ROOT / page).read_text("utf-8"), page, "notebooks", table)
+    for page, places in counts().items():
+        text = made.get(page) or (ROOT / page).read_text("utf-8")
         for place, count in places:
             text = put(text, page, place, f"place for {place!r}", count)
         made[page] = text
-    source = (root / "figures" / "map.svg").read_text("utf-8")
-    made |= {f"figures/map_{n.number}.svg": lit(source, n.number) for n in notebooks(root)}
-    return {root / page: text for page, text in made.items()}
+    source = (ROOT / "figures" / "map.svg").read_text("utf-8")
+    made |= {f"figures/map_{n.number}.svg": lit(source, n.number) for n in notebooks()}
+    return {ROOT / page: text for page, text in made.items()}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -71,6 +71,8 @@ def write_explorer(out: Path) -> bool:
     if frame := next(filter(None, shown), None):
         explorer = html.unescape(frame[1]).replace("<body>", NAVIGATION, 1)
         write(out / f"{EXPLORER}.html", explorer)
+    else:
+        (out / f"{EXPLORER}.html").unlink(missing_ok=True)
     return bool(frame)
 
 
