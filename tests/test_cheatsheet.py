@@ -105,11 +105,6 @@ def test_the_formulas_are_those_of_the_package(name):
     assert torch.allclose(*gradients, atol=1e-12) and gradients[0].abs().max() > 1e-4
 
 
-def test_every_formula_is_needed():
-    for at, formulas in enumerate((ADVANTAGES, TERMS, AVERAGES)):
-        assert {row[at] for row in VARIANT_ROWS.values()} == {*formulas}
-
-
 def test_the_names_of_trl_are_those_of_the_installed_one():
     pytest.importorskip("trl", reason="the extra `scale` is not installed")
     from test_knobs import differing

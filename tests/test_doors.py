@@ -16,11 +16,12 @@ from xml.etree import ElementTree
 import doors
 import pytest
 import yaml
+from listing import notebooks
 from test_drawings import BADGES, self_contained, well_formed
 from test_project import project, targets, text
 
 ROOT = doors.ROOT
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+COURSE = notebooks()
 NAME = r"([\w.-]+/[\w.-]+?)(?:\.git)?(?![\w.-])"
 # Where a file names this repository and no other.
 OURS = re.compile(
@@ -73,19 +74,18 @@ def sources(path: Path) -> dict[str, str]:
 
 def test_every_file_names_the_repository_of_pyproject():
     name = doors.repository()
-    assert project()["project"]["urls"] == {"Repository": f"https://github.com/{name}"}
     tests = ROOT / "tests"
     found = {path: named(path.read_text(encoding="utf-8")) for path in doors.files()}
     found = {path: names for path, names in found.items() if names and tests not in path.parents}
-    assert {*NOTEBOOKS, ROOT / "pyproject.toml"} <= {*found}
+    assert {*(notebook.location for notebook in COURSE), ROOT / "pyproject.toml"} <= {*found}
     assert {path.name for path, names in found.items() if names != {name}} == set()
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_opens_elsewhere_and_installs_the_course_there(path):
-    cells, name = sources(path), doors.repository()
-    assert cells["title"].split("\n\n")[1] == TITLE.format(name=name, file=path.name)
-    course = "minigrpo[scale]" if path.stem.startswith("10_") else "minigrpo"
+@pytest.mark.parametrize("notebook", COURSE, ids=lambda notebook: notebook.stem)
+def test_a_notebook_opens_elsewhere_and_installs_the_course_there(notebook):
+    cells, name = sources(notebook.location), doors.repository()
+    assert cells["title"].split("\n\n")[1] == TITLE.format(name=name, file=notebook.file)
+    course = "minigrpo[scale]" if notebook.needs else "minigrpo"
     assert cells["setup"].startswith(SETUP.format(course=course, name=name))
 
 
@@ -116,49 +116,13 @@ def test_a_new_address_reaches_every_file_and_no_other_repository(tmp_path):
 
 @pytest.mark.parametrize("given", [[], ["https://example.org/you/minigrpo"], ["you/minigrpo"]])
 def test_an_address_elsewhere_is_refused(given):
-    command = [sys.executable, "tools/doors.py", *given]
+    command = [sys.executable, "tools/course/doors.py", *given]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 1 and "make address REPOSITORY=https://github.com/" in ran.stderr
 
 
 # ---------------------------------------------------------------------------------------------
-# badges
-
-
-@pytest.mark.parametrize("path", BADGES, ids=lambda path: path.stem)
-def test_a_badge_says_what_is_true_and_loads_nothing(path):
-    text = path.read_text(encoding="utf-8")
-    assert well_formed(text) == self_contained(text) == []
-    root = ElementTree.fromstring(text)
-    title, *shown = (
-        " ".join(element.itertext()) for element in root if not element.attrib.get("d")
-    )
-    low, high = re.findall(r"3\.(\d+)", project()["project"]["requires-python"])
-    true = {
-        "badge-python": f"Python 3.{low} to 3.{int(high) - 1}",
-        "badge-license": f"license {project()['project']['license']}",
-    }
-    said = " ".join(shown[-2:])
-    assert said == true.get(path.stem, f"open in {path.stem.removeprefix('badge-').capitalize()}")
-    assert root.get("role") == "img" and {*said.lower().split()} <= {
-        *re.findall(r"[\w.]+", title.lower())
-    }
-
-
-# ---------------------------------------------------------------------------------------------
-# workflows and the container
-
-WORKFLOWS = {path.stem: path for path in (ROOT / ".github" / "workflows").glob("*.yml")}
-
-
-def workflow(name: str) -> dict:
-    """A workflow; its key `on` is read as True."""
-    return yaml.safe_load(WORKFLOWS[name].read_text(encoding="utf-8"))
-
-
-def steps(job: dict, key: str) -> list[str]:
-    """What the steps of a job run, or the actions they use."""
-    return [step[key] for step in job["steps"] if key in step]
+# badges, workflows and the container
 
 
 def pythons() -> list[str]:
@@ -167,13 +131,35 @@ def pythons() -> list[str]:
     return [f"3.{minor}" for minor in range(int(low), int(end))]
 
 
-def test_the_course_is_tested_on_every_system_and_python():
-    course = workflow("course")
-    assert {"push", "pull_request", "schedule"} <= {*course[True]}
-    test, windows = course["jobs"]["test"], course["jobs"]["windows"]
-    systems = test["strategy"]["matrix"]
-    assert systems["python"] == pythons() and systems["os"] == ["ubuntu-latest", "macos-latest"]
-    assert steps(test, "run")[-1] == "make test"
+@pytest.mark.parametrize("path", BADGES, ids=lambda path: path.stem)
+def test_a_badge_says_what_is_true_and_loads_nothing(path):
+    text = path.read_text(encoding="utf-8")
+    assert well_formed(text) == self_contained(text) == []
+    shown = [" ".join(e.itertext()) for e in ElementTree.fromstring(text) if not e.get("d")]
+    true = {
+        "badge-python": f"Python {pythons()[0]} to {pythons()[-1]}",
+        "badge-license": f"license {project()['project']['license']}",
+    }
+    said = true.get(path.stem, f"open in {path.stem.removeprefix('badge-').capitalize()}")
+    assert " ".join(shown[-2:]) == said
+    assert {*said.lower().split()} <= {*re.findall(r"[\w.]+", shown[0].lower())}  # the title
+
+
+WORKFLOWS = {
+    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
+    for path in (ROOT / ".github" / "workflows").glob("*.yml")
+}
+
+
+def steps(job: dict, key: str) -> list[str]:
+    """What the steps of a job run, or the actions they use."""
+    return [step[key] for step in job["steps"] if key in step]
+
+
+def test_the_course_is_tested_on_every_python_and_on_windows_as_the_help_says():
+    jobs = WORKFLOWS["course"]["jobs"]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == pythons()
+    windows = jobs["windows"]
     assert {*windows["strategy"]["matrix"]["python"]} == {pythons()[0], pythons()[-1]}
     told = re.sub(r"\bpy -3\.\d+ -m venv", "python -m venv", text("docs/help.md"))
     lines = [re.sub(r"\s+#.*", "", line) for line in told.splitlines()]
@@ -181,36 +167,24 @@ def test_the_course_is_tested_on_every_system_and_python():
         assert command in lines, f"{command!r} is not among the steps for Windows"
 
 
-def test_the_pages_are_published_where_make_course_writes_them():
-    jobs = workflow("pages")["jobs"]
-    assert "make course SCALE=1" in steps(jobs["build"], "run")
-    (upload,) = (
-        step for step in jobs["build"]["steps"] if "pages-artifact" in step.get("uses", "")
-    )
-    assert upload["with"]["path"] == "build/course" and '"build" / "course"' in text(
-        "tools/course.py"
-    )
-    assert jobs["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
-    assert any(
-        action.startswith("actions/deploy-pages@") for action in steps(jobs["publish"], "uses")
-    )
+def test_the_pages_are_published_from_where_make_course_writes_them():
+    build = WORKFLOWS["pages"]["jobs"]["build"]
+    assert "make course SCALE=1" in steps(build, "run")
+    assert {"path": "build/course"} in steps(build, "with")
+    assert '"build" / "course"' in text("tools/course/course.py")
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_workflow_may_do_little_and_ends(name):
-    flow = workflow(name)
-    assert flow["permissions"] == {"contents": "read"} and "group" in flow["concurrency"]
-    for job in flow["jobs"].values():
-        assert 0 < job["timeout-minutes"] <= 90
-        assert all(re.fullmatch(r"actions/[\w-]+@v\d+", action) for action in steps(job, "uses"))
+def test_a_workflow_may_only_read_and_calls_targets_that_there_are(name):
+    assert WORKFLOWS[name]["permissions"] == {"contents": "read"}
+    for job in WORKFLOWS[name]["jobs"].values():
         for command in steps(job, "run"):
             assert "${{" not in command  # a shell would run what stands in the variable
-            make, *words = command.split()
+            make, *words = command.partition(" #")[0].split()
             if make == "make":
                 assert words[0] in targets()
-                set_here = {word.partition("=")[0] for word in words[1:]}
-                assert all(re.search(rf"^{v} \?=", text("Makefile"), re.M) for v in set_here)
-    assert "://" not in WORKFLOWS[name].read_text(encoding="utf-8")
+                for variable in (word.partition("=")[0] for word in words[1:]):
+                    assert re.search(rf"^{variable} \?=", text("Makefile"), re.MULTILINE)
 
 
 def test_the_container_makes_the_environment_and_opens_the_first_notebook():
@@ -219,16 +193,14 @@ def test_the_container_makes_the_environment_and_opens_the_first_notebook():
     assert container["image"].removeprefix("python:") in pythons()
     make, stamp = container["postCreateCommand"].split()
     assert make == "make" and f"\n{stamp.replace('.venv', '$(VENV)')}:" in text("Makefile")
-    custom = container["customizations"]
-    assert custom["codespaces"]["openFiles"] == [f"notebooks/{NOTEBOOKS[0].name}"]
-    python = custom["vscode"]["settings"]["python.defaultInterpreterPath"]
-    assert python == "${containerWorkspaceFolder}/.venv/bin/python"
+    (opened,) = container["customizations"]["codespaces"]["openFiles"]
+    assert opened == f"notebooks/{COURSE[0].file}"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.parametrize(
     ("given", "number", "stamp"),
-    [([], "01", ".installed"), (["ONLY=02"], "02", ".installed"), (["SCALE=1"], "01", "-scale")],
+    [([], 1, ".installed"), (["ONLY=02"], 2, ".installed"), (["SCALE=1"], 1, "-scale")],
 )
 def test_lab_opens_the_notebook_asked_for_and_installs_the_extra(given, number, stamp):
     command = ["make", "--dry-run", "--always-make", "lab", *given]
@@ -236,17 +208,9 @@ def test_lab_opens_the_notebook_asked_for_and_installs_the_extra(given, number, 
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     printed = subprocess.check_output(command, cwd=ROOT, text=True, env=environment)
     *installing, opening = printed.split("-m jupyter")
-    (path,) = (path for path in NOTEBOOKS if path.stem.startswith(number))
-    assert opening.rstrip().endswith(f"default_url=/lab/tree/notebooks/{path.name}")
+    path = f"notebooks/{COURSE[number - 1].file}"
+    assert opening.rstrip().endswith(f"default_url=/lab/tree/{path}")
     assert re.findall(r"touch (\S+)", "".join(installing))[-1].endswith(stamp)
-
-
-def test_readers_are_asked_where_and_what():
-    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
-    assert [path.stem for path in forms] == ["mistake", "question"]
-    for path in forms:
-        asked = yaml.safe_load(path.read_text(encoding="utf-8"))["body"]
-        assert [field["id"] for field in asked] == ["where", path.stem]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -308,7 +272,7 @@ def test_a_notebook_alone_in_a_folder_installs_the_wheel_and_runs(elsewhere, whe
 
     where = "import importlib.util as u; print(u.find_spec('minigrpo').origin)"
     assert "NoneType" in run("-c", where).stderr  # it isn't there
-    (original,) = (path for path in NOTEBOOKS if path.stem.startswith("04_"))
+    original = COURSE[3].location
     text = original.read_text(encoding="utf-8")
     address = f"git+https://github.com/{doors.repository()}"
     assert text.count(address) == 1
@@ -323,7 +287,7 @@ def test_a_notebook_alone_in_a_folder_installs_the_wheel_and_runs(elsewhere, whe
 
 def test_an_installation_that_fails_says_what_was_tried(elsewhere, tmp_path):
     python, environment = elsewhere
-    cell = sources(NOTEBOOKS[0])["setup"]
+    cell = sources(COURSE[0].location)["setup"]
     cell = re.sub(
         r"git\+https://[\w./-]+", (tmp_path / "minigrpo-9-py3-none-any.whl").as_uri(), cell
     )

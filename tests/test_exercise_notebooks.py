@@ -15,13 +15,13 @@ from types import CodeType
 
 import nbformat
 import pytest
+from course import lacks
 from jupyter_client import KernelManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from minigrpo.exercises.form import records
 from minigrpo.exercises.reader import find, solution_source
-from tools.course import lacks
 
 OFFLINE = Path(__file__).with_name("offline")
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"

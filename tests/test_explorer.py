@@ -18,8 +18,8 @@ import course
 import nbformat
 import pytest
 import torch
-from explorer_page import write_explorer
 from test_browser import CONTRAST, NOTEBOOKS, browser, opened, screenshot  # noqa: F401
+from website import write_explorer
 
 from minigrpo import arithmetic
 from minigrpo.grpo import GRPOConfig, train_grpo

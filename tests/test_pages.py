@@ -1,4 +1,4 @@
-"""tools/pages.py: a page shows each formula and figure, leads to the others, and loads nothing."""
+"""tools/site/pages.py: a page shows each formula and figure, leads on, and loads nothing."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import made_up
 import nbformat
 import pages
 import pytest
 from committed import CourseError
+from nbformat import NotebookNode
+
+
+def built(tmp_path: Path, nb: NotebookNode) -> str:
+    """The page of a notebook in a course of its own."""
+    folder = made_up.course(tmp_path, {"01_one": made_up.notebook("1")}) / "notebooks"
+    return pages.page(nb, folder / "01_one.ipynb")
 
 
 def page_of(tmp_path: Path, text: str) -> str:
     """The page of a notebook that has this markdown and nothing else."""
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text, id="text")])
-    return pages.page(nb, tmp_path / "notebooks" / "01_one.ipynb", tmp_path / "out")
+    return built(tmp_path, made_up.notebook(text=text))
 
 
 def images(page: str) -> list[dict[str, str]]:
@@ -37,13 +44,11 @@ def page_of_cell(tmp_path: Path, *tags: str, **metadata: object) -> str:
         outputs.append(v4.new_output("display_data", data={kind: data}, metadata=size))
     cell = v4.new_code_cell("compare_it()", outputs=outputs, metadata={"tags": [*tags], **metadata})
     texts = [v4.new_markdown_cell(text) for text in ("Before.", "After")]
-    nb = nbformat.from_dict(v4.new_notebook(cells=[texts[0], cell, texts[1]]))
-    return pages.page(nb, tmp_path / "notebooks" / "01_one.ipynb", tmp_path / "out")
+    return built(tmp_path, nbformat.from_dict(v4.new_notebook(cells=[texts[0], cell, texts[1]])))
 
 
 def test_a_drawing_is_in_the_page_and_its_caption_is_told_from_the_text(tmp_path):
-    for folder in ("figures", "notebooks"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "a loop.svg").write_text("<svg>é</svg>", "utf-8")
     drawing = "![A loop](../figures/a%20loop.svg)\n\n**Figure 1.2** Round.\n\nSee **Figure 1.2**."
     page = page_of(tmp_path, drawing)
@@ -52,19 +57,6 @@ def test_a_drawing_is_in_the_page_and_its_caption_is_told_from_the_text(tmp_path
     assert image["alt"] == "A loop"
     assert page.count('<p class="caption">') == 1
     assert '<p class="caption"><strong>Figure 1.2</strong> Round.</p>' in page
-
-
-def test_a_page_follows_the_screen_and_paper_is_white(tmp_path):
-    page = page_of(tmp_path, "Dark or light.")
-    light, dark, paper = (
-        page.index(text)
-        for text in (
-            "--ground: #ffffff;",
-            "@media screen and (prefers-color-scheme: dark)",
-            "@page",
-        )
-    )
-    assert light < dark < paper  # the later one counts, and the dark one is for screens alone
 
 
 def test_headings_keep_their_ids_and_are_listed_twice(tmp_path):
@@ -80,35 +72,24 @@ def test_headings_keep_their_ids_and_are_listed_twice(tmp_path):
     assert "contents column" not in page_of(tmp_path, "# One\n\nNothing below.")
 
 
-def test_a_page_has_landmarks_and_a_way_past_the_bar(tmp_path):
-    page = page_of(tmp_path, "# One\n\n## Two")
-    assert page.index('<a class="skip" href="#main">') < page.index("<header")
-    assert page.count('<main id="main"') == page.count("</main>") == 1
-    labels = re.findall(r'<nav [^>]*aria-label="([^"]+)"', page)
-    assert labels == ["Course", "Contents", "Contents"]
-    assert page.count("<h1 ") == 1 and '<html lang="en">' in page
-
-
 def test_the_way_on_leads_to_the_notebooks_beside_it(tmp_path):
-    folder = tmp_path / "notebooks"
-    folder.mkdir()
-    v4 = nbformat.v4
-    for name, title in (("01_one", "One"), ("02_two", "Two & a half"), ("03_three", "Three")):
-        nb = v4.new_notebook(cells=[v4.new_markdown_cell(f"# {title}", id="title")])
-        nbformat.write(nb, folder / f"{name}.ipynb")
-    found, titles = {}, {}
-    for path in sorted(folder.glob("*.ipynb")):
-        page = pages.page(nbformat.read(path, as_version=4), path, tmp_path)
+    titles = {"01_one": "One", "02_two": "Two & a half", "03_three": "Three"}
+    course = {stem: made_up.notebook(text=f"# {title}") for stem, title in titles.items()}
+    folder, found = made_up.course(tmp_path, course) / "notebooks", {}
+    for stem, nb in course.items():
+        page = pages.page(nb, folder / f"{stem}.ipynb")
         steps = re.findall(r'<nav class="steps (\w+)".*?</nav>', page, re.DOTALL)
         assert steps == ["top", "bottom"]
-        step = r'<a class="(?:previous|next)" rel="(\w+)"[^>]* href="([^"]+)"'
-        found[path.stem] = re.findall(step, page)
-        titles[path.stem] = re.findall("<title>(.*) · minigrpo</title>", page)
-    assert found["01_one"] == [("next", "02_two.html")] * 2
-    assert found["02_two"] == [("prev", "01_one.html"), ("next", "03_three.html")] * 2
-    assert found["03_three"] == [("prev", "02_two.html")] * 2
-    assert titles["02_two"] == ["Two &amp; a half"]
-    assert "Two &amp; a half →" in pages.page(nb, folder / "01_one.ipynb", tmp_path)
+        step = r'<a class="(?:previous|next)" rel="(\w+)"[^>]* href="([^"]+)">(.*)</a>'
+        found[stem] = re.findall(step, page)
+    assert found["01_one"] == [
+        ("next", "02_two.html", "Two &amp; a half →"),
+        ("next", "02_two.html", "<span>Next</span> Two &amp; a half"),
+    ]
+    places = [("prev", "01_one.html"), ("next", "03_three.html")] * 2
+    assert [step[:2] for step in found["02_two"]] == places
+    assert [step[:2] for step in found["03_three"]] == [("prev", "02_two.html")] * 2
+    assert "<title>Three · minigrpo</title>" in page
 
 
 def test_a_figure_has_its_own_description(tmp_path):
@@ -181,19 +162,17 @@ LINKED = (
 )
 
 
-@pytest.mark.parametrize("address", ["", "https://example.org/me/course"])
-def test_links_lead_to_pages_where_there_are_any(tmp_path, address):
-    for folder in ("notebooks", "docs", "recipes"):
+def test_links_lead_to_pages_where_there_are_any(tmp_path):
+    for folder in ("docs", "recipes", "notebooks"):
         (tmp_path / folder).mkdir()
     texts = ["GLOSSARY.md", "README.md", "docs/knobs.md", "recipes/README.md", "recipes/run.py"]
     for name in [*texts, "notebooks/02_two.ipynb"]:
         (tmp_path / name).touch()
-    if address:
-        (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}/"\n')
-    files = ["../README.md", "../recipes/run.py#L3", "../recipes"]
-    if address:  # what has no page is read where the course is published
-        files = [f"{address}/{at}" for at in ("blob/main/README.md", "blob/main/recipes/run.py#L3")]
-        files += [f"{address}/tree/main/recipes"]
+    address = "https://github.com/me/course"
+    (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}"\n')
+    # what has no page is read where the course is published
+    files = [f"{address}/{at}" for at in ("blob/main/README.md", "blob/main/recipes/run.py#L3")]
+    files += [f"{address}/tree/main/recipes"]
     assert links(page_of(tmp_path, LINKED)) == [
         *("02_two.html#heres-one", files[0], "glossary.html#words"),
         *("https://example.org/x.ipynb", "03_three.ipynb", "#what-you-can-do-now"),
@@ -206,8 +185,7 @@ def test_an_output_is_shown_as_it_is(tmp_path):
     frame = "<iframe title='x' srcdoc='&lt;script&gt;1 &lt; 2&lt;/script&gt;'></iframe>"
     output = nbformat.v4.new_output("display_data", data={"text/html": frame})
     cell = nbformat.v4.new_code_cell("show()", outputs=[output])
-    nb = nbformat.from_dict(nbformat.v4.new_notebook(cells=[cell]))
-    page = pages.page(nb, tmp_path / "notebooks" / "01_one.ipynb", tmp_path / "out")
+    page = built(tmp_path, nbformat.from_dict(nbformat.v4.new_notebook(cells=[cell])))
     parser, found = HTMLParser(), []
     parser.handle_starttag = lambda tag, given: tag == "iframe" and found.append(dict(given))
     parser.feed(page)

@@ -1,9 +1,8 @@
-"""README.md and the pages around it: what they promise, where they lead, and what they count."""
+"""README.md and the pages around it: what they show, count and name is there."""
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from pathlib import Path
 
 import nbformat
@@ -11,14 +10,13 @@ import pytest
 import readme
 from make_trl_answers import LOSS_CASES, REWARD_CASES
 from test_objective_mistakes import MISTAKES
-from test_project import markdown, project, targets, text
+from test_project import project, targets, text
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from minigrpo import clinic
 from minigrpo.arithmetic import is_held_out, running_totals
 from minigrpo.clinic.trl_answers import VARIANTS
 from minigrpo.exercises import judge
-from minigrpo.exercises.form import notebooks, records
 from minigrpo.exercises.reader import find
 from minigrpo.gpt import load_gpt
 from minigrpo.llama import tiny_llama
@@ -35,9 +33,6 @@ PAGES = [
     *DOCS,
 ]
 LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
-ADDRESS = (
-    project()["project"].get("urls", {}).get("Repository", "https://github.com/minigrpo/minigrpo")
-)
 
 
 def page(name: str) -> str:
@@ -46,22 +41,7 @@ def page(name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# the first screen
-
-
-def test_the_readme_is_short():
-    assert len(text("README.md").splitlines()) <= 110
-
-
-def test_the_first_screen_says_what_it_is_shows_it_and_starts():
-    top = text("README.md").splitlines()[:32]
-    places = [
-        next(i for i, line in enumerate(top) if line.startswith(start))
-        for start in ("# minigrpo", "**Build GRPO", "![", "git clone ", "cd minigrpo", "make lab")
-    ]
-    assert places == sorted(places)
-    assert "no GPU" in top[places[1]] and "(data/results/summit.png)" in top[places[2]]
-    assert places[-1] - places[-3] == 2  # three lines, nothing between them
+# what is shown and counted
 
 
 def test_the_transcripts_are_those_of_the_notebook():
@@ -90,64 +70,11 @@ def test_the_message_in_the_readme_is_what_a_reader_sees():
     assert f"```text\n{told}\n```" in text("README.md")
 
 
-# ---------------------------------------------------------------------------------------------
-# the notebooks
-
-
-def title(number: int) -> tuple[str, list[str]]:
-    """The name of a notebook, and its minutes of prose and of exercises, seconds, exercises."""
-    prose = markdown(f"{number:02d}")
-    said = re.search(r"minutes of exercises .*\n.*\n(.*)", prose)[1].strip("| ").split("|")[-4:]
-    name = re.match(r"# \d\d (.+)", prose)[1]
-    return name, [re.sub(r" on .*", "", entry.strip()) for entry in said]
-
-
-@pytest.mark.parametrize("number", notebooks())
-def test_the_readme_has_each_notebook_with_its_minutes_and_its_colab_link(number):
-    name, (read, write, *_) = title(number)
-    (path,) = (ROOT / "notebooks").glob(f"{number:02d}_*.ipynb")
-    row = next(row for row in text("README.md").splitlines() if row.startswith(f"| {number:02d} "))
-    first, built, minutes = (entry.strip() for entry in row.strip("|").split("|"))
-    assert minutes == f"{read} + {write}" and len(built.split()) <= 10
-    place = f"{ADDRESS.removeprefix('https://github.com/')}/blob/main/notebooks/{path.name}"
-    colab = f"https://colab.research.google.com/github/{place}"
-    short, _, links = first.removeprefix(f"{number:02d} [").partition("]")
-    assert short in (name, name.partition(":")[0])
-    assert links == f"(notebooks/{path.name}) ([Colab]({colab}))"
-
-
-@pytest.mark.parametrize("number", notebooks())
-def test_the_page_of_notebooks_has_the_numbers_of_their_titles(number):
-    start = f"| {number:02d} |"
-    row = next(row for row in text("docs/notebooks.md").splitlines() if row.startswith(start))
-    name, said = title(number)
-    assert re.search(rf"\[{re.escape(name.partition(':')[0])}.*\]\(../notebooks/{number:02d}_", row)
-    assert [entry.strip() for entry in row.strip("| ").split("|")][-4:] == said
-    assert said[-1] == str(len(records(number)))
-
-
-def test_the_readme_adds_up_the_exercises_and_the_hours():
-    assert f"There are {sum(len(records(n)) for n in notebooks())}." in text("README.md")
-    minutes = [title(number)[1][:2] for number in notebooks()]
-    read, write = (round(Fraction(sum(map(int, column)), 60)) for column in zip(*minutes))
-    words = {4: "four", 8: "eight"}
-    hours = f"about {words[read]} hours of prose and {words[write]} of exercises"
-    assert hours in text("README.md")
-
-
-def test_the_clinic_has_as_many_patients_as_the_readme_says():
-    assert "you diagnose 25 runs, two of them healthy" in text("README.md")
-    assert len(clinic.PATIENTS) == 25
-
-
-def test_the_model_is_as_small_as_the_readme_says():
+def test_the_clinic_and_the_model_are_as_large_as_the_readme_says():
+    assert f"you diagnose {len(clinic.PATIENTS)} runs, two of them healthy" in text("README.md")
     thousands = round(sum(p.numel() for p in tiny_llama(0).parameters()) / 1000)
-    assert f"{thousands} thousand weights" in text("README.md")
-    assert f"{thousands} thousand parameters" in text("README.md")
-
-
-# ---------------------------------------------------------------------------------------------
-# what is counted elsewhere
+    for unit in ("weights", "parameters"):
+        assert f"{thousands} thousand {unit}" in text("README.md")
 
 
 def test_the_documents_count_what_the_objective_is_compared_with():
@@ -205,17 +132,13 @@ def test_every_link_of_a_page_leads_somewhere(name):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_target_that_a_page_names_exists(name):
+def test_every_target_and_file_that_a_page_calls_exists(name):
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text(name), re.MULTILINE))
     assert named <= targets(), f"{name} names {sorted(named - targets())}, which do not exist"
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_file_that_a_page_calls_exists(name):
-    for script in re.findall(
-        r"python[^`\n]*? ((?:tools|tests|recipes)[/\\][\w/\\]+\.py)", text(name)
-    ):
-        assert (ROOT / script.replace("\\", "/")).is_file(), f"{name} calls {script}"
+    called = r"python[^`\n]*? ((?:tools|tests|recipes)[/\\][\w/\\]+\.py)"
+    scripts = re.findall(called, text(name)) + re.findall(r"`(tools/[\w/.]+)`", text(name))
+    for script in scripts:
+        assert (ROOT / script.replace("\\", "/")).exists(), f"{name} names {script}"
     for module in re.findall(r"python -m (minigrpo[\w.]*)", text(name)):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
@@ -232,7 +155,9 @@ def test_the_citation_agrees_with_the_project():
     about = project()["project"]
     assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
     assert (cited["license"], cited["version"]) == (about["license"], about["version"])
-    assert cited["repository-code"] == ADDRESS and cited["title"].startswith(about["name"])
+    assert cited["repository-code"] == about["urls"]["Repository"] and cited["title"].startswith(
+        about["name"]
+    )
 
 
 # ---------------------------------------------------------------------------------------------

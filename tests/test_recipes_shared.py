@@ -177,14 +177,21 @@ def test_a_folder_keeps_to_one_run(tmp_path):
     assert json.loads((tmp_path / "settings.json").read_text()) == {"lr": 1, "model": "a"}
 
 
-def test_the_second_request_to_stop_is_no_request(capsys):
+@pytest.fixture
+def heard():
+    """Ctrl-C as at a terminal, also where whoever tests ignores it (nohup, or & in a script)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_second_request_to_stop_is_no_request(heard, capsys):
     with running.Stop() as stop:
         assert not stop.asked
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert stop.asked and "finishing this step" in capsys.readouterr().err
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 

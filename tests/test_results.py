@@ -180,7 +180,9 @@ def test_notebook_11_opens_with_the_first_transcripts_of_seed_0():
 @pytest.mark.parametrize("page", readme.TABLES)
 def test_the_tables_of_a_page_are_made_of_what_is_stored(page):
     written = (ROOT / page).read_text("utf-8")
-    assert readme.with_tables(written, page) == written, "python tools/readme.py writes the tables"
+    assert readme.with_tables(written, page) == written, (
+        "python tools/course/readme.py writes the tables"
+    )
 
 
 def test_a_page_without_a_place_for_the_table_is_an_error():

@@ -1,6 +1,6 @@
 """Write a new address of the repository into every file that names the old one.
 
-    python tools/doors.py https://github.com/you/minigrpo    # make address REPOSITORY=...
+    python tools/course/doors.py https://github.com/you/minigrpo    # make address REPOSITORY=...
 
 `Repository` in pyproject.toml holds the address. The first cell of each notebook installs the
 course from it, and the links to Colab, Kaggle and others, README.md and CITATION.cff name it too.
@@ -14,16 +14,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-ADDRESS = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)")  # Colab opens those of GitHub alone
+ROOT = Path(__file__).resolve().parents[2]
+ADDRESS = r"https://github\.com/([\w.-]+/[\w.-]+)"  # Colab opens those of GitHub alone
 TEXTS = {".cff", ".ipynb", ".json", ".md", ".py", ".toml", ".yml"}
 LEFT_OUT = {".git", ".venv", "answers", "build", "cache", "dist", "runs"}
 
 
 def repository(root: Path = ROOT) -> str:
-    """Owner and name of the repository, as pyproject.toml has them."""
-    text = (root / "pyproject.toml").read_text(encoding="utf-8")
-    return re.search(rf'^Repository = "{ADDRESS.pattern}"$', text, re.MULTILINE)[1]
+    """Owner and name of the repository, as pyproject.toml has them, or ""."""
+    project = root / "pyproject.toml"
+    text = project.read_text(encoding="utf-8") if project.is_file() else ""
+    found = re.search(rf'^Repository = "{ADDRESS}"$', text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def forms(name: str) -> list[str]:
@@ -53,13 +55,9 @@ def move(new: str, root: Path = ROOT) -> list[Path]:
     return changed
 
 
-def main() -> None:
-    new = ADDRESS.fullmatch(" ".join(sys.argv[1:]).removesuffix("/").removesuffix(".git"))
+if __name__ == "__main__":
+    new = re.fullmatch(ADDRESS, " ".join(sys.argv[1:]).removesuffix("/").removesuffix(".git"))
     if not new:
         sys.exit("Name the address: make address REPOSITORY=https://github.com/you/minigrpo")
     for path in move(new[1]):
         print(path.relative_to(ROOT))
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import copy
 import html
-import os
 import re
 from collections.abc import Callable
 from itertools import count
@@ -15,13 +14,15 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from committed import CourseError, describe, read
+from doors import repository
 from jinja2 import DictLoader
 from latex2mathml.converter import convert
+from listing import notebooks
 from nbconvert import HTMLExporter, TemplateExporter
 from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
-from shell import Heading, plain, shell, slug, to_page
+from shell import Heading, plain, shell, slug
 
 GLOSSARY = "GLOSSARY.md"
 """In the folder above the notebooks; it gets a page too."""
@@ -95,11 +96,9 @@ class Renderer(IPythonRenderer):
         return f'<h{level} id="{key}">{text}{link}</h{level}>\n'
 
     def inline_math(self, body: str) -> str:
-        """`$...$`."""
         return mathml(body, "inline")
 
     def block_math(self, body: str) -> str:
-        """`$$...$$`."""
         return mathml(body, "block")
 
     def table_cell(self, text: str, align: str | None = None, head: bool = False) -> str:
@@ -124,14 +123,19 @@ def title_of(nb: NotebookNode, default: str) -> str:
     return default
 
 
+def attributes(about: dict[str, object]) -> str:
+    """Those of a picture: its description and its size."""
+    names = [name for name in ("alt", "width", "height") if name in about]
+    return "".join(f' {name}="{html.escape(str(about[name]))}"' for name in names)
+
+
 def picture(output: NotebookNode, kind: str) -> str:
     """A figure with its size and its description, which the template of nbconvert leaves out."""
-    data, about = output.data[kind], output.metadata.get(kind, {})
+    data = output.data[kind]
     if kind == "image/svg+xml":
         data = base64.b64encode(data.encode()).decode()
-    names = [name for name in ("alt", "width", "height") if name in about]
-    told = "".join(f' {name}="{html.escape(str(about[name]))}"' for name in names)
-    image = f'<img src="data:{kind};base64,{"".join(data.split())}"{told}>'
+    about = attributes(output.metadata.get(kind, {}))
+    image = f'<img src="data:{kind};base64,{"".join(data.split())}"{about}>'
     return f'<div class="jp-RenderedImage jp-OutputArea-output">{image}</div>'
 
 
@@ -145,14 +149,14 @@ def for_readers(nb: NotebookNode) -> NotebookNode:
     return nb
 
 
-def neighbors(path: Path) -> list[tuple[str, str] | None]:
+def neighbors(path: Path, root: Path) -> list[tuple[str, str] | None]:
     """Name and title of the notebook before this one and of the one after it."""
-    names = sorted(path.parent.glob("*.ipynb"))
-    if path not in names:
+    if path.suffix != ".ipynb":
         return [None, None]
-    at = names.index(path)
-    beside = [names[at - 1] if at else None, names[at + 1] if at + 1 < len(names) else None]
-    return [other and (other.stem, title_of(read(other), other.stem)) for other in beside]
+    course = notebooks(root)
+    at = [notebook.file for notebook in course].index(path.name)
+    beside = [course[at - 1] if at else None, *course[at + 1 : at + 2], None][:2]
+    return [n and (n.stem, title_of(read(n.location), n.stem)) for n in beside]
 
 
 def words(text: str) -> str:
@@ -175,22 +179,13 @@ def documents(root: Path) -> dict[Path, str]:
     }
 
 
-def repository(root: Path) -> str:
-    """The address of the course, from pyproject.toml, or ""."""
-    project = root / "pyproject.toml"
-    text = project.read_text(encoding="utf-8") if project.is_file() else ""
-    match = re.search(r'^Repository = "([^"]+)"', text, re.MULTILINE)
-    return match[1].rstrip("/") if match else ""
-
-
-def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
+def moved(path: Path, root: Path) -> Callable[[re.Match[str]], str]:
     """How a link of the file `path` is written in its page.
 
     Pictures are in the page. A notebook or a text that has a page is linked there, and any other
     file of the course to where it is published, so that the folder of the pages is complete.
     """
-    pages = documents(root)
-    address = repository(root)
+    pages, address = documents(root), f"https://github.com/{repository(root)}"
 
     def link(match: re.Match[str]) -> str:
         anchor = match["anchor"] or ""  # JupyterLab and GitHub write the same one in two ways
@@ -208,24 +203,17 @@ def moved(path: Path, root: Path, out: Path) -> Callable[[re.Match[str]], str]:
         if target.suffix == ".ipynb" and target.parent == root / "notebooks":
             name = target.stem
         if name:
-            return to_page(name, here).removesuffix('"')
-        inside = target.relative_to(root).as_posix() if target.is_relative_to(root) else ""
-        if address and inside:
-            kind = "tree" if target.is_dir() else "blob"
-            return f"{match['head']}{address}/{kind}/main/{inside}{anchor}"
-        return f"{match['head']}{Path(os.path.relpath(target, out)).as_posix()}{anchor}"
+            return f"{match['head']}{name}.html{here}"
+        kind, inside = "tree" if target.is_dir() else "blob", target.relative_to(root).as_posix()
+        return f"{match['head']}{address}/{kind}/main/{inside}{anchor}"
 
     return link
 
 
-def page(nb: NotebookNode, path: Path, out: Path, root: Path | None = None) -> str:
-    """The HTML page of an executed notebook, to be written to the folder `out`.
+def page(nb: NotebookNode, path: Path, root: Path | None = None) -> str:
+    """The HTML page of a notebook, or of a text as a notebook of one cell.
 
-    Args:
-        nb: the notebook, or a text as a notebook of one cell.
-        path: the file it comes from, which its links start from.
-        out: the folder of the pages.
-        root: that of the course, by default the folder above that of `path`.
+    Its links start from `path`; `root` is by default the folder above that of `path`.
 
     Raises:
         CourseError: a formula cannot be converted.
@@ -236,7 +224,7 @@ def page(nb: NotebookNode, path: Path, out: Path, root: Path | None = None) -> s
         template_file="course.html.j2",
         extra_loaders=[DictLoader({"course.html.j2": TEMPLATE})],
     )
-    renderer, link = Renderer(), moved(path, root, out)
+    renderer, link = Renderer(), moved(path, root)
     markdown = MarkdownWithMath(renderer=renderer)
     exporter.register_filter("markdown2html", lambda text: LINK.sub(link, markdown.render(text)))
     exporter.register_filter("picture", picture)
@@ -248,4 +236,4 @@ def page(nb: NotebookNode, path: Path, out: Path, root: Path | None = None) -> s
     if path.name == GLOSSARY:
         text = words(text)
     name = documents(root).get(path.resolve(), path.stem)
-    return shell(name, title_of(nb, path.stem), text, renderer.headings, *neighbors(path))
+    return shell(name, title_of(nb, path.stem), text, renderer.headings, *neighbors(path, root))

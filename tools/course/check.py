@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 from course import lacks
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PARALLEL = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 STRICT = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=600"]  # it waits for dead kernels
 

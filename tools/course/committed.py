@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
+
+from minigrpo.files import atomic_path
 
 FIGURES = ("image/png", "image/svg+xml")
 # What JupyterLab folds of a cell with this tag. `pages.py` knows the tags too.
@@ -40,12 +41,8 @@ def as_json(nb: NotebookNode) -> str:
 
 def write(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with atomic_path(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
 
 
 def committed_form(nb: NotebookNode) -> NotebookNode:

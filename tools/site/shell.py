@@ -39,11 +39,6 @@ def slug(text: str) -> str:
     return words.replace(" ", "-")
 
 
-def to_page(name: str, anchor: str = "") -> str:
-    """The attribute of a link to another page, which `website.settle` checks."""
-    return f'data-page="{name}.html{anchor}" href="{name}.html{anchor}"'
-
-
 def listed(headings: Iterable[Heading], page: str = "") -> str:
     """Headings as a list of links, those of level 3 set in."""
     items = (
@@ -75,7 +70,7 @@ def steps(before: tuple[str, str] | None, after: tuple[str, str] | None, where: 
             shown = f"<span>{word}</span> {title}"
             if where == "top":
                 shown = f"← {title}" if kind == "previous" else f"{title} →"
-            links += f'<a class="{kind}" rel="{kind[:4]}" {to_page(name)}>{shown}</a>\n'
+            links += f'<a class="{kind}" rel="{kind[:4]}" href="{name}.html">{shown}</a>\n'
     label = f"Previous and next notebook, {where}"
     return f'<nav class="steps {where}" aria-label="{label}">\n{links}</nav>\n'
 
@@ -94,7 +89,7 @@ def shell(
     here = ' aria-current="page"'
     bar = "\n".join(
         f'<a class="{"home" if key == "index" else key}"{here if key == name else ""} '
-        f"{to_page(key)}>{text}</a>"
+        f'href="{key}.html">{text}</a>'
         for key, text in BAR.items()
     )
     whole = title if name == "index" else f"{title} · minigrpo"
