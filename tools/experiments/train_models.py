@@ -1,4 +1,4 @@
-"""Train the models that ship in `data/`: `python tools/experiments/train_models.py --help` lists them.
+"""Train the models that ship in `data/`: `tools/experiments/train_models.py --help` lists them.
 
 `make checkpoint` runs all three. The same seed gives the same weights on the same machine.
 """
