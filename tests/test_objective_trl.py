@@ -17,21 +17,15 @@ import torch
 from make_trl_answers import random_case, random_rewards
 from make_trl_answers import trl_advantages_of as ask_advantages
 from make_trl_answers import trl_losses as ask_losses
-from support import must_fail_on
 from torch import Tensor
 from torch.testing import assert_close
 
 from minigrpo import objective
 from minigrpo.clinic.trl_answers import LEVELS, SCALES, VARIANTS, Answers, Case, translated
 from minigrpo.objective import (
-    _ratio_metrics,
-    aggregate,
-    clipped_surrogate,
     equal_groups,
     group_advantages,
     grpo_loss,
-    kl_estimate,
-    policy_ratio,
 )
 
 Answer = tuple[Tensor, Tensor, Tensor | None, dict[str, float]]
@@ -251,83 +245,6 @@ def test_stored_cases_reach_both_sides_of_every_clip_and_rows_without_a_token():
     assert 0 < sum(equal) < len(equal)
 
 
-@must_fail_on(
-    # the ratio
-    (policy_ratio, "return log_ratio.exp()", "return (-log_ratio).exp()"),
-    (policy_ratio, GEOMETRIC, GEOMETRIC.replace("_count(mask, dim=-1)[:, None]", "mask.shape[-1]")),
-    (policy_ratio, GEOMETRIC, "return total.exp()"),
-    (grpo_loss, OLD, OLD.removesuffix(".detach()")),
-    # the clip
-    (
-        clipped_surrogate,
-        "return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)",
-        "return torch.maximum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)",
-    ),
-    (
-        clipped_surrogate,
-        "return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)",
-        "return ratio.clamp(1 - low, 1 + high) * advantages",
-    ),
-    (clipped_surrogate, "low, high = clip", "high, low = clip"),
-    (
-        grpo_loss,
-        "objective = ratio.clamp(max=1 + clip[1]).detach() * A * new",
-        "objective = ratio.clamp(max=1 + clip[1]) * A * new",
-    ),
-    (
-        grpo_loss,
-        "objective = ratio.clamp(max=1 + clip[1]).detach() * A * new",
-        "objective = ratio.clamp(1 - clip[0], 1 + clip[1]).detach() * A * new",
-    ),
-    # the averages
-    (
-        aggregate,
-        "return (values.sum(dim=-1) / _count(mask, dim=-1)).sum() / rows",
-        "return values.sum() / _count(mask)",
-    ),
-    (
-        aggregate,
-        "return (values.sum(dim=-1) / _count(mask, dim=-1)).sum() / rows",
-        "return (values.sum(dim=-1) / _count(mask, dim=-1)).sum() / _count(mask.any(dim=-1))",
-    ),
-    (
-        aggregate,
-        "return values.sum() / tokens",
-        "return (values.sum(dim=-1) / _count(mask, dim=-1)).mean()",
-    ),
-    (aggregate, "return values.sum() / (rows * max_length)", "return values.sum() / 8"),
-    (
-        aggregate,
-        "return values.sum() / (rows * max_length)",
-        "return values.sum() / mask.numel()",
-    ),
-    # the KL term
-    (grpo_loss, "kl = kl * ratio if kl_correction else kl", "pass"),
-    (grpo_loss, "kl = kl * ratio if kl_correction else kl", "kl = kl * ratio.detach()"),
-    (kl_estimate, "d = log_probs - ref_log_probs", "d = ref_log_probs - log_probs"),
-    # the entropy bonus
-    (
-        grpo_loss,
-        'loss = loss - entropy_weight * metrics["entropy"]',
-        'loss = loss - entropy_weight * metrics["entropy"].detach()',
-    ),
-    (
-        grpo_loss,
-        'loss = loss - entropy_weight * metrics["entropy"]',
-        'loss = loss + entropy_weight * metrics["entropy"]',
-    ),
-    # the metrics
-    (
-        _ratio_metrics,
-        "high = ((ratio > 1 + clip[1]) & (A > 0)).double()",
-        "high = (ratio > 1 + clip[1]).double()",
-    ),
-    (
-        _ratio_metrics,
-        'low = ((ratio < 1 - clip[0]) & (A < 0) & (surrogate == "clip")).double()',
-        'low = ((ratio < 1 - clip[0]) & (A > 0) & (surrogate == "clip")).double()',
-    ),
-)
 def test_losses_are_the_stored_ones():
     stored = frozen()
     for variant, settings in VARIANTS.items():
@@ -339,23 +256,6 @@ GROUP_STD = "advantages = advantages / (groups.std(dim=1, keepdim=True) + eps)"
 BATCH_STD = "advantages = advantages / (groups.std() + eps)"
 
 
-@must_fail_on(
-    (group_advantages, GROUP_STD, GROUP_STD.replace("dim=1", "dim=1, correction=0")),
-    (group_advantages, GROUP_STD, GROUP_STD.replace("eps", "1e-6")),
-    (
-        group_advantages,
-        GROUP_STD,
-        GROUP_STD.replace("std", "var").replace("+ eps)", "+ eps) ** 0.5"),
-    ),
-    (group_advantages, GROUP_STD, BATCH_STD),
-    (group_advantages, BATCH_STD, BATCH_STD.replace("std()", "std(correction=0)")),
-    (group_advantages, BATCH_STD, GROUP_STD),
-    (
-        group_advantages,
-        "advantages = groups - groups.mean(dim=1, keepdim=True)",
-        "advantages = groups - groups.mean()",
-    ),
-)
 def test_advantages_are_the_stored_ones():
     stored = frozen()
     for scale in SCALES:
