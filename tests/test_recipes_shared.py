@@ -159,12 +159,6 @@ def test_a_chat_template_that_knows_no_system_is_named():
         running.check_chat(tokenizer)
 
 
-def test_a_package_that_is_missing_is_named():
-    running.check_installed("torch")
-    with pytest.raises(ValueError, match="no_such_thing is not installed: pip install no_such"):
-        running.check_installed("no_such_thing")
-
-
 def test_a_folder_keeps_to_one_run(tmp_path):
     def same(**settings):
         running.check_same_run(running.argparse.Namespace(out=str(tmp_path), **settings))
