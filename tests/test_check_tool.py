@@ -25,7 +25,8 @@ def test_every_notebook_is_compared_strictly_and_the_audit_stands_apart(monkeypa
     assert {*units} | {*cells} == {*both} and "tests" not in cells and not NOTEBOOKS & {*units}
     (audit,) = check.commands("audit")
     assert audit[-1] == "tests/audit" and (ROOT / audit[-1]).is_dir()
-    assert f"-n {len(os.sched_getaffinity(0))} --dist loadfile" in " ".join(audit)
+    assert f"-n {check.cores()} --dist loadfile" in " ".join(audit)
+    assert 1 <= check.cores() <= os.cpu_count()
 
 
 def test_a_notebook_without_its_library_is_left_out_and_named(monkeypatch, capsys):

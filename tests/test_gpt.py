@@ -12,6 +12,7 @@ import train_models
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support import tiny_gpt
+from torch import nn
 from torch.testing import assert_close
 from train_models import save_gpt
 
@@ -145,6 +146,14 @@ def test_the_mlp_acts_on_each_token_alone():
     assert mlp.up.weight.shape == (24, 6)
     close(mlp(x), gelu @ mlp.down.weight.T)
     close(mlp(x)[1, 3], mlp(x[1, 3]))
+
+
+def test_a_block_adds_to_the_stream():
+    block = DecoderBlock(GPTConfig(width=6, num_heads=1)).double()
+    nn.init.zeros_(block.attention.out.weight)
+    nn.init.zeros_(block.mlp.down.weight)
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    assert torch.equal(block(x), x)
 
 
 # ---------------------------------------------------------------------------------------------

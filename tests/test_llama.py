@@ -65,6 +65,13 @@ def test_the_model_is_transformers_own_llama():
     assert not policy.training
 
 
+def test_the_seed_decides_the_weights_and_nothing_else():
+    state = torch.get_rng_state()
+    assert torch.equal(weights(tiny_llama(3)), weights(tiny_llama(3)))
+    assert not torch.equal(weights(tiny_llama(3)), weights(tiny_llama(4)))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_the_tokenizer_has_the_ids_of_the_vocabulary():
     tokenizer = build_tokenizer()
     assert len(tokenizer) == 32
@@ -83,6 +90,11 @@ def test_tags_are_seen_even_without_special_tokens():
     text = build_tokenizer().decode(ids, skip_special_tokens=True)
     assert text == "<think> 4 </think> <answer> 4 </answer>"
     assert answer_reward(text, "4", given=0) == 1
+
+
+def test_prompts_are_padded_on_the_left():
+    batch = build_tokenizer()(["1 2 3", "4"], padding=True, return_tensors="pt")
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [PAD, PAD, 4]]
 
 
 def test_an_unknown_word_is_an_error():

@@ -51,19 +51,24 @@ NAN, INF = math.nan, math.inf
 # policy_ratio
 
 
+def ratios_of_a_row(log_ratios: list[float], level: str) -> list[float]:
+    """One per token, also where the tokens share it."""
+    product = math.prod(math.exp(x) for x in log_ratios)
+    if level == "token":
+        return [math.exp(x) for x in log_ratios]
+    if level == "sequence":
+        return [product] * len(log_ratios)
+    return [product ** (1 / len(log_ratios))] * len(log_ratios)
+
+
 def ratio_by_loops(log_probs: Tensor, old: Tensor, mask: Tensor, level: str) -> Tensor:
     """The definition, one token at a time."""
     rows = []
-    for new_row, old_row, keep in zip(log_probs, old, mask):
-        ratios = [math.exp(n - o) for n, o, real in zip(new_row, old_row, keep) if real]
-        if level == "token":
-            real = iter(ratios)
-            rows.append([next(real) if kept else 1.0 for kept in keep])
-        elif level == "sequence":
-            rows.append([math.prod(ratios)])
-        else:
-            rows.append([math.prod(ratios) ** (1 / len(ratios))])
-    return torch.tensor(rows, dtype=torch.float64)
+    for new_row, old_row, keep in zip(log_probs.tolist(), old.tolist(), mask.tolist()):
+        ratios = ratios_of_a_row([n - o for n, o, k in zip(new_row, old_row, keep) if k], level)
+        real = iter(ratios)
+        rows.append([next(real) if k else 1.0 for k in keep] if level == "token" else ratios[:1])
+    return float64(*rows)
 
 
 @given(ragged_masks(), GARBAGE, GARBAGE)
@@ -231,16 +236,6 @@ def test_every_average_equals_its_definition_in_value_and_gradient(mask, garbage
 
 # ---------------------------------------------------------------------------------------------
 # grpo_loss: the reference
-
-
-def ratios_of_a_row(log_ratios: list[float], level: str) -> list[float]:
-    """One per token, also where the tokens share it."""
-    product = math.prod(math.exp(x) for x in log_ratios)
-    if level == "token":
-        return [math.exp(x) for x in log_ratios]
-    if level == "sequence":
-        return [product] * len(log_ratios)
-    return [product ** (1 / len(log_ratios))] * len(log_ratios)
 
 
 def terms_by_loops(new: Rows, old: Rows | None, mask: Rows, frozen: Rows, level: str):

@@ -180,6 +180,7 @@ def test_the_parts():
     assert split_parts(RIGHT, TEXT) == Parts(("3 7",), ("7",))
     ids = [WORDS.index(word) for word in RIGHT.split()]
     assert split_parts(ids, IDS) == Parts((8, 12), (12,))
+    assert split_parts([8, *range(5)], IDS, given=0) is None  # something before them
     assert split_parts("</think><answer></answer><eos>", TEXT) == Parts((), ())
     assert split_parts("a <b> \\d [x] </think><answer> y z </answer>") == Parts(
         ("a <b> \\d [x]",), ("y z",)
