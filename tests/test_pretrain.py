@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 
 import pytest
 import torch
@@ -225,11 +226,12 @@ def test_a_repeating_text_is_learned(make, next_batch, matrix_lr):
 
 
 def test_metrics_tell_what_happened():
-    config = PretrainConfig(steps=5, warmup=2, eval_every=2)
+    began, config = time.perf_counter(), PretrainConfig(steps=5, warmup=2, eval_every=2)
     metrics = list(pretrain(small_gpt(), windows, config, evaluate=lambda model: 1.5))
     assert [m.step for m in metrics] == [1, 2, 3, 4, 5]
     assert [m.val_loss for m in metrics] == [None, 1.5, None, 1.5, 1.5]
     assert all(a.seconds < b.seconds for a, b in zip(metrics, metrics[1:]))
+    assert 0 < metrics[-1].seconds <= time.perf_counter() - began
     model, generator = small_gpt(), torch.Generator().manual_seed(config.seed)
     ids = windows(generator)
     assert metrics[0].loss == pytest.approx(next_token_loss(model(ids).logits, ids).item())
