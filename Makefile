@@ -14,6 +14,8 @@ SCALE ?=
 AGAIN ?=
 # make real SEED=0 repeats that seed of the run that learns.
 SEED ?=
+# make test PART=tests or PART=notebooks takes one of its two parts.
+PART ?=
 # A folder with the model of notebook 11; it is made if it isn't there.
 SMOLLM2 ?= data/cache/smollm2
 # A package index for torch alone, such as the one of its CPU builds; everything else comes from
@@ -25,7 +27,7 @@ AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 REPOSITORY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab progress exam update test test-browser execute bench results real checkpoint address clean
+.PHONY: help course lab progress exam update test audit test-browser execute bench results real checkpoint address clean
 
 help:
 	@echo 'make course        execute every notebook and write readable pages to build/course/'
@@ -34,6 +36,7 @@ help:
 	@echo 'make exam          run the whole course with your answers, and write build/exam/index.html'
 	@echo 'make update        fetch the newest edition, and keep your answers'
 	@echo 'make test          lint, unit tests, and every notebook compared with its stored output'
+	@echo 'make audit         proofs that a change of exercises, patients or stored runs needs: mutants, wrong answers'
 	@echo 'make test-browser  JupyterLab, the pages and the explorer in a headless Chromium'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside transformers and TRL'
@@ -44,6 +47,7 @@ help:
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
 	@echo 'ONLY=02            course, exam, execute: this notebook alone; lab: opens it'
+	@echo 'PART=tests         test: lint and unit tests alone; PART=notebooks: the notebooks alone'
 	@echo 'SCALE=1            course, exam, execute, lab: notebook 10 as well; installs the extra it needs'
 	@echo 'AGAIN=1            results: also what is stored with the present settings; without it, what is missing'
 	@echo 'PYTHON=python3.12  the Python (3.10 to 3.13) that the environment .venv is made with'
@@ -72,7 +76,10 @@ update:
 	$(PYTHON) tools/course/update.py
 
 test: $(VENV)/.installed-dev
-	@$(ACTIVE) tools/course/check.py
+	@$(ACTIVE) tools/course/check.py test $(PART)
+
+audit: $(VENV)/.installed-dev
+	@$(ACTIVE) tools/course/check.py audit
 
 test-browser: $(VENV)/.installed-dev
 	$(PIP) install 'playwright>=1.50,<2'

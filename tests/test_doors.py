@@ -158,13 +158,23 @@ def steps(job: dict, key: str) -> list[str]:
 
 def test_the_course_is_tested_on_every_python_and_on_windows_as_the_help_says():
     jobs = WORKFLOWS["course"]["jobs"]
-    assert jobs["test"]["strategy"]["matrix"]["python"] == pythons()
-    windows = jobs["windows"]
+    matrix, windows = jobs["test"]["strategy"]["matrix"], jobs["windows"]
+    assert matrix["python"] == pythons()
+    assert matrix["part"] == ["tests", "notebooks"]  # two jobs, which together are all of it
     assert {*windows["strategy"]["matrix"]["python"]} == {pythons()[0], pythons()[-1]}
     told = re.sub(r"\bpy -3\.\d+ -m venv", "python -m venv", text("docs/help.md"))
     lines = [re.sub(r"\s+#.*", "", line) for line in told.splitlines()]
     for command in steps(windows, "run"):
         assert command in lines, f"{command!r} is not among the steps for Windows"
+
+
+def test_the_audit_runs_on_mondays_and_when_its_data_changes():
+    audit = WORKFLOWS["audit"]
+    assert audit[True]["schedule"][0]["cron"].endswith("* * 1")
+    assert audit[True]["push"]["paths"] == audit[True]["pull_request"]["paths"]
+    for pattern in audit[True]["push"]["paths"]:
+        assert [*ROOT.glob(pattern.replace("/**", "/*"))], f"{pattern} fits no file"
+    assert steps(audit["jobs"]["audit"], "run")[-1] == "make audit"
 
 
 def test_the_pages_are_published_from_where_make_course_writes_them():

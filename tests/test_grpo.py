@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,9 +73,8 @@ def weights(policy: nn.Module) -> Tensor:
 # it learns
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_variant_raises_the_reward(variant, seed):
+def test_every_variant_raises_the_reward(variant):
     """Held out from sampling: the exact expected reward of a table policy, before and after."""
     world = list_world(vocab_size=4, max_length=3)
     rewards = ((world.completions == 1) & world.mask).sum(dim=1).double()
@@ -87,7 +86,7 @@ def test_every_variant_raises_the_reward(variant, seed):
         def reward(self, prompts, completions):
             return [(completion == 1).sum().item() for completion in completions]
 
-    policy = TablePolicy(uniform(4, 4, seed=seed))
+    policy = TablePolicy(uniform(4, 4))
     before = expected_reward(policy, world, rewards).item()
     config = GRPOConfig(
         **VARIANTS[variant],
@@ -98,7 +97,6 @@ def test_every_variant_raises_the_reward(variant, seed):
         eos_id=world.eos_id,
         lr=0.1,
         inner_epochs=2,
-        seed=seed,
     )
     list(train_grpo(policy, Ones(), config))
     after = expected_reward(policy, world, rewards).item()
@@ -143,10 +141,21 @@ def test_a_step_shows_the_mean_of_its_updates_and_the_extremes_of_the_ratio():
     assert (m.step, m.ratio_min, m.ratio_max) == (3, 7, 18)
 
 
-def test_the_seconds_of_a_step_leave_the_evaluation_out():
-    began, config = time.perf_counter(), replace(SMALL, steps=2, evaluate_every=1)
-    metrics = run(config=config, evaluate=lambda policy: time.sleep(0.1) or {})
-    assert 0 < sum(m.seconds for m in metrics) <= time.perf_counter() - began - 0.2
+def test_the_seconds_of_a_step_leave_the_evaluation_out(monkeypatch):
+    """By a clock that goes on by a second whenever it is read, and by an hour in an evaluation."""
+    clock = [0]
+
+    def evaluate(policy):
+        clock[0] += 3600
+        return {}
+
+    def read():
+        clock[0] += 1
+        return clock[0]
+
+    monkeypatch.setattr(grpo, "time", SimpleNamespace(perf_counter=read))
+    metrics = run(config=replace(SMALL, steps=3, evaluate_every=1), evaluate=evaluate)
+    assert all(0 < m.seconds < 60 for m in metrics)
 
 
 @pytest.mark.parametrize("make", [tiny_gpt, tiny_llama])
@@ -186,17 +195,6 @@ def test_the_reference_stays_as_the_policy_was(monkeypatch):
     run(policy, config=replace(SMALL, kl_weight=0.1))
     assert len(made) == 1 and torch.equal(weights(made[0]), before)
     assert not torch.equal(weights(policy), before)
-
-
-def test_a_strong_penalty_keeps_the_policy_close():
-    log_probs, ids = [], torch.arange(8)[None] % 7
-    for kl_weight in (0.0, 30.0):
-        policy = tiny_gpt()
-        run(policy, config=replace(SMALL, steps=15, kl_weight=kl_weight))
-        log_probs.append(token_log_probs(policy, ids).detach())
-    start = token_log_probs(tiny_gpt(), ids).detach()
-    free, held = ((lp - start).abs().mean().item() for lp in log_probs)
-    assert held < 0.5 * free
 
 
 def test_completions_reach_the_reward_without_padding_and_prompt_major():
@@ -491,7 +489,7 @@ def test_weights_of_half_precision_are_refused(half):
 @pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "constant"])
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("weights", [(0, 0), (0.1, 0), (0, 0.1), (0.1, 0.1)])
-@pytest.mark.parametrize("rows_per_pass", [1, 5, 100])
+@pytest.mark.parametrize("rows_per_pass", [1, 5])
 def test_the_gradients_of_the_parts_add_up(how, level, weights, rows_per_pass):
     """To that of one loss of the whole batch, to rounding in float64; its metrics, too."""
     policy, old, reference = (tiny_gpt(seed=seed, std=0.1).double() for seed in (0, 1, 2))

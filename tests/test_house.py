@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -12,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "minigrpo"
-# Lines of Python at most, blank ones and docstrings included. The core is what stands flat.
+# Lines of Python at most, blank ones and docstrings included. The core is what stands flat. When a
+# room is full, something goes.
 ROOMS = {
     "core": 1950,
     "study": 400,
@@ -72,7 +72,6 @@ def test_a_room_keeps_to_its_budget(room):
 def test_every_file_has_its_room_and_the_loop_its_size():
     assert {room_of(path) for path in FILES} == {*ROOMS}
     assert lines(PACKAGE / "grpo.py") <= 250
-    assert lines(ROOT / "tools" / "course" / "course.py") <= 280
 
 
 def test_who_contributes_is_told_how_large_the_core_may_grow():
@@ -106,10 +105,3 @@ def test_no_function_is_longer_than_a_page(path):
 def test_the_loss_and_the_loop_fit_on_a_screen(file, name):
     (node,) = (node for node in functions(PACKAGE / f"{file}.py") if node.name == name)
     assert length(node, body=True) <= 45
-
-
-def test_from_train_grpo_to_the_optimizer_is_one_short_walk():
-    text = (PACKAGE / "grpo.py").read_text(encoding="utf-8")
-    walk = text[text.index("def train_grpo(") : text.index("optimizer.step()")]
-    assert len(walk.splitlines()) <= 80
-    assert re.findall(r"^def (\w+)", walk, re.M) == ["train_grpo", "rollout", "score", "learn"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 
 import pytest
 import torch
-from support import Bigram, must_fail_on, tiny_gpt, tiny_llama, uniform
+from support import Bigram, tiny_gpt, tiny_llama, uniform
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -41,15 +42,6 @@ def small_gpt(seed: int = 0) -> GPT:
 # the loss
 
 
-@must_fail_on(
-    "logits_not_shifted",
-    (next_token_loss, "learn = mask.bool()[:, 1:]", "learn = mask.bool()[:, :-1]"),
-    (
-        next_token_loss,
-        "return F.cross_entropy(predictions[learn], targets[learn])",
-        "return F.cross_entropy(predictions[learn], targets[learn], reduction='sum')",
-    ),
-)
 def test_loss_and_gradient_are_those_of_a_loop_over_tokens():
     logits, ids = (
         uniform(3, 4, 5).requires_grad_(),
@@ -77,18 +69,6 @@ def test_loss_refuses_what_does_not_fit():
         next_token_loss(logits, ids, torch.tensor([[1, 0, 0]] * 2))  # NaN, with a gradient of 0
 
 
-@must_fail_on(
-    (
-        validation_loss,
-        "starts = torch.arange(0, len(ids) - length + 1, length - 1)",
-        "starts = torch.arange(0, len(ids) - length + 1, length)",
-    ),
-    (
-        validation_loss,
-        "starts = torch.arange(0, len(ids) - length + 1, length - 1)",
-        "starts = torch.arange(0, len(ids) - length, length - 1)",
-    ),
-)
 def test_validation_predicts_every_token_but_the_first_exactly_once():
     ids = torch.arange(1 + 5 * 70) % 97  # 70 windows of 6 tokens that share their ends
     model = Bigram(uniform(97, 97))
@@ -97,16 +77,6 @@ def test_validation_predicts_every_token_but_the_first_exactly_once():
     assert torch.equal(targets, ids[1:])
     expected = -model.table.log_softmax(-1)[ids[:-1], ids[1:]].mean().item()
     assert abs(loss - expected) < 1e-12
-
-
-def test_validation_equals_a_loop_over_windows_and_tokens():
-    model, ids = tiny_gpt(), torch.arange(40) ** 2 % 11
-    losses = []
-    for start in range(0, 40 - 8 + 1, 7):
-        for end in range(1, 8):
-            logits = model(ids[None, start : start + end]).logits[0, -1]
-            losses.append(-logits.log_softmax(-1)[ids[start + end]].item())
-    assert abs(validation_loss(model, ids, length=8) - sum(losses) / len(losses)) < 1e-10
 
 
 def test_validation_on_some_windows_spreads_them_evenly():
@@ -185,15 +155,6 @@ def test_what_the_optimizers_are_told():
     assert all(group["betas"] == (0.9, 0.99) for group in adamw.param_groups)
 
 
-@must_fail_on(
-    (
-        pretrain,
-        "nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
-        "pass",
-    ),
-    (pretrain, "model.zero_grad()", "pass"),
-    (pretrain, "for stepper in (*optimizers, *schedules):", "for stepper in optimizers:"),
-)
 def test_a_step_takes_the_clipped_gradient_at_the_scheduled_rates():
     model, gradients, rates = small_gpt(), [], []
 
@@ -265,11 +226,12 @@ def test_a_repeating_text_is_learned(make, next_batch, matrix_lr):
 
 
 def test_metrics_tell_what_happened():
-    config = PretrainConfig(steps=5, warmup=2, eval_every=2)
+    began, config = time.perf_counter(), PretrainConfig(steps=5, warmup=2, eval_every=2)
     metrics = list(pretrain(small_gpt(), windows, config, evaluate=lambda model: 1.5))
     assert [m.step for m in metrics] == [1, 2, 3, 4, 5]
     assert [m.val_loss for m in metrics] == [None, 1.5, None, 1.5, 1.5]
     assert all(a.seconds < b.seconds for a, b in zip(metrics, metrics[1:]))
+    assert 0 < metrics[-1].seconds <= time.perf_counter() - began
     model, generator = small_gpt(), torch.Generator().manual_seed(config.seed)
     ids = windows(generator)
     assert metrics[0].loss == pytest.approx(next_token_loss(model(ids).logits, ids).item())

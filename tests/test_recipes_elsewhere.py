@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import recipe_lines
-import torch
 from transformers import AutoTokenizer
 
 from minigrpo.files import data_folder
-from minigrpo.text.prompts import answer_reward, format_reward
+from minigrpo.text.prompts import answer_reward
 from minigrpo.text.shots import tags_reward
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -202,8 +201,3 @@ def test_the_memory_of_a_model_is_its_parameters(monkeypatch):
     assert cells[1] == "7,616 M"  # 7.61B, says its card
     assert float(cells[2]) == pytest.approx(16 * 7.616e9 / 2**30, rel=0.01)
     assert float(cells[3]) == pytest.approx(20 * 7.616e9 / 2**30, rel=0.01)
-
-
-def test_the_forms_agree():
-    assert format_reward([""] * len(TEXTS), TEXTS) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    assert torch.tensor(tags_reward([""] * 2, TEXTS[1:3])).tolist() == [1.0, 0.5]

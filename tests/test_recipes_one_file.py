@@ -137,12 +137,6 @@ def test_it_scores_the_same_log_probs(recipe, setting):
     torch.testing.assert_close(ours, r.log_probs, rtol=0, atol=1e-9)
 
 
-def test_equal_rewards_have_an_advantage_of_exactly_0(recipe):
-    rewards = torch.full((6,), 0.2, dtype=torch.float64)
-    assert (rewards != rewards[:3].mean()).any()  # rounding
-    assert recipe.group_advantages(rewards, 3).eq(0).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_has_the_same_advantages(recipe, dtype):
     rewards = torch.tensor([0, 1, 1.2, 0, 0.2, 0.2, 0.2, 0.2, 1.2, 0, 0, 0], dtype=dtype)
@@ -188,13 +182,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("make", ["SGD", "AdamW"])
-@pytest.mark.parametrize("updates", [1, 2])
-def test_it_takes_the_same_step(recipe, setting, case, make, updates):
+def test_it_takes_the_same_steps(recipe, setting, case):
     """SGD with a rate of 1 moves by the gradient itself; a second update has ratios beside 1."""
     r = rollouts_of(setting, recipe)
     rewards = torch.tensor([1.2, 0, 0.2, 0, 0.2, 0.2, 0.2, 0.2, 0, 1.2, 1.2, 1.2]).double()
-    given = {"kl_weight": 0.0, "inner_epochs": updates, **CASES[case]}
+    given = {"kl_weight": 0.0, "inner_epochs": 2, **CASES[case]}
     config = GRPOConfig(how="token_mean", max_new_tokens=12, **given)
     reference = copy.deepcopy(setting.policy).requires_grad_(False) if given["kl_weight"] else None
     if reference:  # a different policy, or the KL would be 0
@@ -208,13 +200,11 @@ def test_it_takes_the_same_step(recipe, setting, case, make, updates):
         lambda *models: learn(*models, r, advantages, config),
     ):
         policy = copy.deepcopy(setting.policy)
-        kind = getattr(torch.optim, make)
-        rates = {"lr": 1.0} if make == "SGD" else {"lr": 2e-6, "betas": (0.9, 0.99)}
-        done = step(policy, reference, kind(policy.parameters(), weight_decay=0.0, **rates))
+        done = step(policy, reference, torch.optim.SGD(policy.parameters(), lr=1.0))
         found.append((done, [p.detach() for p in policy.parameters()]))
     (ours, mine), (theirs, others) = found
     norms = [[update["grad_norm"] for update in done] for done in (ours, theirs)]
-    assert len(ours) == updates and norms[0] == pytest.approx(norms[1], rel=1e-8)
+    assert len(ours) == 2 and norms[0] == pytest.approx(norms[1], rel=1e-8)
     metrics = recipe.measure(whole(r, recipe), rewards, advantages, ours)
     tokens = r.completion_mask.sum().item()
     assert metrics["reward"] == pytest.approx(rewards.mean().item())
@@ -223,18 +213,6 @@ def test_it_takes_the_same_step(recipe, setting, case, make, updates):
     moved = [not torch.equal(p, start) for p, start in zip(mine, setting.policy.parameters())]
     assert any(moved)
     torch.testing.assert_close(mine, others, rtol=0, atol=1e-10)
-
-
-def test_a_batch_without_spread_changes_nothing(recipe, setting):
-    r, rewards = whole(rollouts_of(setting, recipe), recipe), torch.full((12,), 0.2).double()
-    optimizer = torch.optim.SGD(setting.policy.parameters(), lr=1.0)
-    before = copy.deepcopy(setting.policy.state_dict())
-    o = options(group_size=4, inner_epochs=1)
-    advantages = recipe.group_advantages(rewards, 4)
-    updates = recipe.learn(setting.policy, None, optimizer, r, advantages, o)
-    metrics = recipe.measure(r, rewards, advantages, updates)
-    assert metrics["grad_norm"] == 0 and metrics["zero_advantage"] == 1
-    assert all(torch.equal(before[k], v) for k, v in setting.policy.state_dict().items())
 
 
 def test_no_question_is_learned_from_and_measured_with(recipe):

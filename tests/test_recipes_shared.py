@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-import time
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -113,7 +113,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
     copy = SimpleNamespace(HF_HUB_OFFLINE=False)  # that the datasets library keeps
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(config=copy))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    began, asked = time.monotonic(), []
+    asked, hung, woke = [], threading.Event(), []
 
     def refuse():
         asked.append(1)
@@ -123,16 +123,17 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
         monkeypatch.setattr(running, "get_session", refuse)
         load_config("no-one/nothing")
     assert asked == [1] and copy.HF_HUB_OFFLINE
-    assert constants.HF_HUB_OFFLINE and time.monotonic() - began < 5
+    assert constants.HF_HUB_OFFLINE
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(running, "get_session", lambda: time.sleep(5))
+    monkeypatch.setattr(running, "get_session", lambda: woke.append(hung.wait(600)))
     running.ask_the_hub(seconds=0.1)  # whatever it hangs in
-    assert constants.HF_HUB_OFFLINE and time.monotonic() - began < 5
+    assert constants.HF_HUB_OFFLINE and not woke
+    hung.set()
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(running, "get_session", Answers)
-    running.ask_the_hub()
+    running.ask_the_hub(seconds=60)
     assert not constants.HF_HUB_OFFLINE
 
 
@@ -156,12 +157,6 @@ def test_a_chat_template_that_knows_no_system_is_named():
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template.*; pass --template FILE .* instead"):
         running.check_chat(tokenizer)
-
-
-def test_a_package_that_is_missing_is_named():
-    running.check_installed("torch")
-    with pytest.raises(ValueError, match="no_such_thing is not installed: pip install no_such"):
-        running.check_installed("no_such_thing")
 
 
 def test_a_folder_keeps_to_one_run(tmp_path):

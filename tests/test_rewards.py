@@ -9,7 +9,6 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from support import must_fail_on
 
 from minigrpo.corpus import CharTokenizer
 from minigrpo.rewards import (
@@ -32,11 +31,7 @@ def ids(text: str) -> torch.Tensor:
     ("text", "share"), [("eeee", 1.0), ("see me", 0.5), ("oh", 0.0), ("", 0.0), ("E", 0.0)]
 )
 def test_letter_share(text, share):
-    assert letter_share(text) == share
-
-
-def test_a_share_is_not_raised_by_writing_more():
-    assert letter_share("see" * 10) == letter_share("see")
+    assert letter_share(text) == share == letter_share(3 * text)  # writing more raises nothing
     assert letter_share("banana", "a") == 0.5
 
 
@@ -181,35 +176,11 @@ def test_exactly_one_sequence_of_tags_counts():
     assert rewarded == ["ta7Ae", "3ta7Ae", "7ta7Ae"]
 
 
-@must_fail_on(
-    (split_parts, "if tuple(pieces[i] for i in at) != form:", "if len(at) < len(form):"),
-    (split_parts, "if before or between or after != len(form) - 4:", "if between:"),
-    (split_parts, "if before or between or after != len(form) - 4:", "if before or between:"),
-    (split_parts, "if before or between or after != len(form) - 4:", "if before:"),
-    (
-        answer_reward,
-        "return float(parts is not None and parts.answer == (*right,))",
-        "return float(parts is not None and right[0] in parts.answer)",
-    ),
-    (
-        format_reward,
-        "return float(parts is not None and len(parts.answer) == 1)",
-        "return float(parts is not None)",
-    ),
-)
-def test_a_grader_that_is_less_strict_is_noticed():
-    for text in CHEATS.values():
-        assert grades(text) == (0, 0, 0), text
-    assert grades("</think> <answer> 7 </answer> <eos>") == (1, 1, 0)
-    two = [WORDS.index(word) for word in "3 </think> <answer> 3 7 </answer> <eos>".split()]
-    assert answer_reward(two, WORDS.index("7"), IDS) == 0
-    assert split_parts([WORDS.index("3"), *range(5)], IDS, given=0) is None
-
-
 def test_the_parts():
     assert split_parts(RIGHT, TEXT) == Parts(("3 7",), ("7",))
     ids = [WORDS.index(word) for word in RIGHT.split()]
     assert split_parts(ids, IDS) == Parts((8, 12), (12,))
+    assert split_parts([8, *range(5)], IDS, given=0) is None  # something before them
     assert split_parts("</think><answer></answer><eos>", TEXT) == Parts((), ())
     assert split_parts("a <b> \\d [x] </think><answer> y z </answer>") == Parts(
         ("a <b> \\d [x]",), ("y z",)
@@ -282,13 +253,6 @@ def test_pass_at_k_counts_the_picks():
             right = [True] * c + [False] * (n - c)
             picks = list(itertools.combinations(right, k))
             assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, picks)) / len(picks))
-
-
-def test_pass_at_k_by_hand():
-    assert pass_at_k(4, 1, 1) == pytest.approx(0.25)
-    assert pass_at_k(4, 1, 2) == pytest.approx(0.5)
-    assert pass_at_k(4, 3, 2) == 1.0  # fewer wrong ones than picks
-    assert pass_at_k(1000, 1, 1000) == 1.0 and pass_at_k(1000, 0, 1000) == 0.0
 
 
 @hypothesis.given(st.integers(2, 40), st.floats(0.05, 0.95), st.integers(1, 10))

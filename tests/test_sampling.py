@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from support import Bigram, must_fail_on, successor, tiny_gpt, tiny_llama, uniform
+from support import Bigram, successor, tiny_gpt, tiny_llama, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -15,7 +15,7 @@ from minigrpo.logprobs import (
     positions_from_mask,
     token_log_probs,
 )
-from minigrpo.sampling import Rollouts, _read, completion_mask, left_pad, sample
+from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
 
 NAN, INF = math.nan, math.inf
 
@@ -31,11 +31,6 @@ EOS = 10
 
 
 # Lines that are replaced below.
-MASK = "mask = pad(prompt_mask.bool().to(device), (0, max_new_tokens)).repeat_interleave(G, dim=0)"
-WRITE = "ids[active, end], mask[active, end] = token.to(ids.dtype), True"
-FIRST = "return ends.cumsum(dim=1) - ends == 0  # no EOS before it"
-
-
 def rollouts(model, seed: int = 0, **settings) -> Rollouts:
     """Completions of the ragged prompts, some of which end early."""
     generator = torch.Generator().manual_seed(seed)
@@ -54,15 +49,6 @@ def assert_same(rolled: Rollouts, other: Rollouts) -> None:
 # the sampler agrees with the scorer
 
 
-@must_fail_on(
-    (_read, "padding = past_padding(mask, new.shape[1]) if padded else {}", "padding = {}"),
-    (
-        sample,
-        "log_probs[active, end - P] = distribution.gather(1, token)[:, 0]",
-        "log_probs[active, end - P] = logits.log_softmax(-1).gather(1, token)[:, 0]",
-    ),
-    "cache_keeps_rows_that_have_ended",
-)
 def test_recorded_log_probs_are_those_of_the_scorer():
     for model in (tiny_gpt(), tiny_llama()):
         for settings in ALL_SETTINGS:
@@ -73,19 +59,11 @@ def test_recorded_log_probs_are_those_of_the_scorer():
             assert_close(r.log_probs, scores, atol=1e-10, rtol=0)
 
 
-@must_fail_on(
-    "cache_keeps_rows_that_have_ended",
-    "positions_start_again",
-)
 def test_the_cache_changes_nothing():
     for model in (tiny_gpt(), tiny_llama()):
         assert_same(rollouts(model), rollouts(model, use_cache=False))
 
 
-@must_fail_on(
-    (sample, MASK, MASK.replace("prompt_mask.bool()", "torch.ones_like(prompt_mask).bool()")),
-    "positions_count_the_padding",
-)
 def test_a_left_padded_prompt_is_continued_like_the_prompt_alone():
     model = tiny_gpt()
     together = sample(model, *RAGGED, max_new_tokens=6, top_k=1)
@@ -98,11 +76,6 @@ def test_a_left_padded_prompt_is_continued_like_the_prompt_alone():
 # EOS
 
 
-@must_fail_on(
-    (completion_mask, FIRST, "return ends.cumsum(dim=1) == 0"),
-    (completion_mask, FIRST, "return ends.cumsum(dim=1) - ends <= 1"),
-    (completion_mask, FIRST, "return ends == 0"),
-)
 def test_completion_mask_keeps_the_first_eos_and_nothing_after_it():
     completions = torch.tensor([[1, 2, 9, 0], [9, 9, 9, 9], [1, 2, 3, 4], [1, 9, 1, 9]])
     assert completion_mask(completions, eos_id=9).int().tolist() == [
@@ -114,10 +87,6 @@ def test_completion_mask_keeps_the_first_eos_and_nothing_after_it():
     assert completion_mask(completions, eos_id=None).all()
 
 
-@must_fail_on(
-    (sample, WRITE, WRITE.replace("True", "token != eos_id")),
-    (sample, WRITE, WRITE.replace("mask[active, end]", "mask[:, end]")),
-)
 def test_sample_keeps_the_first_eos_and_nothing_after_it():
     prompts = torch.tensor([[4], [2], [0]])  # of a policy that counts; 5 is EOS
     for pad in (0, 5):
@@ -128,7 +97,6 @@ def test_sample_keeps_the_first_eos_and_nothing_after_it():
         assert torch.equal(r.completion_mask, completion_mask(r.completions, eos_id=5))
 
 
-@must_fail_on((sample, "active = active[going]", "pass"))
 def test_rows_that_have_ended_are_no_longer_read():
     model = successor(6)
     sample(model, torch.tensor([[4], [2], [0]]), max_new_tokens=8, eos_id=5)
@@ -143,7 +111,6 @@ def test_nothing_is_read_after_the_last_row_has_ended():
     assert r.completions.shape == r.log_probs.shape == (2, 2)
 
 
-@must_fail_on((_read, "new = ids if cache is None else ids[:, -1:]", "new, cache = ids, None"))
 def test_with_the_cache_a_step_reads_only_the_newest_token():
     model, lengths = tiny_gpt(), []
     model.token_embedding.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape))
@@ -151,7 +118,6 @@ def test_with_the_cache_a_step_reads_only_the_newest_token():
     assert lengths == [(5, 5), (5, 1), (5, 1), (5, 1)]
 
 
-@must_fail_on((_read, "new = ids if cache is None else ids[:, -1:]", "new = ids[:, -1:]"))
 def test_a_policy_that_keeps_no_cache_reads_the_whole_text_at_every_step():
     model = successor(6)
     sample(model, torch.tensor([[1, 2], [2, 3]]), max_new_tokens=3)
@@ -190,15 +156,6 @@ def _next_token(logits, temperature=1.0, top_k=None, top_p=1.0) -> dict[int, flo
     return {token: weights[token] / total for token in kept}
 
 
-@must_fail_on(
-    "temperature_multiplies",
-    "top_p_drops_the_token_that_reaches_it",
-    (
-        sample,
-        "token = torch.multinomial(distribution.exp(), 1, generator=generator)  # (active, 1)",
-        "token = torch.multinomial(logits.softmax(-1), 1, generator=generator)",
-    ),
-)
 def test_frequencies_are_those_of_the_enumerated_distribution():
     table, rows, eos = 2 * uniform(4, 4, seed=1), 10_000, 3
     prompts = torch.zeros(rows, 1, dtype=torch.long)
@@ -225,13 +182,6 @@ def test_top_k_of_one_takes_the_likeliest_token():
     assert torch.equal(r.log_probs, torch.zeros(5, 5, dtype=torch.float64))
 
 
-@must_fail_on(
-    (
-        sample,
-        "token = torch.multinomial(distribution.exp(), 1, generator=generator)  # (active, 1)",
-        "token = torch.multinomial(distribution.exp(), 1)",
-    )
-)
 def test_the_generator_decides_the_text_and_nothing_else_does():
     model = tiny_gpt()
     before = torch.get_rng_state()
@@ -242,36 +192,14 @@ def test_the_generator_decides_the_text_and_nothing_else_does():
     assert not torch.equal(rollouts(model, seed=1).completions[:, :2], first.completions[:, :2])
 
 
-def test_without_a_generator_torch_manual_seed_decides():
-    model = tiny_gpt()
-    texts = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        texts.append(rollouts(model, generator=None))
-    assert_same(*texts)
-
-
 # ---------------------------------------------------------------------------------------------
 # what comes back
 
 
-@must_fail_on(
-    (
-        sample,
-        "check_sampling(temperature, top_k, top_p)",
-        "torch.set_grad_enabled(True)",
-    )
-)
 def test_sampling_leaves_no_graph():
     assert not rollouts(tiny_gpt()).log_probs.requires_grad
 
 
-READ = (
-    "logits, cache = read(ids[::G, :P], mask[::G, :P])  # of the copies of a prompt only the first"
-)
-
-
-@must_fail_on((sample, READ, f"with torch.inference_mode(): {READ}"))
 def test_what_sampling_leaves_behind_can_be_read_by_a_loss():
     """A tensor of inference mode may not be saved for the backward pass."""
     model, made = tiny_llama(), []
@@ -322,7 +250,6 @@ def test_the_prompts_of_the_caller_stay_as_they_were():
     assert torch.equal(ids, RAGGED[0]) and torch.equal(mask, RAGGED[1])
 
 
-@must_fail_on("padded_on_the_right")
 def test_left_pad_lets_every_row_end_in_the_last_column():
     ids, mask = left_pad([torch.tensor([7, 8, 9]), [5]], pad_id=1)
     assert ids.tolist() == [[7, 8, 9], [1, 1, 5]]
@@ -337,23 +264,12 @@ def test_left_pad_lets_every_row_end_in_the_last_column():
     ("settings", "message"),
     [
         ({"temperature": 0}, "temperature: expected a finite number above 0, got 0 .*top_k=1"),
-        ({"temperature": -0.5}, "temperature: expected .*, got -0.5"),
-        ({"temperature": NAN}, "temperature: expected .*, got nan"),
-        ({"temperature": INF}, "temperature: expected .*, got inf"),
         ({"top_k": 0}, "top_k: expected a whole number of 1 or more, got 0"),
         ({"top_p": 0.0}, r"top_p: expected a number in \(0, 1\], or None, got 0.0"),
-        ({"top_p": 1.5}, "top_p: expected .*, got 1.5"),
-        ({"top_p": NAN}, "top_p: expected .*, got nan"),
-        ({"top_p": -1}, "top_p: expected .*, got -1"),
         ({"max_new_tokens": 0}, "max_new_tokens: expected a whole number of 1 or more, got 0"),
-        ({"max_new_tokens": -3}, "max_new_tokens: expected a whole number of 1 or more, got -3"),
-        ({"max_new_tokens": 1.5}, "max_new_tokens: expected a whole number of 1 or more, got 1.5"),
         ({"max_new_tokens": 2.0}, "max_new_tokens: expected a whole number of 1 or more, got 2.0"),
-        ({"max_new_tokens": INF}, "max_new_tokens: expected a whole number of 1 or more, got inf"),
-        (
-            {"max_new_tokens": True},
-            "max_new_tokens: expected .*, got True",
-        ),
+        ({"completions_per_prompt": 0}, "completions_per_prompt: expected .*, got 0"),
+        ({"completions_per_prompt": 2.0}, "completions_per_prompt: expected .*, got 2.0"),
     ],
     ids=str,
 )
@@ -404,23 +320,6 @@ def test_logits_that_are_no_distribution_are_refused(bad):
 # several completions of each prompt
 
 
-@must_fail_on(
-    (
-        sample,
-        "logits = logits.repeat_interleave(G, dim=0)  # (N, V)",
-        "logits = logits.repeat(G, 1)",
-    ),
-    (
-        sample,
-        "cache.batch_repeat_interleave(G)",
-        "cache.batch_select_indices(torch.arange(len(active)) % (len(active) // G))",
-    ),
-    (
-        sample,
-        READ,
-        "n = len(ids) // G; logits, cache = read(ids[:n, :P], mask[:n, :P])",
-    ),
-)
 def test_prompts_read_once_are_continued_as_if_each_row_had_its_own():
     for model in (tiny_gpt().double(), tiny_llama().double(), Bigram(uniform(11, 11))):
         for use_cache in (True, False):
@@ -441,12 +340,3 @@ def test_each_prompt_is_read_once():
     model.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
     sample(model, *RAGGED, max_new_tokens=3, completions_per_prompt=4)
     assert read == [(5, 5), (20, 1), (20, 1)]
-
-
-@pytest.mark.parametrize(
-    ("count", "message"),
-    [(0, "expected a whole number of 1 or more, got 0"), (2.0, "expected .*, got 2.0")],
-)
-def test_completions_per_prompt_is_a_count(count, message):
-    with pytest.raises(ValueError, match=f"^completions_per_prompt: {message}"):
-        rollouts(tiny_gpt(), completions_per_prompt=count)

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from torch import nn
+from support import Bigram, successor
 
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.sampling import completion_mask, is_stop, sample, stop_ids
 
 
-class Successor(nn.Module):
+def counting() -> Bigram:
     """After token t comes t + 1, for certain."""
-
-    def __init__(self, vocab_size: int = 10) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(100.0))
-        self.vocab_size = vocab_size
-
-    def forward(self, input_ids, **_):
-        following = (input_ids + 1) % self.vocab_size
-        logits = self.scale * nn.functional.one_hot(following, self.vocab_size)
-        return SimpleNamespace(logits=logits, past_key_values=None)
+    return successor(10, high=100.0, low=0.0)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +33,7 @@ def test_what_is_no_token_id(eos_id):
 
 def test_each_row_ends_at_the_first_of_them():
     prompts = torch.tensor([[1], [5], [6]])
-    r = sample(Successor(), prompts, max_new_tokens=6, eos_id=(4, 8), pad_id=0, use_cache=False)
+    r = sample(counting(), prompts, max_new_tokens=6, eos_id=(4, 8), pad_id=0, use_cache=False)
     assert r.completions.tolist() == [[2, 3, 4], [6, 7, 8], [7, 8, 0]]
     assert r.completion_mask.sum(1).tolist() == [3, 3, 2]
     assert torch.equal(r.completion_mask, completion_mask(r.completions, (4, 8)))
@@ -53,7 +42,7 @@ def test_each_row_ends_at_the_first_of_them():
 def test_one_token_in_a_list_is_one_token():
     prompts = torch.tensor([[1], [3]])
     runs = [
-        sample(Successor(), prompts, max_new_tokens=6, eos_id=eos, use_cache=False)
+        sample(counting(), prompts, max_new_tokens=6, eos_id=eos, use_cache=False)
         for eos in (5, [5])
     ]
     assert torch.equal(runs[0].completions, runs[1].completions)
@@ -69,7 +58,7 @@ def test_the_loop_knows_them_too():
             return [float(len(completion)) for completion in completions]
 
     settings = {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "check": False}
-    (step,) = train_grpo(Successor(), Task(), GRPOConfig(steps=1, eos_id=(4, 8), **settings))
+    (step,) = train_grpo(counting(), Task(), GRPOConfig(steps=1, eos_id=(4, 8), **settings))
     assert step.truncated == 0 and step.mean_length == 3
-    (step,) = train_grpo(Successor(), Task(), GRPOConfig(steps=1, eos_id=4, **settings))
+    (step,) = train_grpo(counting(), Task(), GRPOConfig(steps=1, eos_id=4, **settings))
     assert step.truncated == 0.5 and step.mean_length == 4.5

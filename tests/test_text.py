@@ -33,7 +33,6 @@ from minigrpo.text.prompts import (
     format_reward,
     number,
     stop_tokens,
-    text_of,
     write,
 )
 
@@ -111,13 +110,6 @@ def test_stop_tokens_are_those_of_tokenizer_and_model(tokenizer):
         stop_tokens(bare, model)
 
 
-def test_text_of_a_completion():
-    assert text_of(RIGHT) == RIGHT
-    assert text_of([{"role": "assistant", "content": RIGHT}]) == RIGHT
-    assert text_of([*CHAT, {"role": "assistant", "content": RIGHT}]) == RIGHT
-    assert text_of([]) == ""
-
-
 def test_texts_and_chats_are_continued_at_once(tokenizer):
     model = tiny("gpt2", len(tokenizer)).eval()
     prompts = [TEXTS[0], CHAT, "Ben"]
@@ -146,37 +138,19 @@ def test_a_text_that_ends_with_a_token_of_its_own_is_not_filled_with_padding(tok
     assert not rollouts.completion_mask.all() and texts[0] == tokenizer.decode(first[0, :1])
 
 
-def test_a_text_has_forty_tokens_at_most_if_nobody_says_how_many(tokenizer):
-    model = tiny("gpt2", len(tokenizer)).eval()
-    assert write(model, tokenizer, ["Ann", "Ben"] * 4)[0].completions.shape == (8, 40)
-
-
 # --------------------------------------------------------------------------------------------
 # rewards
 
-FORM = {
+FORM = {  # what cheats there are, test_rewards.py has, for the same rule
     RIGHT: 1,
-    "<think>3 + 4 = 7</think>\n<answer>7</answer>": 1,
     " \n<think>\n3 + 4\n= 7\n</think>\n\n  <answer>\n 7\n</answer>\n": 1,
     "<think></think><answer>7</answer>": 1,
     "": 0,
-    "7": 0,
     "<answer>7</answer>": 0,
-    "<think>3 + 4 = 7</think> 7": 0,
-    "<think>3 + 4 = 7</think><answer></answer>": 0,
     "<think>3 + 4 = 7</think><answer> \n </answer>": 0,
-    "<think>3 + 4 = 7<answer>7</answer>": 0,
-    "<think>3 + 4 = 7</think><answer>7": 0,
     "<think>a</think><answer>6</answer><answer>7</answer>": 0,
-    "<think>a</think><think>b</think><answer>7</answer>": 0,
-    "<think>a <answer>7</answer></think>": 0,
-    "<answer>7</answer><think>a</think>": 0,
     "So: <think>a</think><answer>7</answer>": 0,
-    "<think>a</think> is <answer>7</answer>": 0,
-    "<think>a</think><answer>7</answer> or 8": 0,
     "<Think>a</Think><answer>7</answer>": 0,
-    "< think>a</think><answer>7</answer>": 0,
-    "<think>a</think><answer><answer>7</answer></answer>": 0,
 }
 
 
@@ -187,6 +161,10 @@ def test_the_format_reward(completion, reward):
     assert format_reward(prompts=[CHAT], completions=chat, answer=["7"]) == [reward]
     # The form is half of the answer reward.
     assert answer_reward(prompts=["?"], completions=[completion], answer=["7"]) == [reward]
+
+
+def test_a_chat_without_a_message_has_no_form():
+    assert format_reward([CHAT], [[]]) == [0]
 
 
 def test_a_prompt_that_opens_the_thought():
@@ -432,12 +410,6 @@ def test_a_tokenizer_with_more_tokens_than_the_model(folder, tokenizer):
     assert len(bigger) > len(tokenizer)
     with pytest.raises(ValueError, match="tokenizer: expected ids below .* but has"):
         load_pretrained(folder, device="cpu")
-
-
-def test_a_model_with_more_tokens_than_the_tokenizer_is_fine(folder, tokenizer):
-    tiny("llama", len(tokenizer) + 20).save_pretrained(folder)
-    policy, _ = load_pretrained(folder, device="cpu")
-    assert policy.config.vocab_size == len(tokenizer) + 20
 
 
 def test_a_tokenizer_without_a_pad_token(folder):
