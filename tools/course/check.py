@@ -1,7 +1,7 @@
 """What `make test` runs (lint, unit tests, every notebook against its output), and `make audit`.
 
-    python tools/check.py test [tests | notebooks]
-    python tools/check.py audit
+    python tools/course/check.py test [tests | notebooks]
+    python tools/course/check.py audit
 
 The audit is tests/audit/: proofs of data, and of the proofs, that change when the data does. Files
 go to one process per core, with one thread each, the longest first (see conftest.py). The first
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from course import lacks
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 AUDIT = "tests/audit"
 STRICT = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=600"]  # it waits for dead kernels
 

@@ -1,7 +1,7 @@
 """Every answer that is one small step away from a right one, and what the judge says about it.
 
-`python tests/mutants.py 2.3 4.` lists the mutants of these exercises that pass; most of them make
-no difference. Without a key it does so for all of them.
+`python tests/audit/mutants.py 2.3 4.` lists the mutants of these exercises that pass; most of them
+make no difference. Without a key it does so for all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answers to the exercises that were written from the tasks alone, without a look at the records.
 
-They stand in tests/attacks/NN.py, each wrong one with a witness, which shows that it is wrong.
-`python tests/attack.py` prints how many were refused, and what slipped through.
+They stand in attacks/NN.py, each wrong one with a witness, which shows that it is wrong.
+`python tests/audit/attack.py` prints how many were refused, and what slipped through.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from nbformat import NotebookNode
 from minigrpo.exercises.form import records
 from minigrpo.exercises.reader import find, solution_source
 
-OFFLINE = Path(__file__).with_name("offline")
-NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+OFFLINE = Path(__file__).parents[1] / "offline"
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 EXECUTABLE = [
     pytest.param(path, marks=pytest.mark.skipif(bool(lacks(path)), reason=f"no {lacks(path)}"))
