@@ -17,6 +17,7 @@ import torch
 from make_trl_answers import random_case, random_rewards
 from make_trl_answers import trl_advantages_of as ask_advantages
 from make_trl_answers import trl_losses as ask_losses
+from support import must_fail_on
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -32,11 +33,6 @@ Answer = tuple[Tensor, Tensor, Tensor | None, dict[str, float]]
 """Loss, its gradients with respect to log_probs and entropy (None: no dependence), metrics."""
 
 SHARES = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
-
-GEOMETRIC = 'return (total if level == "sequence" else total / _count(mask, dim=-1)[:, None]).exp()'
-OLD = (
-    'old = (new if old_log_probs is None else _real("old_log_probs", old_log_probs, mask)).detach()'
-)
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +241,37 @@ def test_stored_cases_reach_both_sides_of_every_clip_and_rows_without_a_token():
     assert 0 < sum(equal) < len(equal)
 
 
+@must_fail_on(
+    # the ratio
+    "old_over_new",
+    "geometric_ratio_divides_by_the_width",
+    "first_update_without_a_gradient",
+    # the clip
+    "max_for_min",
+    "clamp_without_min",
+    "clip_low_and_high_swapped",
+    "cispo_weight_not_detached",
+    (
+        grpo_loss,
+        "objective = ratio.clamp(max=1 + clip[1]).detach() * A * new",
+        "objective = ratio.clamp(1 - clip[0], 1 + clip[1]).detach() * A * new",
+    ),
+    # the averages
+    "mean_over_the_padding",
+    "masked_rows_leave_the_denominator",
+    "row_mean_for_token_mean",
+    "dr_grpo_divides_by_the_width",
+    "dr_grpo_divides_by_the_lengths",
+    # the KL term
+    "kl_correction_without_the_gradient_of_the_ratio",
+    "k3_with_the_opposite_sign",
+    "kl_subtracted_from_the_loss",
+    # the entropy bonus
+    "entropy_detached",
+    "entropy_penalty_instead_of_a_bonus",
+    # the metrics
+    "clipped_whatever_the_advantage",
+)
 def test_losses_are_the_stored_ones():
     stored = frozen()
     for variant, settings in VARIANTS.items():
@@ -252,10 +279,14 @@ def test_losses_are_the_stored_ones():
             assert_same_answer(case, settings, our_answer(garbled(case), **settings), theirs)
 
 
-GROUP_STD = "advantages = advantages / (groups.std(dim=1, keepdim=True) + eps)"
-BATCH_STD = "advantages = advantages / (groups.std() + eps)"
-
-
+@must_fail_on(
+    "population_std",
+    "std_clamped_instead_of_plus_eps",
+    "variance_for_std",
+    "std_over_the_batch",
+    "mean_over_the_batch",
+    (group_advantages, "groups.std() +", "groups.std(correction=0) +"),
+)
 def test_advantages_are_the_stored_ones():
     stored = frozen()
     for scale in SCALES:
