@@ -50,8 +50,6 @@ corrected_kl.cases = {
     "a later update": (NEW, OLD, REF, MASK > 0),
     "long rows": (*LONG, torch.ones(3, 603)),
 }
-
-
 corrected_kl.garbage = True
 corrected_kl.draw = lambda r: texts(r, 3)
 LOW = [table - 900 for table in (NEW, OLD, REF)]

@@ -146,8 +146,6 @@ def idle_share(lengths):
 
 idle_share.why = """Every batch lasts as long as its longest row, times N slots. If you average the
 fractions of the batches, a short batch counts as much as a long one, which takes far more time."""
-
-
 idle_share.wrong = {
     "return (1 - lengths.sum(dim=1) / (lengths.shape[1] * longest)).mean()": "You average the "
     "fractions, so a short batch counts as much as a long one. Add up the slots first.",
