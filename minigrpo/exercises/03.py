@@ -4,9 +4,11 @@ import torch
 from torch import tensor
 
 from minigrpo import logprobs, objective
-from minigrpo.exercises.form import exercise, mask, numbers, texts, whole
+from minigrpo.clinic.catalogue import NAMED
+from minigrpo.exercises.form import UNDERFLOW, exercise, mask, numbers, texts, whole
 from minigrpo.logprobs import masked_mean
 
+MAXIMUM = NAMED["max_for_min"].sentence
 POPULATION = "Your std divides by G, as NumPy's does. Here it's G - 1, as torch's .std() has it."
 EQUAL = (
     "Only equal rewards go wrong: their float32 mean can miss them by a rounding error, and yours "
@@ -33,8 +35,7 @@ letter_share.wrong = {
     "comes after the end of a row is rewarded like text.",
     "hits = completions * mask == letter_id": "You multiply the ids by the mask. That turns "
     "padding into the id 0, which is a letter like any other.",
-    "return hits.float().sum(dim=-1)": "You count, so twice the text earns twice the reward. "
-    "Divide by the real tokens.",
+    "return hits.float().sum(dim=-1)": "You count. Divide by the real tokens.",
 }
 letter_share.cases = {
     "padding": (tensor([[4, 1, 4, 2], [4, 1, 4, 4]]), tensor([[1, 1, 1, 1], [1, 1, 0, 0]]), 4),
@@ -76,7 +77,7 @@ group_advantages.wrong = {
     + " And almost nothing is added to it. The formula adds 1e-4.",
     "advantages = groups - mean": "What comes out is the reward minus the group's mean, as in Dr. "
     "GRPO. Divide by the std plus 1e-4 too.",
-    "std = (groups - mean).mean(dim=1, keepdim=True).sqrt()": "Your std forgets the square.",
+    "std = groups.std()": NAMED["std_over_the_batch"].sentence,
 }
 group_advantages.cases = {  # their means are exact, so rounding plays no part
     "an easy prompt and a hard one": (tensor([1.0, 1, 1, 0, 0, 0, 1, 0]), 4),
@@ -109,12 +110,11 @@ never the pull back. With the clamped product alone, a good text that has become
 gradient."""
 clipped_objective.wrong = {
     "return ratio * advantages": "Nothing is clipped, so nothing stops a move that goes too far.",
-    "return clipped * advantages": "You clamp, but you don't take the minimum. With ratio 0.5 and "
-    "advantage 1 the gradient is 0, and the policy can't come back.",
-    "return torch.maximum(ratio * advantages, clipped * advantages)": "Take the smaller one.",
-    "return torch.minimum(ratio, clipped) * advantages": "You clip a negative advantage on the "
-    "wrong side. Take the minimum of the two products.",
+    "return clipped * advantages": NAMED["clamp_without_min"].sentence,
+    "return torch.maximum(ratio * advantages, clipped * advantages)": MAXIMUM,
+    "return torch.minimum(ratio, clipped) * advantages": "At A < 0 you clip the wrong side.",
     "clipped = ratio.clamp(1 - low, 1 + low)": "low is on both sides. The upper bound is 1 + high.",
+    "clipped = ratio.clamp(1 - high, 1 + low)": NAMED["clip_low_and_high_swapped"].sentence,
 }
 clipped_objective.cases = {
     "both sides, both signs": (tensor([2.0, 0.5, 2.0, 0.5]), tensor([2.0, 2, -2, -2]), 0.2, 0.4),
@@ -151,8 +151,7 @@ kl_to_reference.wrong = {
     "goes on top: exp(ref - new) - (ref - new) - 1.",
     "return -log_ratio": "That's k1. Its mean is the KL, but it's negative for many tokens, and "
     "as a loss it pulls nowhere on average.",
-    "log_ratio = ref_log_probs - log_probs": "You don't use the mask, so what comes after the end "
-    "of a row gets into the penalty.",
+    "log_ratio = ref_log_probs - log_probs": "What comes after the end gets into the penalty.",
     "return torch.nn.functional.kl_div(log_probs, ref_log_probs, reduction='none')": "Is it "
     "F.kl_div? Without log_target=True it takes the logarithm of a log-prob, which is NaN, and "
     "with it you get the other direction.",
@@ -172,6 +171,7 @@ kl_to_reference.corners = {
         (tensor([[-1.0, -30.0]]), tensor([[-40.0, -2.0]]), torch.ones(1, 2)),
         "At log-probs of -30 or -40 yours is a different number. What you cap has no gradient.",
     ),
+    "log-probs whose exp is 0": ((*tensor([[[-110.0]], [[-110.5]]]), torch.ones(1, 1)), UNDERFLOW),
 }
 kl_to_reference.hints = """
 With x = ref_log_probs - log_probs, the three terms are exp(x), -x and -1.
@@ -210,6 +210,7 @@ sequence_grpo_loss.wrong = {
     "ratio = torch.exp((log_probs * real).sum(-1)) / torch.exp((old_log_probs * real).sum(-1))": (
         "A long text's probability underflows to 0, and 0/0 is NaN. Subtract first, then take exp."
     ),
+    "return (-ratio * advantages).minimum(-clipped * advantages).mean()": MAXIMUM,
 }
 new, old = -tensor([[0.5, 0.5, 0.1], [1, 1, 1]]), -tensor([[1, 1, 0.9], [0.5, 0.5, 0.5]])
 A, ends, ones = tensor([-2.0, 2.0]), tensor([[1, 1, 0], [1, 1, 1]]), torch.ones(1, 600)
