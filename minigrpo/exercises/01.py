@@ -28,8 +28,7 @@ number."""
 bigram_entropy.wrong = {
     "return float(torch.special.entr(joint).sum())": "That's H(a, b). Take the log of p(b|a).",
     "surprise = -torch.where(pairs > 0, joint / first, 1.0).log2()": "That's in bits, not in nats.",
-    "surprise = -(joint / first).log()": "For a pair that never occurs you take 0 * ln 0, which "
-    "is NaN. Leave it out of the sum.",
+    "surprise = -(joint / first).log()": "0 * ln 0 is NaN. Leave such pairs out of the sum.",
     "first = (ids.bincount().double() / pairs.sum()).unsqueeze(1)": "You count first characters "
     "over the whole text. The last one starts no pair, so p(a) comes from ids[:-1].",
 }
@@ -206,7 +205,7 @@ next_token_log_probs.cases = {
     "logits that look like probabilities, at 1": (torch.tensor([[0.25, 0.75]]), 1),
     "a forbidden token": (torch.tensor([[1.0, 2.0, -torch.inf], [0.0, -torch.inf, 50.0]]), 2),
     "a large vocabulary": (numbers(Random(2), 1, 600), 0.7),
-    "a tiny temperature": (torch.tensor([0.0, 1.0]), 0.001),
+    "a tiny temperature": (torch.tensor([[0.0, 1.0]]), 0.001),
 }
 next_token_log_probs.draw = some_logits
 next_token_log_probs.hints = """

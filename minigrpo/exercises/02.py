@@ -72,8 +72,7 @@ SHIFT = "There's no shift. Logits at position s predict token s + 1, and not the
 token_log_probs.wrong = {
     "predictions, tokens = logits[:, 1:], input_ids[:, 1:]": SHIFT,
     "log_p = predictions": "These are logits. A log_softmax over the vocabulary makes log-probs.",
-    "log_p = predictions.log_softmax(dim=1)": "The softmax runs over the positions. The "
-    "vocabulary is the last dimension.",
+    "log_p = predictions.log_softmax(dim=1)": "The vocabulary is the last dimension.",
     "log_p = (predictions.softmax(dim=-1) + 1e-9).log()": "You add a small number before the "
     "logarithm, so no token comes out rarer than that. log_softmax needs none.",
     "return -log_p.gather(-1, tokens[..., None]).squeeze(-1)": "No log-prob is above 0.",
@@ -148,8 +147,7 @@ with a single exp at the end. If you take exp first and then divide, a long text
 sequence_ratio.right = ["return (new.sum(dim=-1) - old.sum(dim=-1)).exp()"]
 sequence_ratio.wrong = {
     "return (old - new).sum(dim=-1).exp()": "This is old over new. Turn it around.",
-    "return masked_mean((new - old).exp(), mask, dim=-1)": "You average the ratios of the tokens. "
-    "The ratio of a text is their product.",
+    "return masked_mean((new - old).exp(), mask, dim=-1)": "Multiply the ratios; don't average.",
     "return masked_mean(new - old, mask, dim=-1).exp()": "You divide by the length, as GSPO does "
     "(notebook 05). Here we want the whole product.",
     "return new.sum(dim=-1).exp() / old.sum(dim=-1).exp()": "You take exp first, and then you "

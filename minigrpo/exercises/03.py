@@ -29,8 +29,7 @@ text isn't worth twice the reward. If you divide by the width of the batch, a sh
 reward because of its neighbors."""
 letter_share.right = ["return (hits / real.sum(dim=-1, keepdim=True)).sum(dim=-1)"]
 letter_share.wrong = {
-    "return hits.float().mean(dim=-1)": "You divide by the width of the batch, padding included. "
-    "Divide by the real tokens of the row.",
+    "return hits.float().mean(dim=-1)": "You divide by the width of the batch.",
     "return (completions == letter_id).float().mean(dim=-1)": "You don't use the mask, so what "
     "comes after the end of a row is rewarded like text.",
     "hits = completions * mask == letter_id": "You multiply the ids by the mask. That turns "
@@ -71,8 +70,7 @@ group_advantages.wrong = {
     ("mean = groups.mean()", "std = groups.std()"): "You compare with all rewards of the batch, "
     "so easy prompts look like good answers. Compare within the group.",
     "std = groups.std(dim=1, keepdim=True, correction=0)": POPULATION,
-    "advantages = (groups - mean) / (std + 1e-8)": "Nothing, or almost nothing, is added to the "
-    "std. The formula adds 1e-4.",
+    "advantages = (groups - mean) / (std + 1e-8)": "The formula adds 1e-4 to the std.",
     "advantages = (groups - mean) / (groups.std(1, correction=0, keepdim=True) + 1e-8)": POPULATION
     + " And almost nothing is added to it. The formula adds 1e-4.",
     "advantages = groups - mean": "What comes out is the reward minus the group's mean, as in Dr. "

@@ -85,10 +85,8 @@ entropy_bonus.wrong = {
     "the gradient still runs through the logarithm of 0, and is NaN.",
     "return (torch.where(real, entropy, 0.0).sum(1) / real.sum(1).clamp(min=1)).mean()": "You "
     "average row by row. It's one mean over all real tokens.",
-    "return entropy.mean()": "You don't use the mask, so the policy would be rewarded for "
-    "hesitating after the end of a row.",
-    "return torch.where(real, entropy, 0.0).mean()": "You divide by all positions, padding "
-    "included. Divide by the real ones.",
+    "return entropy.mean()": "Use the mask, or what comes after the end counts too.",
+    "return torch.where(real, entropy, 0.0).mean()": "You divide by the padding too.",
 }
 PLAIN = torch.tensor([[[2.0, 0, 0], [0, 1, -1], [3, -3, 0]], [[0, 4, 1], [-2, 0, 2], [1, 1, 0]]])
 TEXT = torch.tensor([[[0.5, 0.25, 0.25], [0, 1, 0], [0.1, 0.2, 0.7]]]).log()

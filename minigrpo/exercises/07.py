@@ -86,7 +86,7 @@ logit_pushes.wrong = {
     "own length. In the token mean, all tokens have the same divisor.",
     "return -pushes / real.sum()": "That's the sign of the loss. An objective goes up.",
     "pushes = torch.where(real, A * probs * (1 - probs), 0.0)": "That's the slope of p, not of log "
-    "p. Leave out the factor p.",
+    "p.",
 }
 square = torch.tensor([[0.9, 0.2], [0.6, 1.0]]), torch.tensor([1.0, -1.5])
 logit_pushes.cases = {

@@ -41,8 +41,7 @@ test_token_log_probs.also_right = [
 test_token_log_probs.also_wrong = {
     "chosen = (log_p + logits[:, 1:].log_softmax(-1)).gather(-1, written[:, :, None])": OTHER,
     "return 0 * chosen.squeeze(-1) - 7": OTHER,
-    "logits = model(0 * ids)": "Does your model ignore its input? A version that gives it other "
-    "ids passes.",
+    "logits = model(0 * ids)": "Does your model ignore its input? Let the ids matter.",
 }
 test_token_log_probs.right = ["assert found.exp().sub(expected.exp()).abs().max() < 0.01"]
 test_token_log_probs.wrong = {
@@ -50,8 +49,7 @@ test_token_log_probs.wrong = {
     "after itself. Column 0 is about the second token.",
     ("after = torch.tensor([[0.5, 0.3, 0.2]] * 3)", "expected = after[:1, 1:].log()"): "Is a row "
     "all of one token, or does your model say the same at every position? Let both differ.",
-    "assert found.shape == (1, 2) and (found <= 0).all()": "Shape and sign are right in both "
-    "versions. Compare numbers.",
+    "assert found.shape == (1, 2) and (found <= 0).all()": "Both versions have that. Compare.",
 }
 test_token_log_probs.hints = """
 Take a model whose answer you know, such as a table: row a has the logits of what follows a.
@@ -291,8 +289,7 @@ TWO = "4</answer> or <answer>5"
 test_answer_reward.why = """The greedy star takes everything up to the last closing tag, and between
 strings `in` asks for a part. In training an empty pair of tags would earn 1.0 on every question."""
 test_answer_reward.bugs = {
-    (SEARCH, SEARCH.replace("?", "")): "(.*?), which stops at the first </answer>, and not the "
-    "last.",
+    (SEARCH, SEARCH.replace("?", "")): "(.*?), which stops at the first one.",
     ("return 1.0 if answer == label else 0.0", "return 1.0 if answer in label else 0.0"): "answer "
     "== label. Between strings, in looks for a part, and the empty string is in every label.",
 }
@@ -386,8 +383,7 @@ test_train_on_batch.why = """The old log-probs are taken anew in every epoch, so
 1 and nothing is clipped. After 20 epochs the token is 7.4 times as likely instead of about 1.2
 times."""
 test_train_on_batch.bugs = {
-    (OLD, "old = score().detach()"): "it belongs before the loop. Here old follows new, so the "
-    "ratio is always 1.",
+    (OLD, "old = score().detach()"): "it belongs before the loop. Here the ratio is always 1.",
 }
 NEW = "new = score(); old = old if _ else new.detach()"
 test_train_on_batch.also_right = [

@@ -38,8 +38,7 @@ left_pad.wrong = {
     (("mask[i, start:] = 1", "mask[i, : len(row)] = 1"),): "The mask is on the right.",
     "return torch.stack([ids, (ids != pad_id).long()])": "You make the mask with ids != pad_id. A "
     "real token can have that id too.",
-    "ids = torch.zeros(len(rows), width, dtype=torch.long)": "You fill with 0, which is a digit "
-    "in our vocabulary. Fill with pad_id.",
+    "ids = torch.zeros(len(rows), width, dtype=torch.long)": "Fill with pad_id. 0 is a digit.",
     (("mask = torch.zeros_like(ids)", "mask = torch.ones_like(ids)"), "mask[i, start:] = 0"): (
         "Your mask is the wrong way around: 1 is a real token."
     ),
@@ -212,10 +211,8 @@ exact_reward.wrong = {
     "so ' 4' earns nothing where 4 is the answer.",
     'texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]': "You read the "
     "first message of a chat. If a tool was called there are several: take the last.",
-    "right = [text.strip() == answer[0] for text in texts]": "You compare all with the first "
-    "answer. zip gives each its own.",
-    "texts = [str(c) for c in completions]": "A completion may be a chat. Take the content of its "
-    "last message.",
+    "right = [text.strip() == answer[0] for text in texts]": "zip gives each its own answer.",
+    "texts = [str(c) for c in completions]": "In a chat, take the last message's content.",
 }
 exact_reward.cases = {
     "texts": (["2 + 2 =", "40 + 5 =", "9 - 5 ="], [" 4\n", "4", "45"], ["4", "45", "4"]),

@@ -33,15 +33,14 @@ rank_loss.wrong = {
     "The average divides by all of them.",
     "return per_token[mask.bool()].mean() * mask.sum() * processes / tokens_per_rank.sum()": "A "
     "process may have no token, and then your own mean is 0/0. Start from the sum.",
-    "return kept.sum() / tokens_per_rank.sum() / processes": "The average divides by W already, so "
-    "multiply by it.",
+    "return kept.sum() / tokens_per_rank.sum() / processes": "The average divides by W. Multiply.",
 }
 rank_loss.cases = {
     "one token, and nine elsewhere": (rows([5.0, 2.0]), rows([1, 0]), rows(1, 9)),
     "a process without a token": (rows([3.0, 8.0]), rows([0, 0]).bool(), rows(0, 6)),
     "a long row": (torch.full((1, 600), 2.0), torch.ones(1, 600), rows(600, 1449)),
 }
-rank_loss.garbage = True
+rank_loss.garbage = rank_loss.graph = True
 rank_loss.draw = lambda r: (
     *(given := texts(r, 1, high=4.0)),
     rows(*r.sample([int(given[1].sum()), *r.choices((0, 3, 8), k=(k := r.randrange(4)))], k + 1)),

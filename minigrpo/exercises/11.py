@@ -191,8 +191,8 @@ sliced_log_probs.wrong = {
     "with all rows at once, so next to the logits there's a second tensor of their size.",
     "found.append(part.softmax(dim=-1).log().gather(-1, ids[..., None]).squeeze(-1))": "You take "
     "the log of a softmax. A probability of e^-1000 underflows to 0, and its log is -inf.",
-    "found.append(chosen - part.exp().sum(dim=-1).log())": "You take exp of the logits, which "
-    "overflows from 89 on. Use logsumexp.",
+    "found.append(chosen - part.exp().sum(dim=-1).log())": "exp overflows from 89 on. Use "
+    "logsumexp.",
     "part = part + 0": "Your function doesn't use the temperature. Divide the logits by it.",
     "found.append(chosen - part.logsumexp(dim=-1).detach())": "The value is correct, but you "
     "detach the logsumexp, which pushes the other tokens down.",

@@ -39,7 +39,7 @@ Function = Callable[..., Any]
 Edit = str | tuple | Function  # a line, several lines or (old, new) pairs, or a function
 ATTRIBUTES = {"why": "", "right": [], "wrong": {}, "cases": {}, "draw": None, "corners": {}}
 ATTRIBUTES |= {"garbage": False, "hints": "", "bugs": {}, "also_lines": {}, "also_right": []}
-ATTRIBUTES |= {"also_wrong": {}}
+ATTRIBUTES |= {"also_wrong": {}, "graph": False}  # graph: backward() has to work, even if it's 0
 # What several exercises say of a corner, and of another right version of the code.
 GARBAGE = "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN. Use torch.where first."
 FAR = "With logits far apart a softmax gives 0, whose logarithm is -inf. log_softmax stays exact."
