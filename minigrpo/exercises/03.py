@@ -30,8 +30,7 @@ reward because of its neighbors."""
 letter_share.right = ["return (hits / real.sum(dim=-1, keepdim=True)).sum(dim=-1)"]
 letter_share.wrong = {
     "return hits.float().mean(dim=-1)": "You divide by the width of the batch.",
-    "return (completions == letter_id).float().mean(dim=-1)": "You don't use the mask, so what "
-    "comes after the end of a row is rewarded like text.",
+    "hits = completions == letter_id": NAMED["mask_in_the_denominator_only"].sentence,
     "hits = completions * mask == letter_id": "You multiply the ids by the mask. That turns "
     "padding into the id 0, which is a letter like any other.",
     "return hits.float().sum(dim=-1)": "You count. Divide by the real tokens.",
@@ -85,7 +84,8 @@ group_advantages.cases = {  # their means are exact, so rounding plays no part
 }
 group_advantages.draw = lambda r: (whole(r, 12, high=17) / 4 - 2, r.choice((2, 3, 4)))
 group_advantages.corners = {
-    "equal rewards whose mean is rounded": ((tensor([0.0, 1] * 8 + [5.7] * 16), 16), EQUAL)
+    "equal rewards whose mean is rounded": ((tensor([0.0, 1] * 8 + [5.7] * 16), 16), EQUAL),
+    "a tiny difference": ((tensor([0.0, 1e-5]), 2), "Only equal rewards make 0, not close ones."),
 }
 group_advantages.hints = """
 groups = rewards.view(-1, group_size); mean and std with dim=1, keepdim=True.

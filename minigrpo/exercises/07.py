@@ -196,6 +196,7 @@ learnable.cases = {
     "seven rewards of 0.8": (torch.full((7,), 0.8), 7),
 }
 learnable.draw = equal_or_nearly
+learnable.corners = {"close": ((torch.tensor([0, 1e-6]), 2), "A tiny difference counts, too.")}
 learnable.hints = """
 A group's rewards are all equal if groups.amax(dim=1) is groups.amin(dim=1).
 differ has one value per group, and differ.repeat_interleave(group_size) one per row."""

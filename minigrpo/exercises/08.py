@@ -131,7 +131,7 @@ test_clipped_objective.bugs = {
     (
         "return torch.minimum(free, clipped)",
         "return torch.where(A >= 0, torch.minimum(free, clipped), torch.maximum(free, clipped))",
-    ): "torch.minimum(free, clipped) for both signs. A bad token sinks without end.",
+    ): "torch.minimum(free, clipped) for both signs. A maximum pushes bad tokens down.",
 }
 test_clipped_objective.also_right = [
     "ratio = torch.exp2(1.442695040888963 * (log_probs - old_log_probs))  # 1 / log 2"
@@ -289,7 +289,7 @@ TWO = "4</answer> or <answer>5"
 test_answer_reward.why = """The greedy star takes everything up to the last closing tag, and between
 strings `in` asks for a part. In training an empty pair of tags would earn 1.0 on every question."""
 test_answer_reward.bugs = {
-    (SEARCH, SEARCH.replace("?", "")): "(.*?), which stops at the first one.",
+    (SEARCH, SEARCH.replace("?", "")): "(.*?), which stops at the first </answer>.",
     ("return 1.0 if answer == label else 0.0", "return 1.0 if answer in label else 0.0"): "answer "
     "== label. Between strings, in looks for a part, and the empty string is in every label.",
 }

@@ -264,8 +264,7 @@ training_bytes.wrong = {
     "Small steps would get lost in the rounding, so they're float32.",
     "cache = layers * kv_heads * head_dim * rows * tokens * read_bytes": "You count the keys or "
     "the values, but the cache holds one of each for every token.",
-    "logits = 4 * rows * tokens * vocab_size": "You count the logits of all rows. Only those of "
-    "slice_rows rows are there at a time.",
+    "logits = 4 * rows * tokens * vocab_size": "Only slice_rows of the rows are there at a time.",
     "logits = read_bytes * slice_rows * tokens * vocab_size": "Logits are float32, 4 bytes each.",
 }
 training_bytes.cases = {

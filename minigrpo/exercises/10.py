@@ -71,7 +71,7 @@ rank_advantages.wrong = {
         "groups = rewards_per_rank; own = groups[rank].split(group_size)",
         "return torch.cat([(g - g.mean()) / (g.std() + 1e-4) for g in own])",
     ): "You make groups of your own rows alone, but a group may have begun on the process before.",
-    "groups = rewards_per_rank.reshape(1, -1)": "You mix the prompts.",
+    "groups = rewards_per_rank.reshape(1, -1)": "That's one group for all: you mix the prompts.",
     "std = groups.std(dim=1, keepdim=True, correction=0)": "GRPO divides by G - 1.",
     "advantages = (groups - mean) / (std + 1e-8)": "Add 1e-4 to the std.",
     "return advantages.flatten()[rank * group_size :][: rewards_per_rank.shape[1]]": "You begin "
