@@ -8,7 +8,6 @@ from minigrpo.clinic.catalogue import NAMED
 from minigrpo.exercises.form import UNDERFLOW, exercise, mask, numbers, texts, whole
 from minigrpo.logprobs import masked_mean
 
-MAXIMUM = NAMED["max_for_min"].sentence
 POPULATION = "Your std divides by G, as NumPy's does. Here it's G - 1, as torch's .std() has it."
 EQUAL = (
     "Only equal rewards go wrong: their float32 mean can miss them by a rounding error, and yours "
@@ -109,7 +108,7 @@ gradient."""
 clipped_objective.wrong = {
     "return ratio * advantages": "Nothing is clipped, so nothing stops a move that goes too far.",
     "return clipped * advantages": NAMED["clamp_without_min"].sentence,
-    "return torch.maximum(ratio * advantages, clipped * advantages)": MAXIMUM,
+    "return torch.maximum(ratio * advantages, clipped * advantages)": NAMED["max_for_min"].sentence,
     "return torch.minimum(ratio, clipped) * advantages": "At A < 0 you clip the wrong side.",
     "clipped = ratio.clamp(1 - low, 1 + low)": "low is on both sides. The upper bound is 1 + high.",
     "clipped = ratio.clamp(1 - high, 1 + low)": NAMED["clip_low_and_high_swapped"].sentence,
@@ -208,7 +207,8 @@ sequence_grpo_loss.wrong = {
     "ratio = torch.exp((log_probs * real).sum(-1)) / torch.exp((old_log_probs * real).sum(-1))": (
         "A long text's probability underflows to 0, and 0/0 is NaN. Subtract first, then take exp."
     ),
-    "return (-ratio * advantages).minimum(-clipped * advantages).mean()": MAXIMUM,
+    "return (-ratio * advantages).minimum(-clipped * advantages).mean()": "You keep the "
+    "larger product. Keep the smaller one, and then take minus the mean.",
 }
 new, old = -tensor([[0.5, 0.5, 0.1], [1, 1, 1]]), -tensor([[1, 1, 0.9], [0.5, 0.5, 0.5]])
 A, ends, ones = tensor([-2.0, 2.0]), tensor([[1, 1, 0], [1, 1, 1]]), torch.ones(1, 600)

@@ -44,7 +44,7 @@ ATTRIBUTES |= {"also_wrong": {}, "graph": False}  # graph: backward() has to wor
 GARBAGE = "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN. Use torch.where first."
 FAR = "With logits far apart a softmax gives 0, whose logarithm is -inf. log_softmax stays exact."
 UNDERFLOW = "A tiny probability is 0 in float32, and 0/0 is NaN. Subtract log-probs, then take exp."
-DIGITS = "Its last digits may differ, so compare with a tolerance, and only what is promised."
+DIGITS = "Its last digits may differ, and what nobody promised. Compare the rest, with a tolerance."
 
 
 def exercise(
