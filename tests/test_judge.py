@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from minigrpo.exercises import check, hint, judge, reader, show, solution
-from minigrpo.exercises.form import Exercise, compiled, exercise, notebooks, records
+from minigrpo.exercises.form import Exercise, compiled, exercise, notebooks, of_notebook
 from minigrpo.exercises.judge import brief, judge_exercise
 from minigrpo.exercises.reader import find, solution_source
 
@@ -115,7 +115,7 @@ def test_trouble_in_the_backward_pass_is_told_as_such():
             raise ValueError("nothing comes back")
 
     message = says(lambda log_probs, mask: Sick.apply(reference(log_probs, mask)))
-    assert "the value is right, but its gradient raised ValueError: nothing" in message
+    assert "right, but taking the gradient raised ValueError: nothing" in message
 
 
 @alarms
@@ -276,7 +276,27 @@ def test_gradients_that_are_right_in_the_sum_alone_are_seen():
     message = judge_exercise(record, crossed)[1]
     assert "the value is right, but its gradient is not" in message
     cut = says(lambda log_probs, mask: reference(log_probs, mask).detach())
-    assert "no gradient flows back through it" in cut
+    assert "no gradient flows back to log_probs" in cut
+    with torch.no_grad():  # in a cell that has it, too
+        assert judge_exercise(record, crossed)[1] == message
+
+
+def test_where_the_gradient_is_0_a_result_without_a_graph_is_right():
+    def solution(x, weight):
+        return x.sum() * weight + 1
+
+    def skips(x, weight):
+        return x.sum() * weight + 1 if weight else torch.tensor(1.0)
+
+    record = made(solution, (torch.ones(2), 0), (torch.ones(2), 2), gradient="x")
+    assert judge_exercise(record, skips)[0] == "passed"
+    assert "flows back to x." in judge_exercise(record, lambda x, w: skips(x.detach(), w))[1]
+
+
+def test_of_errors_alike_the_one_that_is_quickest_to_read_is_shown():
+    cases = [(torch.full((99,), 5.0),), (torch.full((40,), 5.0),), (torch.tensor([3.0]),)]
+    record = made(lambda x: x.sum(), *cases, (torch.tensor([0.01]),))
+    assert "Case 'case 3':" in judge_exercise(record, lambda x: x.sum() * 2)[1]
 
 
 def test_a_function_of_another_name_is_asked_about():
@@ -351,7 +371,9 @@ def test_hints_lead_on_one_by_one(capsys, monkeypatch):
         hint(KEY, 9)
 
 
-@pytest.mark.parametrize("record", [e for n in notebooks() for e in records(n).values()], ids=str)
+@pytest.mark.parametrize(
+    "record", [e for n in notebooks() for e in of_notebook(n).values()], ids=str
+)
 def test_the_printed_solution_passes_when_pasted(record, capsys):
     solution(record.key)
     printed = capsys.readouterr().out
@@ -371,7 +393,7 @@ def test_the_signature_of_judge():
 
 # reviews
 
-REVIEWS = [record for record in records(8).values()]
+REVIEWS = [record for record in of_notebook(8).values()]
 each_review = pytest.mark.parametrize("review", REVIEWS, ids=lambda r: r.key)
 
 
@@ -387,6 +409,8 @@ def test_a_right_test_without_its_line_is_in_use_and_has_not_passed(review, caps
     assert "wrong" in says(review.reference, review.key, min(others))
     assert "line: expected the number of a line" in says(review.reference, review.key, 99)
     assert "line: expected the number" in says(review.reference, review.key, 5.0)
+    for number in [n for also in review.also_lines.values() for n in also]:  # mended there
+        assert f"Line {number}: found." in judge(review.key, review.reference, number)[1]
 
 
 @each_review
@@ -412,7 +436,7 @@ def test_the_code_is_shown_with_its_numbers(review, capsys):
          "refuses the right version, at `assert got == 7`"),
         ("    function(torch.ones(1, 1))\n    assert True", "crashed on"),
         ("    try:\n        assert function(torch.ones(1, 1), torch.ones(1, 1)) == 7\n"
-         "    except AssertionError:\n        pass", "does not see the buggy version"),
+         "    except AssertionError:\n        pass", "The except around your assert"),
     ],
 )  # fmt: skip
 def test_a_weak_test_is_told_what_it_is(text, told):

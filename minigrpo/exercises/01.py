@@ -26,13 +26,11 @@ bigram_entropy.why = """A pair costs -ln p(b | a), because you already know a wh
 p(a, b) you pay for the first character too, and even a model that knows nothing beats that
 number."""
 bigram_entropy.wrong = {
-    "return float(torch.special.entr(joint).sum())": "That's the entropy of the pairs, H(a, b). "
-    "Take the logarithm of p(b|a).",
+    "return float(torch.special.entr(joint).sum())": "That's H(a, b). Take the log of p(b|a).",
     "surprise = -torch.where(pairs > 0, joint / first, 1.0).log2()": "That's in bits, not in nats.",
-    "surprise = -(joint / first).log()": "For a pair that never occurs you take 0 * ln 0, which "
-    "is NaN. Leave it out of the sum.",
-    "first = (ids.bincount().double() / len(ids)).unsqueeze(1)": "You count first characters over "
-    "the whole text. The last one starts no pair, so p(a) comes from ids[:-1].",
+    "surprise = -(joint / first).log()": "0 * ln 0 is NaN. Leave such pairs out of the sum.",
+    "first = (ids.bincount().double() / pairs.sum()).unsqueeze(1)": "You count first characters "
+    "over the whole text. The last one starts no pair, so p(a) comes from ids[:-1].",
 }
 bigram_entropy.cases = {
     "the text aabb": (torch.tensor([0, 0, 1, 1]),),
@@ -64,8 +62,7 @@ causal_mask.wrong = {
     "return ones.triu(1)": "You mark what is hidden. Here it's the opposite: True = may read.",
     "return torch.full((length, length), -torch.inf).triu(1)": "That's the mask to add to the "
     "scores. Here it's a bool tensor, True = may read.",
-    "ones = torch.ones(length, length)": "The triangle is right, but 1.0 and 0.0 are numbers. Ask "
-    "for dtype=torch.bool.",
+    "ones = torch.ones(length, length)": "1.0 and 0.0 are numbers. Ask for dtype=torch.bool.",
 }
 causal_mask.cases = {"length 3": (3,), "length 1": (1,), "length 600": (600,)}
 causal_mask.draw = lambda r: (r.randint(1, 40),)
@@ -98,8 +95,7 @@ attention.wrong = {
     "many columns the softmax then picks a single position.",
     "return (scores.softmax(dim=-1) * mask) @ value": "You mask after the softmax. Mask the "
     "scores before it, with minus infinity.",
-    "allowed = scores.masked_fill(~mask, 0.0)": "A score of 0 doesn't mean 'never', because "
-    "e^0 = 1. Use minus infinity.",
+    "allowed = scores.masked_fill(~mask, 0.0)": "A score of 0 isn't 'never': e^0 = 1.",
     "allowed = scores.masked_fill(mask, -torch.inf)": "You hide what may be read. The minus "
     "infinity goes where the mask is False.",
     "allowed = scores.masked_fill(~torch.ones_like(mask).tril(), -torch.inf)": "You build a "
@@ -151,6 +147,8 @@ next_token_loss.wrong = {
     "tokens, which grows with the batch. Take the mean.",
     "predictions, targets = logits[:, :-1].softmax(dim=-1), input_ids[:, 1:]": "You apply a "
     "softmax twice. cross_entropy wants the logits themselves.",
+    "return F.cross_entropy(predictions.mT, targets, ignore_index=0)": "You leave out targets of "
+    "id 0. Every id counts, whatever it is.",
 }
 HAND = torch.tensor([[[0.0, math.log(2), 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
 next_token_loss.cases = {
@@ -196,8 +194,7 @@ next_token_log_probs.wrong = {
     "is cold: a low one must sharpen.",
     "return logits.log_softmax(dim=-1) / temperature": "You divide the log-probs, so the result "
     "no longer sums to 1. Divide the logits, before the softmax.",
-    "return (logits / temperature).softmax(dim=-1)": "These are probabilities. We ask for their "
-    "logarithms, so use log_softmax.",
+    "return (logits / temperature).softmax(dim=-1)": "Take their logarithms: log_softmax.",
     "return (logits / temperature).softmax(dim=-1).log()": "You take the softmax and then its "
     "logarithm. Where a probability is 0, the gradient is NaN.",
     "return ((logits / temperature).softmax(dim=-1) + 1e-10).log()": "You add a small number "
@@ -208,6 +205,7 @@ next_token_log_probs.cases = {
     "logits that look like probabilities, at 1": (torch.tensor([[0.25, 0.75]]), 1),
     "a forbidden token": (torch.tensor([[1.0, 2.0, -torch.inf], [0.0, -torch.inf, 50.0]]), 2),
     "a large vocabulary": (numbers(Random(2), 1, 600), 0.7),
+    "a tiny temperature": (torch.tensor([[0.0, 1.0]]), 0.001),
 }
 next_token_log_probs.draw = some_logits
 next_token_log_probs.hints = """

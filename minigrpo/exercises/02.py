@@ -68,16 +68,15 @@ def some_windows(r, *sizes):
 token_log_probs.why = """The logits at position s score the token at s + 1, so the last position and
 the first token have no partner. With `logits[:, 1:]` the shapes fit too, but each token is scored
 by logits that have already read it."""
+SHIFT = "There's no shift. Logits at position s predict token s + 1, and not the one just read."
 token_log_probs.wrong = {
-    "predictions, tokens = logits[:, 1:], input_ids[:, 1:]": "There's no shift. You score each "
-    "token with logits that have read it; those at position s predict token s + 1.",
+    "predictions, tokens = logits[:, 1:], input_ids[:, 1:]": SHIFT,
     "log_p = predictions": "These are logits. A log_softmax over the vocabulary makes log-probs.",
-    "log_p = predictions.log_softmax(dim=1)": "The softmax runs over the positions. The "
-    "vocabulary is the last dimension.",
+    "log_p = predictions.log_softmax(dim=1)": "The vocabulary is the last dimension.",
     "log_p = (predictions.softmax(dim=-1) + 1e-9).log()": "You add a small number before the "
     "logarithm, so no token comes out rarer than that. log_softmax needs none.",
-    "return -log_p.gather(-1, tokens[..., None]).squeeze(-1)": "The sign is wrong: a log-prob is "
-    "never above 0.",
+    "return -log_p.gather(-1, tokens[..., None]).squeeze(-1)": "No log-prob is above 0.",
+    "predictions, tokens = logits[:, :-1], input_ids[:, :-1]": SHIFT,
 }
 token_log_probs.cases = {
     "a model that counts": (40.0 * torch.eye(5)[1:][None], torch.tensor([[0, 1, 2, 3]])),
@@ -109,8 +108,7 @@ sequence_log_probs.wrong = {
     "real = log_probs": "You don't use the mask, so what comes after the end counts as text.",
     "return real.sum(dim=-1) / mask.sum(dim=-1)": "That's the mean per token. Take the plain sum.",
     "return real.mean(dim=-1)": "You divide by the width of the batch, padding included.",
-    "real = log_probs * mask": "You multiply by the mask, and 0 * inf is NaN. Choose with "
-    "torch.where instead.",
+    "real = log_probs * mask": "0 * inf is NaN. Choose with torch.where instead.",
     "return real.sum()": "You sum over the rows as well. Each row is a text of its own.",
     "real = log_probs.where(torch.arange(mask.shape[1]) < mask.sum(-1, keepdim=True), 0.0)": "You "
     "count the ones and take that many from the left. They can be anywhere.",
@@ -148,10 +146,8 @@ sequence_ratio.why = """In log space the product of the token ratios is a subtra
 with a single exp at the end. If you take exp first and then divide, a long text gives you 0/0."""
 sequence_ratio.right = ["return (new.sum(dim=-1) - old.sum(dim=-1)).exp()"]
 sequence_ratio.wrong = {
-    "return (old - new).sum(dim=-1).exp()": "This is old over new. The exponent is "
-    "log_probs - old_log_probs.",
-    "return masked_mean((new - old).exp(), mask, dim=-1)": "You average the ratios of the tokens. "
-    "The ratio of a text is their product.",
+    "return (old - new).sum(dim=-1).exp()": "This is old over new. Turn it around.",
+    "return masked_mean((new - old).exp(), mask, dim=-1)": "Multiply the ratios; don't average.",
     "return masked_mean(new - old, mask, dim=-1).exp()": "You divide by the length, as GSPO does "
     "(notebook 05). Here we want the whole product.",
     "return new.sum(dim=-1).exp() / old.sum(dim=-1).exp()": "You take exp first, and then you "
@@ -166,6 +162,9 @@ sequence_ratio.cases = {
 }
 sequence_ratio.garbage = True
 sequence_ratio.draw = lambda r: texts(r, 2, low=-2)
+FAR_APART = torch.tensor([[-1.0, -150.0]]), torch.tensor([[-150.0, -1.0]]), torch.ones(1, 2)
+ONCE = "A token ratio of e^149 is infinite, and times 0 it's NaN. Add up first, then take exp once."
+sequence_ratio.corners = {"ratios of e^149 and e^-149": (FAR_APART, ONCE)}
 sequence_ratio.hints = """
 In log space a quotient is a difference. Mask both before you subtract.
 Sum the masked differences over dim=-1, then exp, once, at the very end."""
@@ -182,10 +181,8 @@ def completion_mask(completions, eos_id):
 completion_mask.why = """A token is real as long as no EOS came before it, so the first EOS counts
 too. If you mask it out, the choice to stop is never reinforced."""
 completion_mask.wrong = {
-    "eos_before = is_eos.cumsum(dim=1)": "The EOS itself is masked out, so the policy doesn't "
-    "learn when to stop.",
-    "return ~is_eos": "You look at token values, so whatever follows the EOS counts as text. The "
-    "mask is about positions.",
+    "eos_before = is_eos.cumsum(dim=1)": "You mask the EOS, so nobody learns to stop.",
+    "return ~is_eos": "What follows the EOS counts as text for you. The mask is about positions.",
     "return (eos_before == 0) & is_eos.any(dim=1, keepdim=True)": "A row without an EOS was cut "
     "off at the limit. All of its tokens are real.",
     "return torch.arange(completions.shape[1]) <= is_eos.long().argmax(dim=1, keepdim=True)": "In "
@@ -219,15 +216,14 @@ perplexity.why = """Every real token of the batch has the same weight in the mea
 row by row, the tokens of short rows count more."""
 perplexity.right = ["mean = log_probs[mask.bool()].mean()"]
 perplexity.wrong = {
-    ("mean = real.sum(1) / mask.sum(1).clamp(min=1)", "return (-mean).exp().mean()"): "You "
-    "average the perplexities of the rows. Average the log-probs of all real tokens first, then "
-    "take exp.",
+    ("mean = real.sum(1) / mask.sum(1).clamp(min=1)", "return (-mean).exp().mean()"): "You average "
+    "the perplexities of the rows. Average all log-probs first, then take exp.",
     "mean = (real.sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)).mean()": "You average within each "
     "row, then over the rows. Every real token counts the same.",
-    "mean = real.mean()": "You divide by the number of all positions, padding included. Count the "
-    "real tokens.",
+    "mean = real.mean()": "You divide by all positions. Count the real tokens.",
     "return real.exp().prod() ** (-1 / mask.sum())": "You multiply the probabilities, and on a "
     "long text the product underflows to 0. Stay in log space until the end.",
+    "return mean.exp()": "The minus is missing. A perplexity is never below 1.",
 }
 perplexity.cases = {
     "worked by hand": (torch.tensor([[0.5, 0.125, 0.5]]).log(), torch.tensor([[1, 1, 0]])),

@@ -4,7 +4,8 @@ import torch
 from torch import tensor
 
 from minigrpo import logprobs, objective
-from minigrpo.exercises.form import exercise, mask, numbers, texts, whole
+from minigrpo.clinic.catalogue import NAMED
+from minigrpo.exercises.form import UNDERFLOW, exercise, mask, numbers, texts, whole
 from minigrpo.logprobs import masked_mean
 
 POPULATION = "Your std divides by G, as NumPy's does. Here it's G - 1, as torch's .std() has it."
@@ -27,14 +28,11 @@ text isn't worth twice the reward. If you divide by the width of the batch, a sh
 reward because of its neighbors."""
 letter_share.right = ["return (hits / real.sum(dim=-1, keepdim=True)).sum(dim=-1)"]
 letter_share.wrong = {
-    "return hits.float().mean(dim=-1)": "You divide by the width of the batch, padding included. "
-    "Divide by the real tokens of the row.",
-    "return (completions == letter_id).float().mean(dim=-1)": "You don't use the mask, so what "
-    "comes after the end of a row is rewarded like text.",
+    "return hits.float().mean(dim=-1)": "You divide by the width of the batch.",
+    "hits = completions == letter_id": NAMED["mask_in_the_denominator_only"].sentence,
     "hits = completions * mask == letter_id": "You multiply the ids by the mask. That turns "
     "padding into the id 0, which is a letter like any other.",
-    "return hits.float().sum(dim=-1)": "You count, so twice the text earns twice the reward. "
-    "Divide by the real tokens.",
+    "return hits.float().sum(dim=-1)": "You count. Divide by the real tokens.",
 }
 letter_share.cases = {
     "padding": (tensor([[4, 1, 4, 2], [4, 1, 4, 4]]), tensor([[1, 1, 1, 1], [1, 1, 0, 0]]), 4),
@@ -70,13 +68,12 @@ group_advantages.wrong = {
     ("mean = groups.mean()", "std = groups.std()"): "You compare with all rewards of the batch, "
     "so easy prompts look like good answers. Compare within the group.",
     "std = groups.std(dim=1, keepdim=True, correction=0)": POPULATION,
-    "advantages = (groups - mean) / (std + 1e-8)": "Nothing, or almost nothing, is added to the "
-    "std. The formula adds 1e-4.",
+    "advantages = (groups - mean) / (std + 1e-8)": "The formula adds 1e-4 to the std.",
     "advantages = (groups - mean) / (groups.std(1, correction=0, keepdim=True) + 1e-8)": POPULATION
     + " And almost nothing is added to it. The formula adds 1e-4.",
     "advantages = groups - mean": "What comes out is the reward minus the group's mean, as in Dr. "
     "GRPO. Divide by the std plus 1e-4 too.",
-    "std = (groups - mean).mean(dim=1, keepdim=True).sqrt()": "Your std forgets the square.",
+    "std = groups.std()": NAMED["std_over_the_batch"].sentence,
 }
 group_advantages.cases = {  # their means are exact, so rounding plays no part
     "an easy prompt and a hard one": (tensor([1.0, 1, 1, 0, 0, 0, 1, 0]), 4),
@@ -86,7 +83,8 @@ group_advantages.cases = {  # their means are exact, so rounding plays no part
 }
 group_advantages.draw = lambda r: (whole(r, 12, high=17) / 4 - 2, r.choice((2, 3, 4)))
 group_advantages.corners = {
-    "equal rewards whose mean is rounded": ((tensor([0.0, 1] * 8 + [5.7] * 16), 16), EQUAL)
+    "equal rewards whose mean is rounded": ((tensor([0.0, 1] * 8 + [5.7] * 16), 16), EQUAL),
+    "a tiny difference": ((tensor([0.0, 1e-5]), 2), "Only equal rewards make 0, not close ones."),
 }
 group_advantages.hints = """
 groups = rewards.view(-1, group_size); mean and std with dim=1, keepdim=True.
@@ -109,12 +107,11 @@ never the pull back. With the clamped product alone, a good text that has become
 gradient."""
 clipped_objective.wrong = {
     "return ratio * advantages": "Nothing is clipped, so nothing stops a move that goes too far.",
-    "return clipped * advantages": "You clamp, but you don't take the minimum. With ratio 0.5 and "
-    "advantage 1 the gradient is 0, and the policy can't come back.",
-    "return torch.maximum(ratio * advantages, clipped * advantages)": "Take the smaller one.",
-    "return torch.minimum(ratio, clipped) * advantages": "You clip a negative advantage on the "
-    "wrong side. Take the minimum of the two products.",
+    "return clipped * advantages": NAMED["clamp_without_min"].sentence,
+    "return torch.maximum(ratio * advantages, clipped * advantages)": NAMED["max_for_min"].sentence,
+    "return torch.minimum(ratio, clipped) * advantages": "At A < 0 you clip the wrong side.",
     "clipped = ratio.clamp(1 - low, 1 + low)": "low is on both sides. The upper bound is 1 + high.",
+    "clipped = ratio.clamp(1 - high, 1 + low)": NAMED["clip_low_and_high_swapped"].sentence,
 }
 clipped_objective.cases = {
     "both sides, both signs": (tensor([2.0, 0.5, 2.0, 0.5]), tensor([2.0, 2, -2, -2]), 0.2, 0.4),
@@ -151,8 +148,7 @@ kl_to_reference.wrong = {
     "goes on top: exp(ref - new) - (ref - new) - 1.",
     "return -log_ratio": "That's k1. Its mean is the KL, but it's negative for many tokens, and "
     "as a loss it pulls nowhere on average.",
-    "log_ratio = ref_log_probs - log_probs": "You don't use the mask, so what comes after the end "
-    "of a row gets into the penalty.",
+    "log_ratio = ref_log_probs - log_probs": "What comes after the end gets into the penalty.",
     "return torch.nn.functional.kl_div(log_probs, ref_log_probs, reduction='none')": "Is it "
     "F.kl_div? Without log_target=True it takes the logarithm of a log-prob, which is NaN, and "
     "with it you get the other direction.",
@@ -172,6 +168,7 @@ kl_to_reference.corners = {
         (tensor([[-1.0, -30.0]]), tensor([[-40.0, -2.0]]), torch.ones(1, 2)),
         "At log-probs of -30 or -40 yours is a different number. What you cap has no gradient.",
     ),
+    "log-probs whose exp is 0": ((*tensor([[[-110.0]], [[-110.5]]]), torch.ones(1, 1)), UNDERFLOW),
 }
 kl_to_reference.hints = """
 With x = ref_log_probs - log_probs, the three terms are exp(x), -x and -1.
@@ -210,6 +207,8 @@ sequence_grpo_loss.wrong = {
     "ratio = torch.exp((log_probs * real).sum(-1)) / torch.exp((old_log_probs * real).sum(-1))": (
         "A long text's probability underflows to 0, and 0/0 is NaN. Subtract first, then take exp."
     ),
+    "return (-ratio * advantages).minimum(-clipped * advantages).mean()": "You keep the "
+    "larger product. Keep the smaller one, and then take minus the mean.",
 }
 new, old = -tensor([[0.5, 0.5, 0.1], [1, 1, 1]]), -tensor([[1, 1, 0.9], [0.5, 0.5, 0.5]])
 A, ends, ones = tensor([-2.0, 2.0]), tensor([[1, 1, 0], [1, 1, 1]]), torch.ones(1, 600)

@@ -6,6 +6,7 @@ from random import Random
 import torch
 
 from minigrpo import objective as course
+from minigrpo.clinic.catalogue import NAMED
 from minigrpo.exercises.form import UNDERFLOW, exercise, numbers, texts
 
 advantages = partial(course.group_advantages, scale="none")
@@ -23,15 +24,15 @@ def leave_one_out(rewards, group_size):
 leave_one_out.why = """A reward that's part of its own baseline drags the baseline toward itself.
 With the mean of the whole group, 6, 2, 1 gives you 3, -1, -2 instead of 4.5, -1.5, -3."""
 leave_one_out.wrong = {
-    "baseline = groups.mean(dim=1, keepdim=True)": "You subtract the mean of the whole group. "
-    "Leave the reward itself out.",
+    "baseline = groups.mean(dim=1, keepdim=True)": "Leave the reward itself out.",
     "return torch.cat([(g - g.mean()) / (g.std() + 1e-4) for g in groups])": "Those are the "
     "advantages of notebook 03. Here nothing is divided, and you subtract the mean of the others.",
-    "baseline = rewards.mean()": "You compare with all rewards of the batch, so easy prompts look "
-    "like good answers.",
+    "baseline = rewards.mean()": "You compare with all prompts.",
     "baseline = others / group_size": "You divide by G, but there are only G - 1 others.",
     ("groups = rewards.view(group_size, -1).T", "return (groups - baseline).T.flatten()"): "You "
     "take every P-th reward for a group. The rows come prompt by prompt, so .view(-1, group_size).",
+    "return ((groups - baseline) / (groups.std(1, keepdim=True) + 1e-4)).flatten()": "You divide "
+    "by the std, as in notebook 03. Here nothing is divided.",
 }
 leave_one_out.cases = {
     "one prompt": (torch.tensor([6.0, 2.0, 1.0]), 3),
@@ -64,17 +65,16 @@ average.why = """The first average gives every completion the same weight, the s
 and the third divides by a number that no length can change."""
 ROWS = "return (kept.sum(dim=-1) / real.sum(dim=-1).clamp(min=1)).mean()"
 average.wrong = {
-    "kept = per_token": "You divide by the real tokens, but you sum over the padding too. Mask it.",
-    "row_means = kept.mean(dim=-1)": "In sequence_mean you divide each row by the width of the "
-    "batch. Divide it by its own real tokens.",
-    (("return kept.sum() / real.sum()", ROWS),): "Your token_mean is a mean of row means, so the "
-    "tokens of short rows weigh more. Divide one sum by one count.",
-    "return kept.sum() / kept.numel()": "In constant you divide by the width of this batch, which "
-    "changes with the longest row. Use max_length.",
-    ("kept = per_token * mask", "row_means = kept.sum(dim=-1) / real.sum(dim=-1)"): "A row "
-    "without a real token is divided by 0, and 0/0 is NaN. Divide by at least 1.",
-    (("return row_means.mean()", "return row_means[real.any(dim=-1)].mean()"),): "In "
-    "sequence_mean you leave rows without a real token out. They count as 0 and stay in N.",
+    "kept = per_token": NAMED["mask_in_the_denominator_only"].sentence,
+    "row_means = kept.mean(dim=-1)": NAMED["mean_over_the_padding"].sentence,
+    (("return kept.sum() / real.sum()", ROWS),): NAMED["row_mean_for_token_mean"].sentence,
+    "return kept.sum() / kept.numel()": NAMED["dr_grpo_divides_by_the_width"].sentence,
+    ("kept = per_token * mask", "row_means = kept.sum(dim=-1) / real.sum(dim=-1)"): NAMED[
+        "masked_row_divides_by_zero"
+    ].sentence,
+    (("return row_means.mean()", "return row_means[real.any(dim=-1)].mean()"),): NAMED[
+        "masked_rows_leave_the_denominator"
+    ].sentence,
 }
 HOWS = "sequence_mean", "token_mean", "constant"
 TEXT = torch.tensor([[1.0, 5, 9, 9, 9], [4, 0, 3, 1, 2], [7, -9, 9, 9, 9]])
@@ -124,7 +124,7 @@ cispo_loss.wrong = {
     "return row_means.mean()": "The minus is missing. An optimizer minimizes, so bad tokens gain.",
 }
 OLD = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, -0.2, -2.0], [-3.0, -1.0, -2.0]])
-NEW = torch.tensor([[-0.5, -2.5, -0.6], [-1.0, -0.2, -3.0], [-1.0, -1.5, -0.9]])
+NEW = torch.tensor([[-0.5, -2.5, -0.6], [-1.0, -0.2, -3.0], [-1.0, -2.5, -0.5]])
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1]])
 A, STILL = torch.tensor([[1.0, -1.0, 0.5], [0.0, 2.0, -0.5]])
 cispo_loss.cases = {

@@ -6,6 +6,7 @@ import torch
 
 from minigrpo import logprobs
 from minigrpo import objective as course
+from minigrpo.clinic.catalogue import NAMED
 from minigrpo.exercises.form import FAR, UNDERFLOW, exercise, mask, numbers, texts
 
 
@@ -29,16 +30,15 @@ corrected_kl.why = """The policy also decides which tokens get drawn, and the ra
 of the gradient back. If you detach it, your gradient is that of k3: on average the forward KL's."""
 corrected_kl.right = ["return (x + log_ratio).exp() - ratio * (x + 1)"]
 corrected_kl.wrong = {
-    "return k3": "That's k3 alone. At the first update its value is correct, but its gradient is "
-    "that of the other direction.",
-    "ratio = log_ratio.exp().detach()": "The value is correct, but your ratio is a constant. "
-    "Leave it attached.",
+    "return k3": "Its gradient is that of the other direction: you left out the ratio.",
+    "ratio = log_ratio.exp().detach()": "Your ratio is a constant. Leave it attached.",
     "log_ratio = torch.where(real, log_probs - log_probs.detach(), 0.0)": "You divide the policy "
     "by itself, which is right at the first update only. Later the tokens are the old policy's.",
     "x = torch.where(real, log_probs - ref_log_probs, 0.0)": "Inside k3 the log-ratio is upside "
     "down. The reference goes on top: exp(ref - new) - (ref - new) - 1.",
     ("log_ratio = log_probs - old_log_probs", "x = ref_log_probs - log_probs"): "You don't use "
     "the mask, so what comes after the end of a row gets into the penalty.",
+    "ratio = (-log_ratio).exp()": NAMED["old_over_new"].sentence,
 }
 MASK = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0]])
 NEW = torch.tensor([[-1.0, -2.0, -0.5], [-1.0, -0.25, -3.0], [-0.5, -1.0, -2.0]])
@@ -50,8 +50,6 @@ corrected_kl.cases = {
     "a later update": (NEW, OLD, REF, MASK > 0),
     "long rows": (*LONG, torch.ones(3, 603)),
 }
-
-
 corrected_kl.garbage = True
 corrected_kl.draw = lambda r: texts(r, 3)
 LOW = [table - 900 for table in (NEW, OLD, REF)]
@@ -80,18 +78,15 @@ logarithm before you multiply. If you repair the NaN after the product, the grad
 through it."""
 entropy_bonus.right = ["entropy = torch.distributions.Categorical(logits=logits).entropy()"]
 entropy_bonus.wrong = {
-    "log_p = logits.detach().log_softmax(dim=-1)": "The entropy has no gradient (a detach, or "
-    "no_grad?). As a bonus it has no effect.",
+    "log_p = logits.detach().log_softmax(dim=-1)": NAMED["entropy_detached"].sentence,
     "finite = log_p": "For a forbidden token you multiply 0 by -inf, which is NaN. Put a finite "
     "number in place of that logarithm first.",
     "entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum(dim=-1)": "The value is correct, but "
     "the gradient still runs through the logarithm of 0, and is NaN.",
-    "log_p = logits.softmax(dim=-1).clamp(min=1e-6).log()": "You raise every tiny probability to "
-    "1e-6, and over a vocabulary that adds up. Start from log_softmax.",
-    "return entropy.mean()": "You don't use the mask, so the policy would be rewarded for "
-    "hesitating after the end of a row.",
-    "return torch.where(real, entropy, 0.0).mean()": "You divide by all positions, padding "
-    "included. Divide by the real ones.",
+    "return (torch.where(real, entropy, 0.0).sum(1) / real.sum(1).clamp(min=1)).mean()": "You "
+    "average row by row. It's one mean over all real tokens.",
+    "return entropy.mean()": "Use the mask, or what comes after the end counts too.",
+    "return torch.where(real, entropy, 0.0).mean()": "You divide by the padding too.",
 }
 PLAIN = torch.tensor([[[2.0, 0, 0], [0, 1, -1], [3, -3, 0]], [[0, 4, 1], [-2, 0, 2], [1, 1, 0]]])
 TEXT = torch.tensor([[[0.5, 0.25, 0.25], [0, 1, 0], [0.1, 0.2, 0.7]]]).log()
@@ -151,12 +146,15 @@ you: there it's 0."""
 grpo_loss.right = ["mean_entropy = entropy[real].mean()"]
 RAW = "new = log_probs", "old = old_log_probs", "ref = ref_log_probs"
 grpo_loss.wrong = {
-    "return loss + entropy_weight * mean_entropy": "You add the entropy to the loss, so the "
-    "policy is punished for staying undecided. Subtract it.",
-    "per_token = torch.where(real, -kl_weight * kl - objective, 0.0)": "You subtract the KL, so "
-    "the policy is rewarded for leaving the reference. Add it.",
-    (*RAW, "per_token = kl_weight * kl - objective"): "You divide by the real tokens, but you sum "
-    "over the padding too. Mask what you sum.",
+    "return loss + entropy_weight * mean_entropy": NAMED[
+        "entropy_penalty_instead_of_a_bonus"
+    ].sentence,
+    "per_token = torch.where(real, -kl_weight * kl - objective, 0.0)": NAMED[
+        "kl_subtracted_from_the_loss"
+    ].sentence,
+    (*RAW, "per_token = kl_weight * kl - objective"): NAMED[
+        "mask_in_the_denominator_only"
+    ].sentence,
     "loss = per_token.mean()": "You divide by the width of the batch, padding included.",
     "loss = per_token.sum() / real.sum()": "You average the loss over all tokens at once, so long "
     "rows weigh more. Average each row first.",

@@ -53,6 +53,7 @@ sft_loss.wrong = {
     "learn = places >= prompt_lengths[:, None]": "The padding is in your mean. Use the mask too.",
     "return -torch.where(learn, chosen, 0.0).mean()": "You average over all N * (S - 1) columns. "
     "Divide by the number of tokens that count.",
+    "return chosen[learn].mean()": "The minus is missing, so the model would unlearn the answers.",
 }
 sft_loss.cases = {
     "two rows, the second one padded": batch(Random(42), 4, 2, (2, 4), (1, 2)),
@@ -90,20 +91,18 @@ grade.why = """The last five ids must be the ending, and the thought before them
 you only search for the right answer in its tags, a policy that writes all ten digits is always
 right."""
 grade.wrong = {
-    "return float(any(ids[i : i + 3] == ending[1:4] for i in range(len(ids))))": "You look for "
-    "the right answer in its tags anywhere, so a policy that writes all ten digits is always "
-    "right.",
-    "return float(ids[-5:] == ending)": "You check the ending but not what comes before it. No "
-    "tag is allowed in the thought.",
+    "return float(any(ids[i : i + 3] == ending[1:4] for i in range(len(ids))))": "You look for the "
+    "right answer in its tags anywhere, so writing all ten digits is always right.",
+    "return float(ids[-5:] == ending)": "No tag is allowed in the thought.",
     "return float(all(map(int.__eq__, ids[-5:], ending)) and all_tags.isdisjoint(thought))": "You "
-    "compare as far as the shorter list goes, so an empty completion passes. Compare the lists "
-    "with ==.",
+    "compare as far as the shorter list goes, so an empty completion passes. Use ==.",
     "all_tags = {tags.end_think, tags.answer, tags.end_answer, tags.eos}": "You allow a second "
     "<think>. The prompt has already written the only one.",
     "at = ids.index(tags.end_think); return float(ids[at:] == ending and tags.think not in ids)": (
-        "Your function crashes when a tag is missing. Completions like that are common, and they "
-        "earn 0.0."
+        "Your function crashes when a tag is missing. Those completions earn 0.0."
     ),
+    "return float(len(ids) > 5 and ids[-5:] == ending and all_tags.isdisjoint(thought))": "You ask "
+    "for a thought before the ending. It may be empty.",
 }
 END = [END_THINK, ANSWER, 4, END_ANSWER, EOS]
 grade.cases = {
@@ -112,6 +111,7 @@ grade.cases = {
         "a thought and the right answer": [7, 1, 4, *END],
         "the right digit is only in the thought": [4, END_THINK, ANSWER, 9, END_ANSWER, EOS],
         "two answers, each in its tags": [END_THINK, ANSWER, 4, END_ANSWER, ANSWER, 9, *END[3:]],
+        "two answers in one pair of tags": [*END[:2], 9, *END[2:]],
         "an answer in the thought": [ANSWER, 9, END_ANSWER, 7, *END],
         "a second <think>": [7, THINK, 4, *END],
         "an EOS in the thought": [7, EOS, 4, *END],
@@ -157,14 +157,15 @@ test_reward.bugs = {
     "no answer, this reward takes the one in the worked example.",
 }
 test_reward.also_lines = {3: (4,)}
-test_reward.also_right = ['answers = re.findall(r"<answer>([^<]*)</answer>", text)']
+test_reward.also_right = [  # what it makes of an <answer> without its end was never promised
+    'answers = [part.split("</answer>")[0] for part in text.split("<answer>")[1:]]'
+]
 test_reward.also_wrong = {
     (
         "own = re.search('<answer>.*</answer>', completion); text = completion",
         "answers = re.findall(r'<answer>(.*?)</answer>', text if own else prompt + text)",
         "return float(last == answer) / (1 if own else 10)",
-    ): "In this one, the answer in the prompt earns 0.1. Without an answer of its own, a "
-    "completion earns exactly 0.",
+    ): "Here the answer in the prompt earns 0.1. It has to earn exactly 0.",
 }
 test_reward.wrong = {
     ('prompt = "7 1 1 <think> "',): "Does a prompt of yours have a worked example whose answer is "
@@ -188,13 +189,13 @@ pass_at_k.why = """pass@k is 1 minus the ways to draw k wrong ones over the ways
 1 - (1 - c/n)^k puts each answer back before the next draw: 0.44 instead of 0.5 for n, c, k = 4, 1,
 2."""
 pass_at_k.wrong = {
-    "return 1 - (1 - correct / samples) ** k": "That's 1 - (1 - c/n)^k, as if each sample were "
-    "put back after it's drawn.",
+    "return 1 - (1 - correct / samples) ** k": "You put each sample back after it's drawn.",
     "return correct / samples": "That's the fraction of correct samples, which is pass@1.",
     "return min(1.0, k * correct / samples)": "You multiply the fraction of correct samples by k. "
     "Ask how likely it is that all k are wrong.",
-    "return math.comb(correct, k) / math.comb(samples, k)": "That's the chance that all k are "
-    "correct. One is enough.",
+    "return math.comb(correct, k) / math.comb(samples, k)": "That's for all k. One is enough.",
+    "return correct * math.comb(samples - correct, k - 1) / math.comb(samples, k)": "That's the "
+    "chance of exactly one. More may be right.",
 }
 pass_at_k.cases = {
     "one of four is correct, two are drawn": (4, 1, 2),

@@ -2,6 +2,7 @@
 
 import torch
 
+from minigrpo.clinic.catalogue import NAMED
 from minigrpo.exercises.form import exercise, mask, numbers, whole
 from minigrpo.objective import equal_groups, grpo_loss
 
@@ -17,14 +18,16 @@ def expected_reward(stop, rewards):
 expected_reward.why = """A thought ends with d totals if it went on d times and then stopped. If you
 weight each reward with stop alone, late stops count as if every thought got that far."""
 expected_reward.wrong = {
-    "gets_here = torch.ones_like(rewards)": "You forget that a thought has to get there first. "
-    "Multiply stop[d] by the 1 - stop of every decision before it.",
+    "gets_here = torch.cat([torch.ones_like(stop), (1 - stop).prod()[None]])": "A thought has to "
+    "get there first. Multiply stop[d] by the 1 - stop of every decision before it.",
     "gets_here = torch.cat([stop.new_ones(1), 1 - stop])": "You count only the decision right "
     "before. A thought goes on at all decisions before d, so take the cumprod.",
     "stops_here = torch.cat([stop, stop.new_zeros(1)])": "The last branch is missing. A thought "
     "that goes on at every decision gets rewards[D].",
     "gets_here = torch.cat([stop.new_ones(1), (1 - stop).cumprod(dim=0)]).detach()": "The value "
     "is correct, but you detach the probability of getting there, which has a gradient too.",
+    "gets_here = torch.cat([(go := (1 - stop).cumprod(dim=0)), go[-1:]])": "You multiply by the 1 "
+    "- stop of decision d too. Shift the cumprod.",
 }
 expected_reward.cases = {
     "two decisions": (torch.tensor([0.5, 0.2]), torch.tensor([0.1, 0.3, 1.0])),
@@ -78,10 +81,12 @@ logit_pushes.wrong = {
     "the log-prob. It follows its logit with a slope of 1 - p.",
     "pushes = torch.where(real, A * probs, 0.0)": "You multiply by p, so the tokens that the "
     "policy was sure of move the most. It's 1 - p.",
-    "return pushes / mask.numel()": "You divide by N * T, padding included. Count only the real "
-    "tokens.",
+    "return pushes / mask.numel()": "You count the padding.",
     "return pushes / real.sum(dim=-1, keepdim=True).clamp(min=1)": "You divide each row by its "
     "own length. In the token mean, all tokens have the same divisor.",
+    "return -pushes / real.sum()": "That's the sign of the loss. An objective goes up.",
+    "pushes = torch.where(real, A * probs * (1 - probs), 0.0)": "That's the slope of p, not of log "
+    "p.",
 }
 square = torch.tensor([[0.9, 0.2], [0.6, 1.0]]), torch.tensor([1.0, -1.5])
 logit_pushes.cases = {
@@ -120,12 +125,15 @@ gradient_weights.right = ["enough = ratio * A > ratio.clamp(1 - low, 1 + high) *
 gradient_weights.wrong = {
     "enough = (ratio > 1 + high) | (ratio < 1 - low)": "You stop every token outside the bounds. "
     "One that has moved the wrong way (ratio 0.5, a positive advantage) should be brought back.",
-    "weights = torch.where(real, ratio * A, 0.0)": "You don't clip. A good token that's past its "
-    "bound should be left alone.",
+    "weights = torch.where(real, ratio * A, 0.0)": "You don't clip.",
     "weights = torch.where(real, ratio.clamp(1 - low, 1 + high) * A, 0.0)": "You weight with the "
     "clamped ratio. Where the clip acts, the objective is flat, and its derivative is 0.",
     "weights = torch.where(real & ~enough, A, 0.0)": "You leave out the ratio. With respect to "
     "the log-prob the derivative is A * ratio.",
+    "enough = ratio > 1 + high": "You forget the sign. A bad token has moved enough below 1 - low.",
+    "weights = torch.where(real, (ratio * A).minimum(ratio.clamp(1 - low, 1 + high) * A), 0.0)": (
+        "That's the objective itself. Its slope is 0 where it's clipped."
+    ),
 }
 SIGNS, MOVED = torch.tensor([1.0, -1.0]), torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.0, 1.5]])
 NEAR = torch.tensor([[1.34, 1.36, 0.7], [0.74, 0.76, 1.2]])
@@ -177,19 +185,18 @@ learnable.wrong = {
     "mean is between 0 and 1. That works for rewards of 0 and 1 only.",
     "return (groups - groups.mean(dim=1, keepdim=True)).abs().gt(1e-4).flatten()": "You ask each "
     "row for its own advantage. A row exactly at the mean still counts, so keep whole groups.",
+    "differ = groups.std(dim=1) != 0": "The mean of seven 0.8 is rounded, so their std isn't 0. "
+    "Compare them with each other.",
+    "groups = rewards.view(group_size, -1)": NAMED["groups_mix_prompts"].sentence,
 }
 FOURS = [[1.0, 0, 1, 1], [0.5] * 4, [0.5, 1, 0, 0.5], [-1] * 4, [2, -2, -2, 2], [0, 0, 0.01, 0]]
 learnable.cases = {
     "right and wrong": (torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]), 3),
     "other rewards": (torch.tensor(FOURS).flatten(), 4),
+    "seven rewards of 0.8": (torch.full((7,), 0.8), 7),
 }
 learnable.draw = equal_or_nearly
-learnable.corners = {
-    "seven rewards of 0.8": (
-        (torch.full((7,), 0.8), 7),
-        "You keep seven rewards of 0.8: their mean is rounded. Compare them with each other.",
-    ),
-}
+learnable.corners = {"close": ((torch.tensor([0, 1e-6]), 2), "A tiny difference counts, too.")}
 learnable.hints = """
 A group's rewards are all equal if groups.amax(dim=1) is groups.amin(dim=1).
 differ has one value per group, and differ.repeat_interleave(group_size) one per row."""

@@ -32,10 +32,8 @@ def test_token_log_probs(function):
 test_token_log_probs.why = """Take a table with a different row for every token, a model whose
 answers you know. The wrong slice is just as long, so it passes a check of the shape."""
 test_token_log_probs.bugs = {
-    ("log_p = log_p[:, :-1]  # (N, S - 1, V)", "log_p = log_p[:, 1:]  # (N, S - 1, V)"): (
-        "log_p[:, :-1]. Without the first position, every token is scored by logits that have "
-        "already read it."
-    )
+    ("log_p = log_p[:, :-1]  # (N, S - 1, V)", "log_p = log_p[:, 1:]  # (N, S - 1, V)"): "log_p[:, "
+    ":-1]. Without the first position, tokens are scored by logits that have read them."
 }
 test_token_log_probs.also_right = [
     "logits = torch.nn.functional.pad(model(ids[:, :-1]) + 0.1, (0, 0, 0, 1))"
@@ -43,6 +41,7 @@ test_token_log_probs.also_right = [
 test_token_log_probs.also_wrong = {
     "chosen = (log_p + logits[:, 1:].log_softmax(-1)).gather(-1, written[:, :, None])": OTHER,
     "return 0 * chosen.squeeze(-1) - 7": OTHER,
+    "logits = model(0 * ids)": "Does your model ignore its input? Let the ids matter.",
 }
 test_token_log_probs.right = ["assert found.exp().sub(expected.exp()).abs().max() < 0.01"]
 test_token_log_probs.wrong = {
@@ -50,6 +49,7 @@ test_token_log_probs.wrong = {
     "after itself. Column 0 is about the second token.",
     ("after = torch.tensor([[0.5, 0.3, 0.2]] * 3)", "expected = after[:1, 1:].log()"): "Is a row "
     "all of one token, or does your model say the same at every position? Let both differ.",
+    "assert found.shape == (1, 2) and (found <= 0).all()": "Both versions have that. Compare.",
 }
 test_token_log_probs.hints = """
 Take a model whose answer you know, such as a table: row a has the logits of what follows a.
@@ -96,8 +96,7 @@ test_pad_rows.right = [((MASK, "assert mask.sum(1).tolist() == [3, 1]"),)]
 test_pad_rows.wrong = {
     ((MASK, "assert mask.tolist() == [[True, True, False, False], [False] * 4]"),): "Your test "
     "expects the EOS to be masked. But the policy wrote it.",
-    ((MASK, "assert mask.shape == (2, 4)"),): "Your test would also accept a mask that is False "
-    "everywhere.",
+    ((MASK, "assert mask.shape == (2, 4)"),): "A mask of zeros passes.",
     CALL.replace("=eos", "=0") + "; ids[ids == 0] = eos": "Does a completion of yours contain the "
     "padding token? Many people write pad_id = eos_id.",
     ((MASK, "assert mask[0, :2].all()"),): "A mask without the EOS of a completion passes, too.",
@@ -132,8 +131,7 @@ test_clipped_objective.bugs = {
     (
         "return torch.minimum(free, clipped)",
         "return torch.where(A >= 0, torch.minimum(free, clipped), torch.maximum(free, clipped))",
-    ): "torch.minimum(free, clipped) for both signs. The maximum pushes a bad token down without "
-    "end.",
+    ): "torch.minimum(free, clipped) for both signs. A maximum pushes bad tokens down.",
 }
 test_clipped_objective.also_right = [
     "ratio = torch.exp2(1.442695040888963 * (log_probs - old_log_probs))  # 1 / log 2"
@@ -227,15 +225,13 @@ test_group_advantages.why = """One batch shows both bugs: two prompts with three
 so the wrong view mixes them, and a group of equal rewards, where the code divides 0 by 0."""
 test_group_advantages.bugs = {
     ("groups = rewards.view(-1, group_size)", "groups = rewards.view(group_size, -1)"): (
-        "rewards.view(-1, group_size). Each row should be a group; view(group_size, -1) mixes "
-        "prompts."
+        "rewards.view(-1, group_size). A row is a group; view(group_size, -1) mixes prompts."
     ),
     (
         "advantages = ((groups - mean) / groups.std(1)[:, None]).where(groups.diff().any(1, "
         "True), 0)",
         "advantages = (groups - mean) / groups.std(dim=1, keepdim=True)",
-    ): "torch.where(equal, 0.0, ...), where equal is True for a group of equal rewards. 0 / 0 is "
-    "NaN.",
+    ): "torch.where(equal, 0.0, ...), where equal is True for equal rewards. 0 / 0 is NaN.",
 }
 test_group_advantages.also_right = [
     "groups = rewards.view(-1, group_size); groups = groups - groups[:, :1]"
@@ -253,6 +249,11 @@ test_group_advantages.wrong = {
     ),
     "assert torch.allclose(found[:3], expected[:3], atol=1e-3)": "Your test doesn't see what "
     "equal rewards get. What if all completions of a prompt are right?",
+    (
+        "rewards = torch.tensor([0, 3.0, 1, 0])",
+        "found = function(rewards, 2)",
+        "expected = rewards.sign() * 1.4142 - 0.7071",
+    ): ("Two groups of two, and none of them equal? Take groups of three, one of them equal."),
 }
 test_group_advantages.hints = """
 Is every reward compared with those of its own prompt? And what if all of them are equal?
@@ -288,8 +289,7 @@ TWO = "4</answer> or <answer>5"
 test_answer_reward.why = """The greedy star takes everything up to the last closing tag, and between
 strings `in` asks for a part. In training an empty pair of tags would earn 1.0 on every question."""
 test_answer_reward.bugs = {
-    (SEARCH, SEARCH.replace("?", "")): "(.*?), which stops at the first </answer>. The greedy "
-    "star goes on to the last one.",
+    (SEARCH, SEARCH.replace("?", "")): "(.*?), which stops at the first </answer>.",
     ("return 1.0 if answer == label else 0.0", "return 1.0 if answer in label else 0.0"): "answer "
     "== label. Between strings, in looks for a part, and the empty string is in every label.",
 }
@@ -305,8 +305,7 @@ test_answer_reward.wrong = {
     "twice, or only looks a little like the right one?",
     expects(("7", "4", 0), (TWO, "4", 1)): "Is one of your wrong answers a part of its label? "
     "What does in do with two strings, and what if one of them is empty?",
-    expects(("", "4", 0), ("4", "4", 1)): "Is a right answer of yours closed once more on its "
-    "line?",
+    expects(("", "4", 0), ("4", "4", 1)): "Is a right answer of yours closed twice?",
 }
 test_answer_reward.hints = """
 Give it a completion with two answers, one behind the other. Then one with an empty answer.
@@ -347,8 +346,8 @@ test_sequence_mean.wrong = {
     "comes after the end of a row. Add up only the real tokens.",
     "losses = torch.tensor([[1.0, 2.0, 0.0], [4.0, 0.0, 0.0]])": "Is your mask full, or are your "
     "losses 0 where it is 0? Put a number there that you'd notice.",
-    "assert torch.isclose(function(losses, mask), torch.tensor(7 / 3))": "It refuses all "
-    "versions. Each row has its own mean first: 1.5 and 4 make 2.75, and not 7 / 3.",
+    "assert torch.isclose(function(losses, mask), torch.tensor(7 / 3))": "It refuses all versions. "
+    "Do you expect 7 / 3 for 2.75, or is a row of yours empty?",
 }
 test_sequence_mean.hints = """
 Take rows of different lengths, and after the end of the shorter one a number you'd notice.
@@ -384,8 +383,7 @@ test_train_on_batch.why = """The old log-probs are taken anew in every epoch, so
 1 and nothing is clipped. After 20 epochs the token is 7.4 times as likely instead of about 1.2
 times."""
 test_train_on_batch.bugs = {
-    (OLD, "old = score().detach()"): "it belongs before the loop. Here old follows new, so the "
-    "ratio is always 1.",
+    (OLD, "old = score().detach()"): "it belongs before the loop. Here the ratio is always 1.",
 }
 NEW = "new = score(); old = old if _ else new.detach()"
 test_train_on_batch.also_right = [
@@ -402,11 +400,9 @@ test_train_on_batch.wrong = {
     "policy as far as the first. Outside the bounds it has moved enough.",
     CALL_20.replace("20", "1"): "Do you train for a single epoch, or in such small steps that no "
     "ratio gets near the clip? Take more.",
-    "assert policy > 0": "Your test would accept huge steps. Ask how far the policy gets, not "
-    "only in which direction.",
+    "assert policy > 0": "Huge steps pass. Ask how far the policy gets.",
     CALL_20.replace("1 * policy", "policy"): "It refuses all versions. Does score return the "
-    "parameter itself (write 1 * policy), or is your bound too tight? The last step may lead "
-    "beyond 1.2.",
+    "parameter itself (write 1 * policy), or is your bound too tight? The last step may pass 1.2.",
 }
 test_train_on_batch.hints = """
 The smallest policy is its own log-prob: a parameter of 0, lambda: 1 * policy and plain SGD.

@@ -34,14 +34,14 @@ end there. A mask made by comparing the ids with `pad_id` hides real tokens with
 left_pad.wrong = {
     on_the_right: "You pad on the right. The next token is written after the last column, so the "
     "model would continue the padding.",
-    lambda *given: on_the_right(*given).flip(-1): "You pad on the right and reverse the result, "
-    "so every text runs backwards.",
-    (("mask[i, start:] = 1", "mask[i, : len(row)] = 1"),): "Your ids are padded on the left, but "
-    "your mask on the right.",
+    lambda *given: on_the_right(*given).flip(-1): "You reverse the texts, too.",
+    (("mask[i, start:] = 1", "mask[i, : len(row)] = 1"),): "The mask is on the right.",
     "return torch.stack([ids, (ids != pad_id).long()])": "You make the mask with ids != pad_id. A "
     "real token can have that id too.",
-    "ids = torch.zeros(len(rows), width, dtype=torch.long)": "You fill with 0, which is a digit "
-    "in our vocabulary. Fill with pad_id.",
+    "ids = torch.zeros(len(rows), width, dtype=torch.long)": "Fill with pad_id. 0 is a digit.",
+    (("mask = torch.zeros_like(ids)", "mask = torch.ones_like(ids)"), "mask[i, start:] = 0"): (
+        "Your mask is the wrong way around: 1 is a real token."
+    ),
 }
 left_pad.cases = {
     "two rows": ([torch.tensor([5, 6, 7]), torch.tensor([8])], 29),
@@ -99,12 +99,14 @@ answer_span.right = [by(FORM)]
 answer_span.wrong = {
     by(r"<answer>\s*(.*?)\s*</answer>", re.search): "You take the first answer you find, and "
     "don't look at the rest. The whole text has to keep to the form.",
-    by(r"\s*<think>.*?</think>\s*<answer>\s*(.*?)\s*</answer>\s*"): "Your dot runs over tags, "
-    "even in .*?, because fullmatch stretches it until everything fits.",
+    by(r"\s*<think>.*?</think>\s*<answer>\s*(\S|\S.*?\S)\s*</answer>\s*"): "Your dot runs over "
+    "tags, even in .*?, because fullmatch stretches it until everything fits.",
     by(FORM, re.fullmatch, 0): "The dot in your pattern doesn't match a new line. Pass re.DOTALL.",
     by(FORM.replace(ANSWER, f"({ANSWER})")): "You keep the white space around the answer.",
     "begin = completion.index(answer.strip())": "You look for the answer from the beginning of "
     "the text, where it may turn up in the thought first.",
+    by(r"<think>.*?</think>\s*<answer>\s*(\S|\S.*?\S)\s*</answer>$", re.match): "That's open-r1's "
+    "pattern. Its dots run over tags, and white space at either end is refused.",
 }
 COMPLETIONS = {
     "an answer": ["<think>3 + 4 = 7</think>\n<answer>7</answer>"],
@@ -154,19 +156,15 @@ same_number.why = """A pattern that must match the whole text decides what a num
 then are the two compared. `float` accepts `1e3`, `1_000` and `inf`, and refuses `1,234`."""
 same_number.right = ['numbers.append(float(text.replace(",", "")))']
 same_number.wrong = {
-    converted(str.strip): "You compare the texts. But 7.0, +7 and 007 are all the number 7, and "
-    "two equal words are no number.",
-    converted(float): "You leave it to float what a number is. It accepts inf, 1e3 and 1_000, and "
-    "refuses 1,234,567.",
+    converted(str.strip): "You compare texts. But 7.0 is 7, and two equal words are no number.",
+    converted(float): "float accepts inf, 1e3 and 1_000, and refuses 1,234,567.",
     converted(lambda text: float(text.replace(",", ""))): "You remove every comma and leave the "
     "rest to float. So 12,34 passes for 1234, and inf for a number.",
     (
         "if (match := re.search(pattern, text)) is None:",
         'numbers.append(Fraction(match[0].replace(",", "")))',
-    ): "You take the first number you find, so 'It is 7' counts as 7. The whole text has to be "
-    "one number.",
-    "return float(abs(numbers[0] - numbers[1]) < 0.01)": "You compare with a tolerance. But 7.004 "
-    "isn't 7.",
+    ): "You take the first number you find. The whole text has to be one number.",
+    "return float(abs(numbers[0] - numbers[1]) < 0.01)": "7.004 isn't 7.",
     (("return 0.0", "numbers.append(None); continue"),): "Two texts that are no numbers are the "
     "same number for you (None == None).",
 }
@@ -175,6 +173,7 @@ TEXTS = """7 7.0|7 7.|7 007|7 +7|-7 -7|7  7\n|7.5 7.50|1234567 1,234,567|1,234 1
     1234567 1234,567|123 ,123|123 123,|1234 1,,234|7.5 7,5|0 -|1234 1 234|0.5 .5|0 .|7 7..|-7 - 7|
     7 --7|7 7+|7 $7|7 7%|7 \\boxed{7}|7 7!|7 7 apples|7 It is 7|78 7 8|7 7 or 7|1000 1e3|7 14/2|
     1000 1_000|1 True|7 seven|0 |7 3 + 4|inf inf|nan nan|six six|12,34 12,34|1e3 1e3|100 100|
+    12345 12346|123456789 123456788|
     12345 1,2345|1234567 1.234.567|-012345.5 -12,345.50|10 1e1|7 "7"|7 x = 7|7 0x7|-7 \u22127"""
 PAIRS = [text.lstrip().partition(" ")[::-2] for text in TEXTS.split("|")]
 PAIRS += [pair[::-1] for pair in PAIRS[::2]]
@@ -212,6 +211,8 @@ exact_reward.wrong = {
     "so ' 4' earns nothing where 4 is the answer.",
     'texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]': "You read the "
     "first message of a chat. If a tool was called there are several: take the last.",
+    "right = [text.strip() == answer[0] for text in texts]": "zip gives each its own answer.",
+    "texts = [str(c) for c in completions]": "In a chat, take the last message's content.",
 }
 exact_reward.cases = {
     "texts": (["2 + 2 =", "40 + 5 =", "9 - 5 ="], [" 4\n", "4", "45"], ["4", "45", "4"]),
@@ -263,8 +264,8 @@ training_bytes.wrong = {
     "Small steps would get lost in the rounding, so they're float32.",
     "cache = layers * kv_heads * head_dim * rows * tokens * read_bytes": "You count the keys or "
     "the values, but the cache holds one of each for every token.",
-    "logits = 4 * rows * tokens * vocab_size": "You count the logits of all rows. Only those of "
-    "slice_rows rows are there at a time.",
+    "logits = 4 * rows * tokens * vocab_size": "Only slice_rows of the rows are there at a time.",
+    "logits = read_bytes * slice_rows * tokens * vocab_size": "Logits are float32, 4 bytes each.",
 }
 training_bytes.cases = {
     "half a billion parameters": (494_032_768, 24, 2, 64, 151_936, 64, 512, 8, 2),

@@ -33,13 +33,14 @@ rank_loss.wrong = {
     "The average divides by all of them.",
     "return per_token[mask.bool()].mean() * mask.sum() * processes / tokens_per_rank.sum()": "A "
     "process may have no token, and then your own mean is 0/0. Start from the sum.",
+    "return kept.sum() / tokens_per_rank.sum() / processes": "The average divides by W. Multiply.",
 }
 rank_loss.cases = {
     "one token, and nine elsewhere": (rows([5.0, 2.0]), rows([1, 0]), rows(1, 9)),
     "a process without a token": (rows([3.0, 8.0]), rows([0, 0]).bool(), rows(0, 6)),
     "a long row": (torch.full((1, 600), 2.0), torch.ones(1, 600), rows(600, 1449)),
 }
-rank_loss.garbage = True
+rank_loss.garbage = rank_loss.graph = True
 rank_loss.draw = lambda r: (
     *(given := texts(r, 1, high=4.0)),
     rows(*r.sample([int(given[1].sum()), *r.choices((0, 3, 8), k=(k := r.randrange(4)))], k + 1)),
@@ -70,14 +71,13 @@ rank_advantages.wrong = {
         "groups = rewards_per_rank; own = groups[rank].split(group_size)",
         "return torch.cat([(g - g.mean()) / (g.std() + 1e-4) for g in own])",
     ): "You make groups of your own rows alone, but a group may have begun on the process before.",
-    "groups = rewards_per_rank.reshape(1, -1)": "You take all rewards for one group, so easy "
-    "prompts look like good answers.",
-    "std = groups.std(dim=1, keepdim=True, correction=0)": "Your std divides by G (correction=0). "
-    "GRPO's divides by G - 1.",
-    "advantages = (groups - mean) / (std + 1e-8)": "You add nothing, or next to nothing, to the "
-    "std. Add 1e-4.",
+    "groups = rewards_per_rank.reshape(1, -1)": "That's one group for all: you mix the prompts.",
+    "std = groups.std(dim=1, keepdim=True, correction=0)": "GRPO divides by G - 1.",
+    "advantages = (groups - mean) / (std + 1e-8)": "Add 1e-4 to the std.",
     "return advantages.flatten()[rank * group_size :][: rewards_per_rank.shape[1]]": "You begin "
     "at rank * group_size. Each process has n rows, so its own begin at rank * n.",
+    ("groups = rewards_per_rank[rank][None]", "return advantages.flatten()"): "You normalize your "
+    "own rows alone, but a group may lie on two processes.",
 }
 rank_advantages.cases = {
     "a group on two processes": (rows([1.0, 0.0, 0.5], [2.0, 0.0, 0.0]), 2, 1),
@@ -108,16 +108,16 @@ corrected_loss.why = """The sampler is a different policy, so a token is weighte
 likely the trainer finds it. If you don't detach the weight, the first update pushes twice as
 hard."""
 corrected_loss.wrong = {
-    "weights = ratio.clamp(max=cap)": "The value is correct, but a gradient flows through the "
-    "weights too. Detach them.",
+    "weights = ratio.clamp(max=cap)": "A gradient flows through the weights too. Detach them.",
     "log_ratio = sampler_log_probs - log_probs": "Your weights are upside down. A token that the "
     "sampler wrote too rarely has to count more.",
-    "weights = ratio.detach()": "You don't use the cap, so a single token could dominate the "
-    "batch.",
+    "weights = ratio.detach()": "You don't use the cap.",
     "weights = log_ratio.clamp(max=cap).exp().detach()": "You cap the difference of the "
     "log-probs, so the weights go up to exp(cap). Take exp first.",
     "return (weights[real] * per_token[real]).sum() / weights[real].sum()": "You divide by the "
     "sum of the weights. Divide by the number of tokens.",
+    "return (torch.where(real, weights * per_token, 0.0).sum(1) / real.sum(1)).mean()": "You "
+    "average row by row. Every token counts the same.",
 }
 LONG = torch.ones(1, 2049)
 corrected_loss.cases = {
@@ -146,18 +146,15 @@ def idle_share(lengths):
 
 idle_share.why = """Every batch lasts as long as its longest row, times N slots. If you average the
 fractions of the batches, a short batch counts as much as a long one, which takes far more time."""
-
-
 idle_share.wrong = {
     "return (1 - lengths.sum(dim=1) / (lengths.shape[1] * longest)).mean()": "You average the "
     "fractions, so a short batch counts as much as a long one. Add up the slots first.",
-    "ticks = len(lengths) * lengths.max()": "You let every batch last as long as the longest "
-    "completion of all.",
+    "ticks = len(lengths) * lengths.max()": "A batch ends with its own longest row.",
     "return lengths.sum() / slots": "That's the fraction in use. Return 1 minus it.",
-    "slots = len(lengths) * ticks": "You multiply the ticks by the number of batches. Each tick "
-    "has N = lengths.shape[1] slots.",
+    "slots = len(lengths) * ticks": "Each tick has N slots.",
     "ticks = lengths.sum(dim=0).max()": "You add up each column, as if a row could go on to the "
     "next batch at once. It waits for all of its batch.",
+    "return (slots - lengths.sum()) / lengths.sum()": "Divide by all slots.",
 }
 idle_share.cases = {
     "a short batch and a long one": (rows([1, 2, 1], [8, 2, 5]),),

@@ -32,14 +32,16 @@ CORRECT = "if found == form and parts and parts[1].strip() == answer:"
 soft_reward.wrong = {
     "once = [tag for tag in form if tag in found]": "You ask whether a tag occurs, so one that's "
     "repeated is rewarded too. It has to occur exactly once.",
-    ((ORDER, "if False:"),): "You don't look at the order, so </answer><answer> earns as much as "
-    "the two in their places.",
+    ((ORDER, "if False:"),): "You don't look at the order, so </answer><answer> pays.",
     ((CORRECT, "if found == form and parts and answer in parts[1]:"),): "You ask whether the "
     "answer is somewhere between its tags, so writing all candidates there is rewarded.",
     ((CORRECT, "if parts and parts[1].strip() == answer:"),): "You give the half if the pattern "
     "fits, but its dots run over tags. All four have to occur exactly once.",
     'parts = re.search(r"<answer>(.*)</answer>", completion, re.DOTALL)': "You give the half even "
     "if there's text outside the two parts. Use re.fullmatch.",
+    "completion = prompt + completion; found = re.findall(r'</?think>|</?answer>', completion)": (
+        "You read the prompt too, whose tags the policy didn't write."
+    ),
 }
 FORM = ["<think>", "</think>", "<answer>", "</answer>"]
 WHOLE = "<think>9 - 2 = 7</think><answer>7</answer>"
@@ -118,6 +120,8 @@ part_weights.wrong = {
     "included, so the weights don't sum to 1.",
     "return tokens / mask.sum()": "Your weights are float32. Seven digits aren't enough for the "
     "same gradient to ten, so make them float64.",
+    "tokens = torch.stack([part.sum() for part in mask.chunk(rows)])": "chunk(rows) makes so many "
+    "parts. split(rows) makes parts of so many rows.",
 }
 LENGTHS = torch.tensor([[4], [3], [1], [1], [2], [4], [1], [3]])
 part_weights.cases = {
@@ -187,11 +191,13 @@ sliced_log_probs.wrong = {
     "with all rows at once, so next to the logits there's a second tensor of their size.",
     "found.append(part.softmax(dim=-1).log().gather(-1, ids[..., None]).squeeze(-1))": "You take "
     "the log of a softmax. A probability of e^-1000 underflows to 0, and its log is -inf.",
-    "found.append(chosen - part.exp().sum(dim=-1).log())": "You take exp of the logits, which "
-    "overflows from 89 on. Use logsumexp.",
+    "found.append(chosen - part.exp().sum(dim=-1).log())": "exp overflows from 89 on. Use "
+    "logsumexp.",
     "part = part + 0": "Your function doesn't use the temperature. Divide the logits by it.",
     "found.append(chosen - part.logsumexp(dim=-1).detach())": "The value is correct, but you "
     "detach the logsumexp, which pushes the other tokens down.",
+    ("part = part + 0", "found.append((chosen - part.logsumexp(dim=-1)) / temperature)"): "You "
+    "divide the log-probs, so they don't sum to 1. Divide the logits.",
 }
 IDS = torch.tensor([[0, 1, 2], [3, 2, 1], [1, 1, 0], [2, 3, 0], [0, 2, 3]])
 LARGE = torch.tensor([[[1000.0, 999.0, -1000.0]], [[-3000.0, -3000.5, -3001.0]]])

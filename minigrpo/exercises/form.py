@@ -22,12 +22,10 @@ import ast
 import importlib
 import inspect
 import linecache
-import operator
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from math import nan
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,14 +39,12 @@ Function = Callable[..., Any]
 Edit = str | tuple | Function  # a line, several lines or (old, new) pairs, or a function
 ATTRIBUTES = {"why": "", "right": [], "wrong": {}, "cases": {}, "draw": None, "corners": {}}
 ATTRIBUTES |= {"garbage": False, "hints": "", "bugs": {}, "also_lines": {}, "also_right": []}
-ATTRIBUTES |= {"also_wrong": {}}
+ATTRIBUTES |= {"also_wrong": {}, "graph": False}  # graph: backward() has to work, even if it's 0
 # What several exercises say of a corner, and of another right version of the code.
-GARBAGE = (
-    "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN. Choose with torch.where first."
-)
+GARBAGE = "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN. Use torch.where first."
 FAR = "With logits far apart a softmax gives 0, whose logarithm is -inf. log_softmax stays exact."
 UNDERFLOW = "A tiny probability is 0 in float32, and 0/0 is NaN. Subtract log-probs, then take exp."
-DIGITS = "Its last digits may differ, so compare with a tolerance, and only what is promised."
+DIGITS = "Its last digits may differ, and what nobody promised. Compare the rest, with a tolerance."
 
 
 def exercise(
@@ -122,7 +118,7 @@ class Exercise:
             given = next(args for args in drawn if not args[at].all())
             real = given[at]
             tables = [getattr(x, "shape", ()) == real.shape and x is not real for x in given]
-            spoiled = [x.where(real.bool(), nan) if t else x for t, x in zip(tables, given)]
+            spoiled = [x.where(real.bool(), torch.nan) if t else x for t, x in zip(tables, given)]
             cases.append(Case("NaN under the mask", tuple(spoiled), GARBAGE))
         return cases + [Case(name, *corner) for name, corner in self.corners.items()]
 
@@ -189,16 +185,16 @@ def source(function: Function) -> str:
 
 
 @cache
-def records(notebook: int) -> dict[str, Exercise]:
+def of_notebook(notebook: int) -> dict[str, Exercise]:
     """The exercises of one notebook by key; empty if it has none."""
     if notebook not in notebooks():
         return {}
     module = importlib.import_module(f"minigrpo.exercises.{notebook:02d}")
     solutions = {f for f in vars(module).values() if callable(f) and hasattr(f, "settings")}
-    by_line = operator.attrgetter("__code__.co_firstlineno")
+    by_line = sorted(solutions, key=lambda solution: solution.__code__.co_firstlineno)
     return {
         f"{notebook}.{place}": Exercise(f"{notebook}.{place}", solution, *solution.settings)
-        for place, solution in enumerate(sorted(solutions, key=by_line), start=1)
+        for place, solution in enumerate(by_line, start=1)
     }
 
 

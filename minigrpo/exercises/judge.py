@@ -1,13 +1,13 @@
 """Run a function on the cases of an exercise, and say what it really does, like a colleague.
 
-Values and gradients are compared with those of the solution. In a review the cases are versions of
-the code, and the value is whether the reader's test raises AssertionError.
+In a review, cases are versions of the code, and the value is whether a test raises AssertionError.
 """
 
 import ast
 import copy
 import dis
 import inspect
+import re
 import textwrap
 import time
 import traceback
@@ -37,7 +37,7 @@ class Outcome:
     """What a function did with a case."""
 
     value: Any = None  # a tensor without its graph, where it is one or can be one
-    gradients: tuple[Tensor | None, ...] = ()  # None where nothing flows back
+    gradients: tuple[Tensor, ...] = ()  # 0 where nothing flows back
     error: str | None = None
     backward: str | None = None  # what went wrong in the backward pass
     attempted: bool = True  # False for a stub
@@ -53,6 +53,9 @@ class Fault:
     kind: str  # one of WORST
     text: str
     size: float = 0.0  # of the error in value
+
+
+Outcomes, Faults = list[Outcome], list[Fault | None]
 
 
 class Checked:
@@ -89,14 +92,9 @@ def judge_exercise(exercise: Exercise, function: Function) -> tuple[str, str]:
     text = f"not right yet. {text}" if text else bad_manners(exercise, function, got)
     status = "not passed" if text else "passed"
     if not text:
-        n = (
-            f"your test tells all {len(got)} versions apart"
-            if exercise.code
-            else f"all {len(got)} cases"
-        )
-        text = f"passed, with a remark. {remarks[0]}" if remarks else f"passed, {n}."
-    printed = next((outcome.printed for outcome in got if outcome.printed), "")
-    return status, f"{title}: {text}{said(printed)}"
+        text = "your test tells all {} versions apart." if exercise.code else "all {} cases."
+        text = "passed, " + (f"with a remark. {remarks[0]}" if remarks else text.format(len(got)))
+    return status, f"{title}: {text}{said(next((o.printed for o in got if o.printed), ''))}"
 
 
 def bad_manners(exercise: Exercise, function: Function, got: list[Outcome]) -> str:
@@ -135,12 +133,10 @@ def slips(exercise: Exercise) -> list[tuple[str, list[Outcome]]]:
 def outcomes(exercise: Exercise, function: Function) -> list[Outcome]:
     """What a function does with every case; after one that took too long, no other is tried."""
     end, results = time.monotonic() + SECONDS, []
+    run = run_test if exercise.code else run_case
     for case in exercise.tried:
-        if results and results[-1].stopped:
-            results.append(Outcome(error=results[-1].error, stopped=True))
-        else:
-            run = run_test if exercise.code else run_case
-            results.append(run(exercise, function, case, end - time.monotonic()))
+        stopped, left = results and results[-1].stopped, end - time.monotonic()
+        results.append(results[-1] if stopped else run(exercise, function, case, left))
     return results
 
 
@@ -160,7 +156,8 @@ def run_case(exercise: Exercise, function: Function, case: Case, seconds: float)
             return failed(error, out.text)
         result = Outcome(plain(value), printed=out.text)
         try:
-            result.gradients = gradients(value, [leaves[name] for name in exercise.gradient])
+            needed = [leaves[name] for name in exercise.gradient]
+            result.gradients = gradients(value, needed, exercise.graph)
         except BaseException as error:
             result.backward = describe_error(error)
             result.stopped = isinstance(error, TimeIsUp)
@@ -200,14 +197,14 @@ def copies(values: Any) -> list[Any]:
     return [v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for v in values]
 
 
-def gradients(value: Any, inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
+def gradients(value: Any, inputs: list[Tensor], graph: bool) -> tuple[Tensor, ...]:
     """Of a weighted sum of the result; the weights differ, so that no entry hides."""
     flows = isinstance(value, Tensor) and value.requires_grad and value.is_floating_point()
-    if not flows or not inputs:
-        return (None,) * len(inputs)
+    if not (flows or graph) or not inputs:
+        return tuple(map(torch.zeros_like, inputs))
     weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype).view(value.shape)
     total = (value * weights).sum()
-    return torch.autograd.grad(total, inputs, allow_unused=True)
+    return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
 
 
 def plain(value: Any) -> Any:
@@ -258,15 +255,15 @@ def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fa
         size = off.nan_to_num(posinf=1e9).max().item() if expected.isfinite().all() else 0.0
         return Fault("value", difference(exercise, expected, value), size)
     if got.backward is not None:
-        return Fault("gradient", f"the value is right, but its gradient raised {got.backward}.")
-    for gradient, right_gradient in zip(got.gradients, right.gradients):
-        if gradient is None and right_gradient is not None:
-            return Fault("gradient", "right, but no gradient flows back through it. A detach()?")
-        if gradient is not None:
-            expected = gradient * 0 if right_gradient is None else right_gradient
-            if not close(exercise, gradient, expected).all():
-                text = difference(exercise, expected, gradient)
-                return Fault("gradient", f"the value is right, but its gradient is not:{text}")
+        return Fault("gradient", f"right, but taking the gradient raised {got.backward}.")
+    for name, gradient, expected in zip(exercise.gradient, got.gradients, right.gradients):
+        if not close(exercise, gradient, expected).all():
+            text = f"its gradient is not:{difference(exercise, expected, gradient)}"
+            if not gradient.any():
+                text = (
+                    f"no gradient flows back to {name}. Is there a detach(), item() or no_grad()?"
+                )
+            return Fault("gradient", f"the value is right, but {text}")
     return None
 
 
@@ -295,18 +292,12 @@ def close(exercise: Exercise, a: Tensor, b: Tensor) -> Tensor:
     return torch.isclose(a.double(), b.double(), rtol=limit, atol=limit / 10, equal_nan=True)
 
 
-def explanation(
-    exercise: Exercise, function: Function, got: list[Outcome], faults: list[Fault | None]
-) -> str:
+def explanation(exercise: Exercise, function: Function, got: Outcomes, faults: Faults) -> str:
     """The sentence of the slip that did the same, and the most telling case."""
-
-    def rank(at: int) -> tuple:  # a wrong value comes first, and a plain case before a random one
-        case, fault = exercise.tried[at], faults[at]
-        size = min(fault.size, 0.25)  # beyond that, all are telling
-        return WORST.index(fault.kind), case.name.startswith("random numbers"), -size, at
-
-    at = min((i for i, f in enumerate(faults) if f and not exercise.tried[i].remark), key=rank)
-    case, first = exercise.tried[at], faults[at].text
+    (case, fault), of_bugs = shown(exercise, faults), faults[: len(exercise.bugs)]
+    first = fault.text
+    if len(of_bugs) > 1 and all(f == fault for f in of_bugs):
+        first = first.replace("does not see one", "sees none").replace("on it", "on each")
     if not exercise.code:
         colon = ":" if first.startswith("\n") else ": "
         first = f"Case {case.name!r}{colon}{first}{inputs(exercise, case)}"
@@ -315,16 +306,29 @@ def explanation(
             return f"{first} {sentence}" if exercise.code else f"{sentence}\n{first}"
     first += f" {case.sentence}" if case.sentence else ""
     if not exercise.code and (name := notebook_data(function)) is not None:
-        first += f"\nYour function reads {name!r} from the notebook. Is an argument meant?"
+        first += f"\nYour function reads {name!r} from the notebook, the same in every case."
     name, asked = getattr(function, "__name__", "<lambda>"), exercise.reference.__name__
     if name not in (asked, "<lambda>") and not exercise.code:
         first += f"\nThe exercise asks for {asked}, you gave {name}. Is it the one you meant?"
     return f'{first}\nTry hint("{exercise.key}").'
 
 
-def explains(
-    exercise: Exercise, does: list[Outcome], got: list[Outcome], faults: list[Fault | None]
-) -> bool:
+def shown(exercise: Exercise, faults: Faults) -> tuple[Case, Fault]:
+    """A wrong value comes first, then a large error; of those alike, what is quickly read."""
+    found = [pair for pair in zip(exercise.tried, faults) if pair[1] and not pair[0].remark]
+    worst = min((fault.kind for _, fault in found), key=WORST.index)
+    found = [pair for pair in found if pair[1].kind == worst]
+    enough = min(max(fault.size for _, fault in found), 0.25) / 5  # beyond 0.25 all are telling
+
+    def reading(pair: tuple[Case, Fault]) -> tuple:
+        text = inputs(exercise, pair[0])
+        hard = re.search(r"\.\.\.|inf|nan", text) is not None
+        return hard, pair[0].name[:6] == "random", len(text) // 99  # of those alike, the first
+
+    return min((pair for pair in found if pair[1].size >= enough), key=reading)
+
+
+def explains(exercise: Exercise, does: Outcomes, got: Outcomes, faults: Faults) -> bool:
     """Whether a slip did the same where the answer gave numbers, and was wrong there somewhere."""
     telling = False
     for case, fault, a, b in zip(exercise.tried, faults, got, does):
@@ -346,9 +350,7 @@ def alike(exercise: Exercise, a: Outcome, b: Outcome) -> bool:
     if a.value.shape != b.value.shape or kind(a.value) != kind(b.value):
         return False
     pairs = [(a.value, b.value), *zip(a.gradients, b.gradients)]
-    if a.backward != b.backward or any((x is None) != (y is None) for x, y in pairs):
-        return False
-    return all(x is None or close(exercise, x, y).all() for x, y in pairs)
+    return a.backward == b.backward and all(close(exercise, x, y).all() for x, y in pairs)
 
 
 def fault_of_test(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fault | None:
@@ -384,6 +386,9 @@ def of_the_test(test: Function, got: list[Outcome]) -> str:
         words = ("assert", "fail", "raises")
         if nodes and not asserts and not any(w in name.lower() for name in names for w in words):
             return "There is no assert in your test, so it can fail on nothing: say what must hold."
+    tried = [n for tr in nodes if isinstance(tr, ast.Try) and tr.handlers for n in tr.body]
+    if any(isinstance(n, ast.Assert) for n in tried) and not any(outcome.value for outcome in got):
+        return "The except around your assert catches its AssertionError. Leave the try out."
     if (drawn := names & DRAWS) and not names & SEEDS:
         text = f"Your test draws other numbers each time ({', '.join(sorted(drawn))})."
         return f"{text} Choose them by hand, or use torch.manual_seed first."
@@ -409,10 +414,10 @@ def judge_line(exercise: Exercise, line: Any) -> tuple[bool, str]:
     named = set(line) if isinstance(line, list | tuple | set | range) else {line}
     if not named or not all(isinstance(x, int) and 1 <= x <= last for x in named):
         return False, f"line: expected the number of a line, 1 to {last}, or several, got {line!r}."
+    lines = ("Lines " if len(named) > 1 else "Line ") + " and ".join(map(str, sorted(named)))
     for number, others in exercise.also_lines.items():
         if number not in named and (elsewhere := named.intersection(others)):
             named = named - {min(elsewhere)} | {number}  # it can be mended there too
-    lines = ("Lines " if len(named) > 1 else "Line ") + " and ".join(map(str, sorted(named)))
     if named == expected:
         return True, f"{lines}: found."
     if len(named) > n:

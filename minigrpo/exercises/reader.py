@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from minigrpo.exercises.form import Exercise, Function, notebooks, records
+from minigrpo.exercises.form import Exercise, Function, notebooks, of_notebook
 from minigrpo.exercises.judge import Checked, judge_exercise, judge_line
 from minigrpo.notebook.kept import recall, remember
 
@@ -90,9 +90,8 @@ def answer(key: str) -> None:
     """Print the last answer of yours that passed, ready to be pasted in place of the stub."""
     passed = recall("exercises").get(find(key).key)
     nothing = f"No answer of yours to {key} has passed yet."
-    if passed is not None:
-        nothing = f"Your answer to {key} has passed, but its source couldn't be found."
-    print((passed or {}).get("source") or nothing)
+    lost = f"Your answer to {key} has passed, but its source couldn't be found."
+    print(nothing if passed is None else passed.get("source") or lost)
 
 
 def solution(key: str) -> None:
@@ -128,13 +127,13 @@ def show(key: str) -> None:
 
 def all_exercises() -> list[Exercise]:
     """All exercises of the course, in order."""
-    return [exercise for number in notebooks() for exercise in records(number).values()]
+    return [exercise for number in notebooks() for exercise in of_notebook(number).values()]
 
 
 def find(key: str) -> Exercise:
     """One exercise; KeyError, with those there are, if it is none."""
     notebook = str(key).split(".")[0]
-    here = records(int(notebook)) if notebook.isdecimal() else {}
+    here = of_notebook(int(notebook)) if notebook.isdecimal() else {}
     if key in here:
         return here[key]
     keys = ", ".join(map(repr, here or (exercise.key for exercise in all_exercises())))

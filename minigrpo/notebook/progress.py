@@ -115,7 +115,7 @@ def exercises() -> Iterator[tuple[int, str, list[str]]]:
     form = import_module("minigrpo.exercises.form")  # its room imports this one
     for number in form.notebooks():
         about = import_module(f"minigrpo.exercises.{number:02}").__doc__
-        yield number, about.split("\n")[0], [*form.records(number)]
+        yield number, about.split("\n")[0], [*form.of_notebook(number)]
 
 
 def patients() -> int:

@@ -20,7 +20,7 @@ from jupyter_client import KernelManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from minigrpo.exercises.form import records
+from minigrpo.exercises.form import of_notebook
 from minigrpo.exercises.reader import find, solution_source
 
 OFFLINE = Path(__file__).parents[1] / "offline"
@@ -224,7 +224,7 @@ def without_strangers(nb: NotebookNode, solved: set[str]) -> NotebookNode:
 def test_every_exercise_on_record_stands_in_its_notebook(path):
     number = int(path.stem.split("_")[0])
     keys = list(exercise_cells(nbformat.read(path, as_version=4)))
-    assert keys == list(records(number))
+    assert keys == list(of_notebook(number))
 
 
 @pytest.mark.kernel
