@@ -28,14 +28,6 @@ def copy_with(*mistakes: Mistake) -> str:
     return source
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def judged(tmp_path):
     """Judge the source of a file, as the command does but in this process."""

@@ -10,12 +10,7 @@ import pytest
 from minigrpo import clinic
 from minigrpo.clinic.charts import Chart, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
-from minigrpo.clinic.patients import (
-    PATIENTS,
-    numbered,
-    record,
-    where_it_hurts,
-)
+from minigrpo.clinic.patients import PATIENTS, numbered, record, where_it_hurts
 from minigrpo.grpo import GRPOConfig
 
 SLOW = "weight 0 against 1"

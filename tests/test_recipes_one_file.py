@@ -335,7 +335,7 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, recipe):
         recipe_lines.run(NAME, *small, "--out", tmp_path / "c")
     left = recipe_lines.left_out(NAME, ran)
     assert [line.split(": ", 1)[1] for line in left] == [
-        'sys.exit("stopped; the same command goes on from the last checkpoint")',
+        'sys.exit("stopped; the same command goes on from the last checkpoint")'
     ]
     policy, tokenizer = load_pretrained(tmp_path / "a" / "model", device="cpu")
     assert not torch.equal(policy.lm_head.weight, load_pretrained(SMALL)[0].lm_head.weight)
