@@ -125,8 +125,7 @@ def fall_silent(body: bytes) -> Answer:
 HTML = b"<!DOCTYPE html>\n<HTML><body>Please log in to the network.</body></HTML>"
 
 
-# ---------------------------------------------------------------------------------------------
-# download
+# download ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -198,8 +197,7 @@ def test_download_false_asks_nobody(server):
     assert server.requests == 0
 
 
-# ---------------------------------------------------------------------------------------------
-# the cache, and the order of places
+# the cache, and the order of places ----------------------------------------------------------
 
 
 def test_a_cache_that_cannot_be_written_leaves_no_half_file(cache, server, monkeypatch):
@@ -276,8 +274,7 @@ def test_the_real_corpus_is_accepted():
     assert "".join(sorted(set(result.text))) == CHARACTERS
 
 
-# ---------------------------------------------------------------------------------------------
-# the offline corpus
+# the offline corpus --------------------------------------------------------------------------
 
 
 def test_the_offline_corpus_is_long_enough_and_uses_exactly_the_65_characters():
@@ -295,8 +292,7 @@ def test_no_longer_line_of_the_offline_corpus_is_shakespeares():
     assert [line for line in lines if line in real] == []
 
 
-# ---------------------------------------------------------------------------------------------
-# characters and ids
+# characters and ids --------------------------------------------------------------------------
 
 
 @given(st.text(alphabet=CHARACTERS))
@@ -321,8 +317,7 @@ def test_what_is_no_character_or_id_of_the_corpus_is_refused():
         CharTokenizer().decode(torch.tensor([3, -1]))
 
 
-# ---------------------------------------------------------------------------------------------
-# splits and batches
+# splits and batches --------------------------------------------------------------------------
 
 
 @given(st.integers(2, 300))
@@ -350,8 +345,7 @@ def test_only_the_generator_decides_a_batch():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ---------------------------------------------------------------------------------------------
-# entropies
+# entropies -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,7 @@ def close(actual, expected):
     assert_close(actual, expected, atol=1e-10, rtol=0)
 
 
-# ---------------------------------------------------------------------------------------------
-# sizes and start
+# sizes and start -----------------------------------------------------------------------------
 
 
 def test_the_default_model_has_the_parameters_counted_by_hand():
@@ -89,8 +88,7 @@ def test_the_block_can_be_exchanged():
     close(model(changed).logits[:, others], logits[:, others])
 
 
-# ---------------------------------------------------------------------------------------------
-# what each position reads
+# what each position reads --------------------------------------------------------------------
 
 
 def test_causal_mask_lets_the_last_queries_read_the_cached_keys():
@@ -156,8 +154,7 @@ def test_a_block_adds_to_the_stream():
     assert torch.equal(block(x), x)
 
 
-# ---------------------------------------------------------------------------------------------
-# padding and the cache
+# padding and the cache -----------------------------------------------------------------------
 
 
 def test_padding_on_the_left_changes_nothing():
@@ -209,8 +206,7 @@ def test_positions_given_by_the_caller_are_used():
     assert (later - model(IDS).logits).abs().max() > 1e-3
 
 
-# ---------------------------------------------------------------------------------------------
-# bad input
+# bad input -----------------------------------------------------------------------------------
 
 
 def test_a_mask_that_forgets_the_cached_tokens_is_refused():
@@ -230,8 +226,7 @@ def test_a_sequence_of_the_context_fits_and_one_more_token_does_not():
         model(IDS[:, :1], past_key_values=cache, use_cache=True)  # cached tokens count
 
 
-# ---------------------------------------------------------------------------------------------
-# files
+# files ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 0.0), (torch.float16, 1e-3)], ids=str)

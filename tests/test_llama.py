@@ -49,8 +49,7 @@ def base() -> LlamaForCausalLM:
     return load_policy()
 
 
-# ---------------------------------------------------------------------------------------------
-# model and tokenizer
+# model and tokenizer -------------------------------------------------------------------------
 
 
 def test_the_model_is_transformers_own_llama():
@@ -100,8 +99,7 @@ def test_an_unknown_word_is_an_error():
         build_tokenizer()("7 apples")
 
 
-# ---------------------------------------------------------------------------------------------
-# saved and loaded
+# saved and loaded ----------------------------------------------------------------------------
 
 
 def save(policy: LlamaForCausalLM, folder: Path) -> Path:
@@ -138,8 +136,7 @@ def test_what_is_no_whole_policy_for_this_task_is_refused(tmp_path):
         load_policy(save(larger, tmp_path / "larger"))
 
 
-# ---------------------------------------------------------------------------------------------
-# the warm-up, and what ships
+# the warm-up, and what ships -----------------------------------------------------------------
 
 
 def test_the_shipped_checkpoint_is_small_and_tells_nothing_about_where_it_was_made():
@@ -191,8 +188,7 @@ def test_the_warm_up_learns_in_a_few_steps_and_repeats_itself(monkeypatch):
     assert other != losses
 
 
-# ---------------------------------------------------------------------------------------------
-# the summit
+# the summit ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

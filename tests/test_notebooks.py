@@ -94,8 +94,7 @@ def texts(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
                 yield cell, value
 
 
-# ---------------------------------------------------------------------------------------------
-# the rules
+# the rules -----------------------------------------------------------------------------------
 
 
 def valid_format(nb: NotebookNode, path: Path) -> list[str]:
@@ -390,8 +389,7 @@ def closes_with_summary(nb: NotebookNode, path: Path) -> list[str]:
     return [] if found else ['no closing "In this notebook you"']
 
 
-# ---------------------------------------------------------------------------------------------
-# the notebooks, and some that are broken
+# the notebooks, and some that are broken -----------------------------------------------------
 
 RULES = [rule for rule in globals().values() if getattr(rule, "__annotations__", {}) == RULE]
 
@@ -419,6 +417,7 @@ BROKEN = [  # what nbval would pass
     (readable_ids, lambda nb: nb.cells[1].update(id="1f0c9a3b")),
     (as_committed, lambda nb: code_cells(nb)[3].update(execution_count=None)),
     (as_committed, lambda nb: code_cells(nb)[1].outputs.append(ERROR)),
+    (as_committed, lambda nb: code_cells(nb)[1].outputs.append(WIDGET)),
     (as_committed, printing("warning", name="stderr")),
     (as_committed, lambda nb: nb.metadata.language_info.update(version="3.11.7")),
     (as_committed, lambda nb: nb.cells[0].metadata.update(vscode={})),
@@ -434,6 +433,7 @@ BROKEN = [  # what nbval would pass
     (working_links, lambda nb: nb.cells[0].update(source="[there](10_gone.ipynb)")),
 ]
 ERROR = nbformat.v4.new_output("error", ename="ValueError", evalue="no", traceback=[])
+WIDGET = nbformat.v4.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {}})
 
 
 @pytest.mark.parametrize(("rule", "spoil"), BROKEN, ids=lambda rule: rule.__name__)

@@ -41,8 +41,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
     return torch.nn.functional.cosine_similarity(a, b, dim=0).item()
 
 
-# ---------------------------------------------------------------------------------------------
-# the oracle itself
+# the oracle itself ---------------------------------------------------------------------------
 
 
 def test_every_text_is_listed_once():
@@ -105,8 +104,7 @@ def test_moments_of_all_groups_equal_a_loop_over_them():
     assert_close(exact.variance, square - mean.square().sum().item())
 
 
-# ---------------------------------------------------------------------------------------------
-# estimators of the policy gradient
+# estimators of the policy gradient -----------------------------------------------------------
 
 
 def _reinforce(log_probs: Tensor, mask: Tensor, r: Tensor) -> Tensor:
@@ -193,8 +191,7 @@ def test_the_gradient_of_sampled_groups_converges_to_the_exact_one(seed):
     assert torch.equal(drawn.completion_mask, mask)
 
 
-# ---------------------------------------------------------------------------------------------
-# KL estimators: values and gradients
+# KL estimators: values and gradients ---------------------------------------------------------
 
 
 def _loss_gradient(estimator: str, ratio: bool, p: TablePolicy, q: TablePolicy) -> Tensor:

@@ -130,8 +130,7 @@ def test_alone_it_is_the_loop_of_the_core(runs, settings):
     assert difference(runs[1][0][name], plain) < (1e-10 if "parts" in name else 1e-300)
 
 
-# --------------------------------------------------------------------------------------------
-# one process
+# one process --------------------------------------------------------------------------------
 
 
 def test_alone_nothing_is_different():

@@ -63,8 +63,7 @@ def test_a_task_without_prompts_is_refused(texts):
         TextTask(texts).prompts(1, torch.Generator())
 
 
-# ---------------------------------------------------------------------------------------------
-# thinking and answering: one rule, on ids and on text
+# thinking and answering: one rule, on ids and on text ----------------------------------------
 
 WORDS = ["<think>", "</think>", "<answer>", "</answer>", "<eos>", *"0123456789"]
 IDS = Tags(*range(5))
@@ -230,8 +229,7 @@ def test_an_answer_that_nobody_can_give_is_refused(answer, tags, error):
         answer_reward([] if tags is IDS else "", answer, tags)
 
 
-# ---------------------------------------------------------------------------------------------
-# pass@k
+# pass@k --------------------------------------------------------------------------------------
 
 
 def test_pass_at_k_counts_the_picks():

@@ -46,8 +46,7 @@ def tokenizer():
     return train_tokenizer(TEXTS * 5, vocab_size=300)
 
 
-# --------------------------------------------------------------------------------------------
-# text to ids and back
+# text to ids and back -----------------------------------------------------------------------
 
 
 @given(st.text(max_size=40))
@@ -138,8 +137,7 @@ def test_a_text_that_ends_with_a_token_of_its_own_is_not_filled_with_padding(tok
     assert not rollouts.completion_mask.all() and texts[0] == tokenizer.decode(first[0, :1])
 
 
-# --------------------------------------------------------------------------------------------
-# rewards
+# rewards ------------------------------------------------------------------------------------
 
 FORM = {  # what cheats there are, test_rewards.py has, for the same rule
     RIGHT: 1,
@@ -237,8 +235,7 @@ def test_whatever_is_no_number_is_none_and_no_error(text):
     assert value is None or any(character.isdigit() for character in text)
 
 
-# --------------------------------------------------------------------------------------------
-# the task
+# the task -----------------------------------------------------------------------------------
 
 
 def rows(n: int = 3) -> list[dict]:
@@ -305,8 +302,7 @@ def test_as_many_weights_as_reward_functions(tokenizer):
         task.reward(task.prompts(1, torch.Generator()), [torch.tensor([5])])
 
 
-# --------------------------------------------------------------------------------------------
-# policies from a folder
+# policies from a folder ---------------------------------------------------------------------
 
 
 def tiny(family: str, vocab_size: int):
