@@ -29,12 +29,12 @@ from minigrpo.arithmetic import (
     to_text,
 )
 from minigrpo.files import data_folder
-from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.grpo import train_grpo
 from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.rewards import answer_reward
 from minigrpo.sampling import sample
 from minigrpo.study import experiments
-from minigrpo.study.experiments import WARMUP, warm_up
+from minigrpo.study.experiments import SUMMIT, WARMUP, warm_up
 
 SHIPPED = data_folder() / "tiny_llama"
 HELD_OUT = draw_questions(200, torch.Generator().manual_seed(7), held_out=True)
@@ -71,7 +71,7 @@ def test_the_seed_decides_the_weights_and_nothing_else():
 
 def test_the_tokenizer_has_the_ids_of_the_vocabulary():
     tokenizer = build_tokenizer()
-    assert len(tokenizer) == 32
+    assert len(tokenizer) == 32 and tokenizer.padding_side == "left"
     assert tokenizer.convert_ids_to_tokens(range(32)) == [*VOCABULARY]
     specials = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     assert specials == (PAD, 30, EOS)
@@ -80,23 +80,6 @@ def test_the_tokenizer_has_the_ids_of_the_vocabulary():
         assert tokenizer(to_text(ids)).input_ids == ids
         assert tokenizer.decode(ids) == to_text(ids)
     assert tokenizer(" 7\n -3\t*9 ").input_ids == [7, 13, 23]
-
-
-def test_tags_are_seen_even_without_special_tokens():
-    ids = [30, 25, 4, 26, 27, 4, 28, 31]
-    text = build_tokenizer().decode(ids, skip_special_tokens=True)
-    assert text == "<think> 4 </think> <answer> 4 </answer>"
-    assert answer_reward(text, "4", given=0) == 1
-
-
-def test_prompts_are_padded_on_the_left():
-    batch = build_tokenizer()(["1 2 3", "4"], padding=True, return_tensors="pt")
-    assert batch["input_ids"].tolist() == [[1, 2, 3], [PAD, PAD, 4]]
-
-
-def test_an_unknown_word_is_an_error():
-    with pytest.raises(Exception, match="UNK"):
-        build_tokenizer()("7 apples")
 
 
 # saved and loaded ----------------------------------------------------------------------------
@@ -194,19 +177,7 @@ def test_the_warm_up_learns_in_a_few_steps_and_repeats_itself(monkeypatch):
 @pytest.fixture(scope="module")
 def trained() -> LlamaForCausalLM:
     policy = load_policy()
-    config = GRPOConfig(
-        steps=30,
-        prompts_per_step=16,
-        group_size=8,
-        max_new_tokens=16,
-        eos_id=EOS,
-        pad_id=PAD,
-        lr=1e-4,
-        inner_epochs=2,
-        kl_weight=0.01,
-        how="token_mean",
-    )
-    for _ in train_grpo(policy, Arithmetic(), config):
+    for _ in train_grpo(policy, Arithmetic(), replace(SUMMIT, steps=30)):
         pass
     return policy
 

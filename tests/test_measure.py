@@ -97,11 +97,6 @@ def test_a_padded_row_scores_like_the_row_alone_unless_it_is_padded_on_the_right
     assert math.isnan(of("EOS masked out", "padding", apart)[0])  # no prompt is padded
 
 
-def test_the_detached_bonus_shows_at_weight_1():
-    here, twin = of("the entropy bonus detached", SLOW, "entropy at the end, entropy weight 1")
-    assert here < twin - 0.5
-
-
 def test_a_held_out_question_asks_the_patient_that_reads_the_prompt():
     here, twin = of(
         "a reward that reads the prompt", "held-out accuracy", "held-out accuracy, after the run"

@@ -146,12 +146,6 @@ def test_centring_scales_the_gradient_by_a_known_factor(group_size):
     assert_close(moments(others, table, SMALL, r, group_size).mean, -exact)
 
 
-def test_rloo_as_shipped_is_unbiased():
-    table, r = policy(5, 3), rewards(SMALL)
-    exact = gradient(expected_reward(table, SMALL, r), table)
-    assert_close(moments(_with(**VARIANTS["rloo"]), table, SMALL, r, 3).mean, -exact)
-
-
 def test_dr_grpo_follows_the_gradient_and_grpo_does_not_quite():
     """The length and the std bend the direction; their absence leaves a factor."""
     table, r = policy(6, 3), rewards(SMALL)

@@ -133,14 +133,6 @@ def test_alone_it_is_the_loop_of_the_core(runs, settings):
 # one process --------------------------------------------------------------------------------
 
 
-def test_alone_nothing_is_different():
-    assert processes.world() == (0, 1)
-    assert processes.share([1, 2, 3]) == [1, 2, 3]
-    tensor = torch.ones(2)
-    processes.all_reduce(tensor)
-    assert processes.gathered(tensor).tolist() == tensor.tolist() == [1, 1]
-
-
 def test_shares_are_whole_and_even(monkeypatch):
     for rank, mine in enumerate(([1, 2], [3, 4], [5, 6])):
         monkeypatch.setattr(processes, "world", lambda rank=rank: (rank, 3))
