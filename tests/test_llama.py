@@ -13,7 +13,7 @@ import support
 import torch
 from safetensors.torch import load_file, save_file
 from train_models import build_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from minigrpo.arithmetic import (
     EOS,
@@ -32,7 +32,6 @@ from minigrpo.files import data_folder
 from minigrpo.grpo import train_grpo
 from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.rewards import answer_reward
-from minigrpo.sampling import sample
 from minigrpo.study import experiments
 from minigrpo.study.experiments import SUMMIT, WARMUP, warm_up
 
@@ -215,24 +214,6 @@ def test_the_trained_policy_answers_in_plain_transformers(trained, tmp_path):
 
 def test_generate_stops_at_the_eos():
     assert tiny_llama().generation_config.eos_token_id == EOS == TAGS.eos
-
-
-def test_without_its_top_k_generate_draws_as_our_sampler_does():
-    """Both from the softmax; by default `generate` keeps 50 tokens."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 128, "hidden_size": 16, "intermediate_size": 16}
-    config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1)
-    wide, start = LlamaForCausalLM(config).eval(), torch.ones(1, 1).long()
-    with torch.no_grad():
-        wide.lm_head.weight.mul_(15)  # so that some tokens are likelier than others
-        exact = wide(start).logits[0, -1].softmax(-1)
-    settings = {"do_sample": True, "max_new_tokens": 1, "num_return_sequences": 20_000}
-    rollouts = sample(wide, start, max_new_tokens=1, completions_per_prompt=20_000)
-    theirs, cut = (wide.generate(start, **settings, **more) for more in ({"top_k": 0}, {}))
-    drawn = torch.stack([rollouts.completions[:, 0], theirs[:, 1], cut[:, 1]])
-    found = torch.stack([tokens.bincount(minlength=128) for tokens in drawn]) / 20_000
-    ours, theirs, cut = ((found - exact).abs().sum(dim=1) / 2).tolist()  # total variation
-    assert max(ours, theirs) < 0.05 < 0.1 < cut
 
 
 def test_making_a_model_leaves_the_random_numbers_of_gpus_alone(monkeypatch):
