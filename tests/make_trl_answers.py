@@ -21,8 +21,7 @@ from minigrpo.clinic.trl_answers import FILE, SCALES, VARIANTS, Case
 from minigrpo.files import atomic_path
 
 LOSS_CASES, REWARD_CASES = 40, 10
-# ---------------------------------------------------------------------------------------------
-# random cases
+# random cases --------------------------------------------------------------------------------
 
 
 def random_case(generator: torch.Generator) -> Case:
@@ -71,8 +70,7 @@ def random_rewards(generator: torch.Generator) -> tuple[Tensor, int]:
     return rewards.flatten(), G
 
 
-# ---------------------------------------------------------------------------------------------
-# the file
+# the file ------------------------------------------------------------------------------------
 
 
 def trl_losses(cases: list[Case]) -> dict[str, Tensor]:

@@ -35,15 +35,6 @@ def run(name: str, *arguments: object) -> None:
         runpy.run_path(path, run_name="__main__")
 
 
-def fails(name: str, *arguments: object, capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
-    """The last line of what a recipe says that ends with this exit code, and with no traceback."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        run(name, *arguments)
-    assert ended.value.code == code
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 @contextmanager
 def noted(name: str) -> Iterator[set[int]]:
     """The numbers of the lines of a recipe that run within the block."""

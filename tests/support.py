@@ -22,16 +22,14 @@ def float64(*numbers) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-# ---------------------------------------------------------------------------------------------
-# what `group_advantages` and `grpo_loss` can be asked for
+# what `group_advantages` and `grpo_loss` can be asked for ------------------------------------
 
 SCALES, BASELINES = ("group", "batch", "none"), ("mean", "leave_one_out")
 LEVELS, SURROGATES = ("token", "sequence", "geometric"), ("clip", "cispo")
 ESTIMATORS, AVERAGES = ("k1", "k2", "k3"), ("sequence_mean", "token_mean", "constant")
 
 
-# ---------------------------------------------------------------------------------------------
-# a pool of processes
+# a pool of processes -------------------------------------------------------------------------
 
 
 class Pool:
@@ -47,8 +45,7 @@ class Pool:
         pass
 
 
-# ---------------------------------------------------------------------------------------------
-# mutations
+# mutations -----------------------------------------------------------------------------------
 
 
 def must_fail_on(*mutations: str | tuple[Callable, str, str]) -> Callable:
@@ -78,8 +75,7 @@ def must_fail_on(*mutations: str | tuple[Callable, str, str]) -> Callable:
     return decorate
 
 
-# ---------------------------------------------------------------------------------------------
-# policies
+# policies ------------------------------------------------------------------------------------
 
 
 def tiny_gpt(seed: int = 0, *, vocab_size: int = 11, context: int = 24, std: float = 0.4) -> GPT:
@@ -131,8 +127,7 @@ def successor(vocab_size: int, high: float = 0.0, low: float = -math.inf) -> Big
     return Bigram(table.masked_fill(certain, high))
 
 
-# ---------------------------------------------------------------------------------------------
-# tokenizers
+# tokenizers ----------------------------------------------------------------------------------
 
 
 def with_bos(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
@@ -146,8 +141,7 @@ def with_bos(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-# ---------------------------------------------------------------------------------------------
-# data
+# data ----------------------------------------------------------------------------------------
 
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:

@@ -37,8 +37,7 @@ def a_file_of_its_own(tmp_path, monkeypatch):
     diagnosis.patient.cache_clear()
 
 
-# --------------------------------------------------------------------------------------------
-# sick and healthy
+# sick and healthy ---------------------------------------------------------------------------
 
 
 @if_ill
@@ -123,8 +122,7 @@ def test_the_bug_is_gone_after_the_block(patient):
     assert state() == before
 
 
-# --------------------------------------------------------------------------------------------
-# the records
+# the records --------------------------------------------------------------------------------
 
 
 @by_name
@@ -165,8 +163,7 @@ def test_the_list_of_diagnoses_has_all_under_their_numbers(capsys):
         assert printed.count(ward[1:] + "\n") == 1
 
 
-# --------------------------------------------------------------------------------------------
-# blind
+# blind --------------------------------------------------------------------------------------
 
 
 def test_settings_tell_nothing_patients_share_them():
@@ -251,8 +248,7 @@ def test_a_patient_that_does_not_exist(number):
         clinic.patient(number)
 
 
-# --------------------------------------------------------------------------------------------
-# the diagnosis
+# the diagnosis ------------------------------------------------------------------------------
 
 
 def case_of(patient: Patient) -> Case:
@@ -370,8 +366,7 @@ def test_what_is_no_diagnosis_is_told_so_and_not_counted(answer, words):
     assert progress.recall("clinic") == {} and case.answer is None
 
 
-# --------------------------------------------------------------------------------------------
-# the page
+# the page -----------------------------------------------------------------------------------
 
 
 def test_the_table_holds_every_symptom_cause_measurement_and_cure():

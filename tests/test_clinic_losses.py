@@ -28,14 +28,6 @@ def copy_with(*mistakes: Mistake) -> str:
     return source
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def judged(tmp_path):
     """Judge the source of a file, as the command does but in this process."""
@@ -48,8 +40,7 @@ def judged(tmp_path):
     return judge
 
 
-# --------------------------------------------------------------------------------------------
-# the 38, in copies of the course's objective
+# the 38, in copies of the course's objective ------------------------------------------------
 
 
 def test_the_38_have_names_of_their_own_and_sentences():
@@ -91,8 +82,7 @@ def test_the_courses_own_functions_pass(function):
     assert report.text == judge_loss(getattr(objective, function)).text
 
 
-# --------------------------------------------------------------------------------------------
-# another style
+# another style ------------------------------------------------------------------------------
 
 LOOPS = """
 import torch
@@ -151,8 +141,7 @@ def test_a_plain_rewrite_in_another_style_passes(judged):
     assert "has: kl_correction_without_the_gradient_of_the_ratio." in report.text
 
 
-# --------------------------------------------------------------------------------------------
-# TRL
+# TRL ----------------------------------------------------------------------------------------
 
 
 def trl_as_a_loss(log_probs, old_log_probs, advantages, completion_mask, *, ref_log_probs, entropy,
@@ -201,8 +190,7 @@ def test_trl_itself_passes_and_shows_which_mistakes_are_cautions():
     assert {*report.cautions, *advantages.cautions} == set(CAUTIONS)
 
 
-# --------------------------------------------------------------------------------------------
-# what is built in, and rewards in place of advantages
+# what is built in, and rewards in place of advantages ---------------------------------------
 
 BUILT_IN = """
 import torch
@@ -262,8 +250,7 @@ def test_a_loss_from_rewards(judged, names):
     assert [*report.mistakes, *report.cautions] == names, report.text
 
 
-# --------------------------------------------------------------------------------------------
-# bad input
+# bad input ----------------------------------------------------------------------------------
 
 HEAD = "import torch\ndef loss(log_probs, old_log_probs, advantages, completion_mask):\n    "
 RIGHT = "return (log_probs * completion_mask).sum()"

@@ -55,39 +55,27 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-class Server:
-    """Gives its answers one after the other, the last one again and again."""
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        answers, done = self.server.answers, self.server.requests
+        self.server.requests += 1
+        answers[min(done, len(answers) - 1)](self)
 
-    def __init__(self) -> None:
-        self.answers: list[Answer] = []
-        self.requests = 0
-        self.closing = threading.Event()
-
-    def handle(self, request: BaseHTTPRequestHandler) -> None:
-        answer = self.answers[min(self.requests, len(self.answers) - 1)]
-        self.requests += 1
-        answer(request)
+    def log_message(self, *_):
+        pass
 
 
 @pytest.fixture
-def server(cache, monkeypatch) -> Iterator[Server]:
-    state = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            state.handle(self)
-
-        def log_message(self, *_):
-            pass
-
+def server(cache, monkeypatch) -> Iterator[ThreadingHTTPServer]:
+    """Gives its `answers` one after the other, the last one again and again."""
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
-    http.closing = state.closing
+    http.answers, http.requests, http.closing = [], 0, threading.Event()
     monkeypatch.setattr(corpus, "URL", f"http://127.0.0.1:{http.server_port}/input.txt")
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield state
-    state.closing.set()
+    yield http
+    http.closing.set()
     http.shutdown()
     http.server_close()
     thread.join()
@@ -125,8 +113,7 @@ def fall_silent(body: bytes) -> Answer:
 HTML = b"<!DOCTYPE html>\n<HTML><body>Please log in to the network.</body></HTML>"
 
 
-# ---------------------------------------------------------------------------------------------
-# download
+# download ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,6 +157,8 @@ def test_a_failed_download_ends_in_the_offline_corpus_and_a_clear_note(
     assert download.startswith(f"the download of {corpus.URL} failed three times: ")
     assert re.search(reason, download)
     assert last.startswith("so the small offline corpus")
+    told = f"the offline corpus: {len(result.text):,} characters (from: offline)"
+    assert result.describe().splitlines() == [told, f"note: {download}", f"note: {last}"]
     assert server.requests == 3
     assert not cache.exists()
 
@@ -179,10 +168,6 @@ def test_the_second_attempt_may_succeed(server, first):
     server.answers = [first, page()]
     assert load_corpus() == Corpus(TEXT, "download")
     assert server.requests == 2
-
-
-def test_without_a_network_the_offline_corpus_is_used(cache):
-    assert load_corpus().source == "offline"  # nobody listens at URL
 
 
 def test_a_certificate_file_that_is_gone_is_told(cache, monkeypatch):
@@ -198,8 +183,7 @@ def test_download_false_asks_nobody(server):
     assert server.requests == 0
 
 
-# ---------------------------------------------------------------------------------------------
-# the cache, and the order of places
+# the cache, and the order of places ----------------------------------------------------------
 
 
 def test_a_cache_that_cannot_be_written_leaves_no_half_file(cache, server, monkeypatch):
@@ -252,16 +236,6 @@ def test_minigrpo_data_with_another_text_is_refused(tmp_path, cache, monkeypatch
     assert result.notes[0].endswith("is not used: expected the corpus, 6,000 bytes, got 16 others")
 
 
-def test_describe_says_what_is_used_and_what_went_wrong():
-    assert Corpus(TEXT, "cache").describe() == "tinyshakespeare: 6,000 characters (from: cache)"
-    fallen_back = Corpus("abc", "offline", ("no connection", "so the offline corpus is used"))
-    assert fallen_back.describe().splitlines() == [
-        "the offline corpus: 3 characters (from: offline)",
-        "note: no connection",
-        "note: so the offline corpus is used",
-    ]
-
-
 def test_the_corpus_is_the_one_that_the_readme_names():
     assert f"`{corpus.SHA256}`" in (corpus.data_folder() / "README.md").read_text("utf-8")
     end = "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -276,8 +250,7 @@ def test_the_real_corpus_is_accepted():
     assert "".join(sorted(set(result.text))) == CHARACTERS
 
 
-# ---------------------------------------------------------------------------------------------
-# the offline corpus
+# the offline corpus --------------------------------------------------------------------------
 
 
 def test_the_offline_corpus_is_long_enough_and_uses_exactly_the_65_characters():
@@ -295,8 +268,7 @@ def test_no_longer_line_of_the_offline_corpus_is_shakespeares():
     assert [line for line in lines if line in real] == []
 
 
-# ---------------------------------------------------------------------------------------------
-# characters and ids
+# characters and ids --------------------------------------------------------------------------
 
 
 @given(st.text(alphabet=CHARACTERS))
@@ -321,8 +293,7 @@ def test_what_is_no_character_or_id_of_the_corpus_is_refused():
         CharTokenizer().decode(torch.tensor([3, -1]))
 
 
-# ---------------------------------------------------------------------------------------------
-# splits and batches
+# splits and batches --------------------------------------------------------------------------
 
 
 @given(st.integers(2, 300))
@@ -350,8 +321,7 @@ def test_only_the_generator_decides_a_batch():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ---------------------------------------------------------------------------------------------
-# entropies
+# entropies -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,7 @@ def stored(text: str) -> dict:
     return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
 
 
-# ---------------------------------------------------------------------------------------------
-# what is recorded
+# what is recorded ----------------------------------------------------------------------------
 
 
 def test_what_is_recorded_is_what_scoring_again_finds(recorded):
@@ -154,8 +153,7 @@ def test_a_folder_of_pages_gets_the_explorer_of_its_notebook(recorded, monkeypat
     assert not write_explorer(tmp_path) and not (tmp_path / "explorer.html").exists()
 
 
-# ---------------------------------------------------------------------------------------------
-# what the page computes, in a browser
+# what the page computes, in a browser --------------------------------------------------------
 
 G = 6
 SETTINGS = GRPOConfig(group_size=G, max_new_tokens=9, kl_weight=0.1)
@@ -246,8 +244,7 @@ def test_the_gradients_of_the_page_are_those_of_autograd(page_of, batch):
     assert zeros > 1000  # where the clip or the mask stops a gradient
 
 
-# ---------------------------------------------------------------------------------------------
-# the page in use
+# the page in use -----------------------------------------------------------------------------
 
 
 @pytest.mark.browser

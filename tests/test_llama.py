@@ -13,7 +13,7 @@ import support
 import torch
 from safetensors.torch import load_file, save_file
 from train_models import build_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from minigrpo.arithmetic import (
     EOS,
@@ -29,12 +29,11 @@ from minigrpo.arithmetic import (
     to_text,
 )
 from minigrpo.files import data_folder
-from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.grpo import train_grpo
 from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.rewards import answer_reward
-from minigrpo.sampling import sample
 from minigrpo.study import experiments
-from minigrpo.study.experiments import WARMUP, warm_up
+from minigrpo.study.experiments import SUMMIT, WARMUP, warm_up
 
 SHIPPED = data_folder() / "tiny_llama"
 HELD_OUT = draw_questions(200, torch.Generator().manual_seed(7), held_out=True)
@@ -49,8 +48,7 @@ def base() -> LlamaForCausalLM:
     return load_policy()
 
 
-# ---------------------------------------------------------------------------------------------
-# model and tokenizer
+# model and tokenizer -------------------------------------------------------------------------
 
 
 def test_the_model_is_transformers_own_llama():
@@ -72,7 +70,7 @@ def test_the_seed_decides_the_weights_and_nothing_else():
 
 def test_the_tokenizer_has_the_ids_of_the_vocabulary():
     tokenizer = build_tokenizer()
-    assert len(tokenizer) == 32
+    assert len(tokenizer) == 32 and tokenizer.padding_side == "left"
     assert tokenizer.convert_ids_to_tokens(range(32)) == [*VOCABULARY]
     specials = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     assert specials == (PAD, 30, EOS)
@@ -83,25 +81,7 @@ def test_the_tokenizer_has_the_ids_of_the_vocabulary():
     assert tokenizer(" 7\n -3\t*9 ").input_ids == [7, 13, 23]
 
 
-def test_tags_are_seen_even_without_special_tokens():
-    ids = [30, 25, 4, 26, 27, 4, 28, 31]
-    text = build_tokenizer().decode(ids, skip_special_tokens=True)
-    assert text == "<think> 4 </think> <answer> 4 </answer>"
-    assert answer_reward(text, "4", given=0) == 1
-
-
-def test_prompts_are_padded_on_the_left():
-    batch = build_tokenizer()(["1 2 3", "4"], padding=True, return_tensors="pt")
-    assert batch["input_ids"].tolist() == [[1, 2, 3], [PAD, PAD, 4]]
-
-
-def test_an_unknown_word_is_an_error():
-    with pytest.raises(Exception, match="UNK"):
-        build_tokenizer()("7 apples")
-
-
-# ---------------------------------------------------------------------------------------------
-# saved and loaded
+# saved and loaded ----------------------------------------------------------------------------
 
 
 def save(policy: LlamaForCausalLM, folder: Path) -> Path:
@@ -138,8 +118,7 @@ def test_what_is_no_whole_policy_for_this_task_is_refused(tmp_path):
         load_policy(save(larger, tmp_path / "larger"))
 
 
-# ---------------------------------------------------------------------------------------------
-# the warm-up, and what ships
+# the warm-up, and what ships -----------------------------------------------------------------
 
 
 def test_the_shipped_checkpoint_is_small_and_tells_nothing_about_where_it_was_made():
@@ -191,26 +170,13 @@ def test_the_warm_up_learns_in_a_few_steps_and_repeats_itself(monkeypatch):
     assert other != losses
 
 
-# ---------------------------------------------------------------------------------------------
-# the summit
+# the summit ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained() -> LlamaForCausalLM:
     policy = load_policy()
-    config = GRPOConfig(
-        steps=30,
-        prompts_per_step=16,
-        group_size=8,
-        max_new_tokens=16,
-        eos_id=EOS,
-        pad_id=PAD,
-        lr=1e-4,
-        inner_epochs=2,
-        kl_weight=0.01,
-        how="token_mean",
-    )
-    for _ in train_grpo(policy, Arithmetic(), config):
+    for _ in train_grpo(policy, Arithmetic(), replace(SUMMIT, steps=30)):
         pass
     return policy
 
@@ -248,24 +214,6 @@ def test_the_trained_policy_answers_in_plain_transformers(trained, tmp_path):
 
 def test_generate_stops_at_the_eos():
     assert tiny_llama().generation_config.eos_token_id == EOS == TAGS.eos
-
-
-def test_without_its_top_k_generate_draws_as_our_sampler_does():
-    """Both from the softmax; by default `generate` keeps 50 tokens."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 128, "hidden_size": 16, "intermediate_size": 16}
-    config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1)
-    wide, start = LlamaForCausalLM(config).eval(), torch.ones(1, 1).long()
-    with torch.no_grad():
-        wide.lm_head.weight.mul_(15)  # so that some tokens are likelier than others
-        exact = wide(start).logits[0, -1].softmax(-1)
-    settings = {"do_sample": True, "max_new_tokens": 1, "num_return_sequences": 20_000}
-    rollouts = sample(wide, start, max_new_tokens=1, completions_per_prompt=20_000)
-    theirs, cut = (wide.generate(start, **settings, **more) for more in ({"top_k": 0}, {}))
-    drawn = torch.stack([rollouts.completions[:, 0], theirs[:, 1], cut[:, 1]])
-    found = torch.stack([tokens.bincount(minlength=128) for tokens in drawn]) / 20_000
-    ours, theirs, cut = ((found - exact).abs().sum(dim=1) / 2).tolist()  # total variation
-    assert max(ours, theirs) < 0.05 < 0.1 < cut
 
 
 def test_making_a_model_leaves_the_random_numbers_of_gpus_alone(monkeypatch):

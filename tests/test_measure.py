@@ -10,12 +10,7 @@ import pytest
 from minigrpo import clinic
 from minigrpo.clinic.charts import Chart, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
-from minigrpo.clinic.patients import (
-    PATIENTS,
-    numbered,
-    record,
-    where_it_hurts,
-)
+from minigrpo.clinic.patients import PATIENTS, numbered, record, where_it_hurts
 from minigrpo.grpo import GRPOConfig
 
 SLOW = "weight 0 against 1"
@@ -100,11 +95,6 @@ def test_a_padded_row_scores_like_the_row_alone_unless_it_is_padded_on_the_right
     here, twin = of("prompts padded on the right", "padding", apart)
     assert here > 1 and twin < 1e-3
     assert math.isnan(of("EOS masked out", "padding", apart)[0])  # no prompt is padded
-
-
-def test_the_detached_bonus_shows_at_weight_1():
-    here, twin = of("the entropy bonus detached", SLOW, "entropy at the end, entropy weight 1")
-    assert here < twin - 0.5
 
 
 def test_a_held_out_question_asks_the_patient_that_reads_the_prompt():

@@ -38,8 +38,7 @@ def small_gpt(seed: int = 0) -> GPT:
     return GPT(GPTConfig(11, 12, 16, 2, 2))
 
 
-# ---------------------------------------------------------------------------------------------
-# the loss
+# the loss ------------------------------------------------------------------------------------
 
 
 def test_loss_and_gradient_are_those_of_a_loop_over_tokens():
@@ -93,8 +92,7 @@ def test_validation_leaves_no_graph_and_no_randomness():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-# ---------------------------------------------------------------------------------------------
-# settings
+# settings ------------------------------------------------------------------------------------
 
 
 def test_the_learning_rate_rises_to_one_and_falls_to_nearly_zero():
@@ -195,8 +193,7 @@ def test_without_a_rate_for_matrices_adamw_gets_everything():
     assert {p.dim() for p in vectors["params"]} == {1} and vectors["weight_decay"] == 0.0
 
 
-# ---------------------------------------------------------------------------------------------
-# learning
+# learning ------------------------------------------------------------------------------------
 
 
 def _with_mask(generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -130,16 +130,7 @@ def test_alone_it_is_the_loop_of_the_core(runs, settings):
     assert difference(runs[1][0][name], plain) < (1e-10 if "parts" in name else 1e-300)
 
 
-# --------------------------------------------------------------------------------------------
-# one process
-
-
-def test_alone_nothing_is_different():
-    assert processes.world() == (0, 1)
-    assert processes.share([1, 2, 3]) == [1, 2, 3]
-    tensor = torch.ones(2)
-    processes.all_reduce(tensor)
-    assert processes.gathered(tensor).tolist() == tensor.tolist() == [1, 1]
+# one process --------------------------------------------------------------------------------
 
 
 def test_shares_are_whole_and_even(monkeypatch):

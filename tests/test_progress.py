@@ -105,20 +105,19 @@ def test_a_kernel_that_waits_in_vain_writes_nothing_and_forgets_nothing(file, mo
     assert told == f"{ {'1': {}, '2': {'n': 1}, '3': {}, '4': {}} }\n"
 
 
-def make_folder(file: Path) -> None:
-    file.mkdir(parents=True)
-
-
 def make_text(file: Path) -> None:
     file.parent.mkdir()
     file.write_text('{"version": 1}' * 100)
 
 
-def make_file_of_its_folder(file: Path) -> None:
-    file.parent.write_text("")
+OBSTACLES = {
+    "a folder": lambda file: file.mkdir(parents=True),
+    "a text": make_text,
+    "a file in place of its folder": lambda file: file.parent.write_text(""),
+}
 
 
-@pytest.mark.parametrize("obstacle", [make_folder, make_text, make_file_of_its_folder])
+@pytest.mark.parametrize("obstacle", OBSTACLES.values(), ids=OBSTACLES)
 def test_where_nothing_can_be_written_this_kernel_still_knows(file, obstacle, capsys):
     obstacle(file)
     before = file.is_file() and file.read_bytes()

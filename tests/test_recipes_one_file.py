@@ -21,7 +21,7 @@ from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, learn
 from minigrpo.logprobs import completion_log_probs_and_entropy
-from minigrpo.objective import group_advantages, grpo_loss
+from minigrpo.objective import group_advantages
 from minigrpo.sampling import Rollouts, left_pad, sample
 from minigrpo.text.models import load_pretrained
 from minigrpo.text.prompts import stop_tokens
@@ -147,31 +147,6 @@ def test_it_has_the_same_advantages(recipe, dtype):
     whole = recipe.group_advantages((rewards == 1).long(), 4)  # a reward may be 0 and 1, or bool
     assert torch.equal(whole, recipe.group_advantages((rewards == 1).double(), 4))
     assert torch.equal(whole, recipe.group_advantages(rewards == 1, 4))
-
-
-@pytest.mark.parametrize("kl_weight", [0.0, 0.3])
-def test_it_has_the_same_loss_and_gradient(recipe, kl_weight):
-    """At ratios far enough from 1 that the clip bites on both sides."""
-    torch.manual_seed(0)
-    old, ref, new = torch.randn(3, 6, 9, dtype=torch.float64).sub(3).unbind()
-    mask = torch.arange(9) < torch.tensor([1, 9, 4, 5, 9, 2])[:, None]
-    A = torch.tensor([2.0, -1, 0, -3, 1, 1], dtype=torch.float64)
-    ref, found = ref if kl_weight else None, []
-    for compute in (
-        lambda x: (
-            (recipe.grpo_loss(x, old, A[:, None], options(kl_weight=kl_weight), ref) * mask).sum()
-            / mask.sum()
-        ),
-        lambda x: grpo_loss(
-            x, old, A, mask, ref_log_probs=ref, how="token_mean", kl_weight=kl_weight
-        )[0],
-    ):
-        x = new.clone().requires_grad_()
-        loss = compute(x)
-        loss.backward()
-        found.append((loss.detach(), x.grad))
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
-    assert found[0][1].ne(0).any() and found[0][1][mask].eq(0).any() == (kl_weight == 0)
 
 
 CASES = {
@@ -335,7 +310,7 @@ def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, recipe):
         recipe_lines.run(NAME, *small, "--out", tmp_path / "c")
     left = recipe_lines.left_out(NAME, ran)
     assert [line.split(": ", 1)[1] for line in left] == [
-        'sys.exit("stopped; the same command goes on from the last checkpoint")',
+        'sys.exit("stopped; the same command goes on from the last checkpoint")'
     ]
     policy, tokenizer = load_pretrained(tmp_path / "a" / "model", device="cpu")
     assert not torch.equal(policy.lm_head.weight, load_pretrained(SMALL)[0].lm_head.weight)

@@ -80,10 +80,6 @@ def test_a_file_has_both_sides_of_the_split(tmp_path, ending):
         ("", "columns question and answer, found no rows in train (every tenth"),
         ('{"question": "1?", "answer": ""}', "expected answer in every row, got {'question': '1?'"),
         ('{"question": 1}\n7', "expected a .json, .jsonl, .csv, .parquet file, or"),
-        (
-            "not json",
-            "expected a .json, .jsonl, .csv, .parquet file, or a data set that can be loaded",
-        ),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(tmp_path, text, said):

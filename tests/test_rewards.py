@@ -63,8 +63,7 @@ def test_a_task_without_prompts_is_refused(texts):
         TextTask(texts).prompts(1, torch.Generator())
 
 
-# ---------------------------------------------------------------------------------------------
-# thinking and answering: one rule, on ids and on text
+# thinking and answering: one rule, on ids and on text ----------------------------------------
 
 WORDS = ["<think>", "</think>", "<answer>", "</answer>", "<eos>", *"0123456789"]
 IDS = Tags(*range(5))
@@ -109,29 +108,12 @@ def test_the_rewards(text, expected):
     assert grades(text) == expected
 
 
-CHEATS = {
-    "nothing at all": "",
+CHEATS = {  # longer than the completions that are all tried below
     "two answers in two spans": "3 </think> <answer> 7 </answer> <answer> 7 </answer> <eos>",
     "another answer first": "3 </think> <answer> 3 </answer> <answer> 7 </answer> <eos>",
     "a second answer in the span's own tags": "3 </think> <answer> 3 <answer> 7 </answer> <eos>",
-    "the answer inside the thought": "3 <answer> 7 </answer> </think> <eos>",
     "an answer inside the thought, too": "<answer> 7 </answer> </think> <answer> 7 </answer> <eos>",
-    "no end of the thought": "3 7 <answer> 7 </answer> <eos>",
     "two ends of the thought": "3 </think> 7 </think> <answer> 7 </answer> <eos>",
-    "a thought that is opened again": "3 <think> 7 </think> <answer> 7 </answer> <eos>",
-    "the answer's end is missing": "3 7 </think> <answer> 7 <eos>",
-    "the answer's begin is missing": "3 7 </think> 7 </answer> <eos>",
-    "the answer before the thought": "<answer> 7 </answer> 3 7 </think> <eos>",
-    "the answer's tags the wrong way round": "3 7 </think> </answer> 7 <answer> <eos>",
-    "something between thought and answer": "3 </think> 7 <answer> 7 </answer> <eos>",
-    "something after the answer": "3 </think> <answer> 7 </answer> 7 <eos>",
-    "something after the end": "3 </think> <answer> 7 </answer> <eos> 7",
-    "an end in the middle": "3 <eos> </think> <answer> 7 </answer>",
-    "two ends": "3 </think> <answer> 7 </answer> <eos> <eos>",
-    "cut off before the end": "3 7 </think> <answer> 7 </answer>",
-    "an empty answer": "3 7 </think> <answer> </answer> <eos>",
-    "the end as the answer": "3 7 </think> <answer> <eos> </answer>",
-    "a tag as the answer": "3 7 </think> <answer> <think> </answer> <eos>",
     "the worked example of the prompt, written once more": (
         "3 7 </think> <answer> 7 </answer> <think> 3 7 </think> <answer> 7 </answer> <eos>"
     ),
@@ -170,10 +152,14 @@ def test_exactly_one_sequence_of_tags_counts():
     ids = dict(zip(alphabet, [0, 1, 2, 3, 4, WORDS.index("3"), WORDS.index("7")]))
     words = [word for length in range(6) for word in itertools.product(alphabet, repeat=length)]
     words += [(*word, "e") for word in itertools.product(alphabet, repeat=5)]
-    rewarded = [
-        "".join(w) for w in words if answer_reward([ids[c] for c in w], ids["7"], IDS) == 1.0
-    ]
-    assert rewarded == ["ta7Ae", "3ta7Ae", "7ta7Ae"]
+    right, formed, of_text = [], [], []
+    for word in words:
+        completion, text = [ids[c] for c in word], " ".join(WORDS[ids[c]] for c in word)
+        right += ["".join(word)] * (answer_reward(completion, ids["7"], IDS) == 1.0)
+        formed += ["".join(word)] * (format_reward(completion, IDS) == 1.0)
+        of_text += ["".join(word)] * (answer_reward(text, "7", TEXT) == 1.0)
+    assert right == of_text == ["ta7Ae", "3ta7Ae", "7ta7Ae"]
+    assert {*formed} == {*right, "ta3Ae", "3ta3Ae", "7ta3Ae"}
 
 
 def test_the_parts():
@@ -243,8 +229,7 @@ def test_an_answer_that_nobody_can_give_is_refused(answer, tags, error):
         answer_reward([] if tags is IDS else "", answer, tags)
 
 
-# ---------------------------------------------------------------------------------------------
-# pass@k
+# pass@k --------------------------------------------------------------------------------------
 
 
 def test_pass_at_k_counts_the_picks():

@@ -222,15 +222,6 @@ def test_alone_a_planted_bug_is_told(alone, number):
     assert len(told[0]) > 20 and "\n" not in told[0]
 
 
-def test_only_torch_is_imported():
-    lines = inspect.getsource(smallest_tests).splitlines()
-    modules = {
-        line.split()[1].split(".")[0] for line in lines if line.startswith(("import", "from"))
-    }
-    assert modules == {"__future__", "collections", "types", "typing", "torch"}
-    assert len(lines) <= 200
-
-
 def test_the_loop_is_asked_every_test_that_needs_no_numbers_of_a_run():
     asked = {patient.test[0] for patient in PATIENTS if patient.test}
     assert TESTS - asked == {"rewards_differ_within_groups"}

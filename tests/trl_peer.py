@@ -59,24 +59,11 @@ def _trainer(**settings: Any) -> GRPOTrainer:
     trainer.model = SimpleNamespace(training=True, is_gradient_checkpointing=False)
     trainer._metrics = {"train": defaultdict(list)}
     # What __init__ copies from its arguments.
-    for name in (
-        "beta",
-        "entropy_coef",
-        "importance_sampling_level",
-        "loss_type",
-        "mask_truncated_completions",
-        "max_completion_length",
-        "multi_objective_aggregation",
-        "num_generations",
-        "num_iterations",
-        "off_policy_mask_threshold",
-        "pad_to_multiple_of",
-        "scale_rewards",
-        "top_entropy_quantile",
-        "use_adaptive_entropy",
-        "use_vllm",
-        "vllm_importance_sampling_correction",
-    ):
+    names = """beta entropy_coef importance_sampling_level loss_type mask_truncated_completions
+        max_completion_length multi_objective_aggregation num_generations num_iterations
+        off_policy_mask_threshold pad_to_multiple_of scale_rewards top_entropy_quantile
+        use_adaptive_entropy use_vllm vllm_importance_sampling_correction"""
+    for name in names.split():
         setattr(trainer, name, getattr(args, name))
     trainer.epsilon_low = args.epsilon
     trainer.epsilon_high = args.epsilon if args.epsilon_high is None else args.epsilon_high

@@ -57,6 +57,8 @@ for one, other in (pair.split() for pair in PAIRS.split(",")):
 
 EITHER = {"transpose", "minimum", "maximum", "isclose", "allclose", "equal", "max", "min"}
 """Calls in which the order of the arguments does not matter."""
+CONSTANT = {*"detach item tolist len zeros_like ones_like isneginf dim".split()}
+"""Calls that no gradient flows through."""
 
 
 def replacements(node: ast.AST) -> Iterator[ast.AST]:
@@ -184,17 +186,7 @@ def depends(node: ast.AST, names: set[str]) -> bool:
     if isinstance(node, ast.Compare) or isinstance(node, ast.Attribute) and node.attr == "shape":
         return False
     if isinstance(node, ast.Call):
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if name in {
-            "detach",
-            "item",
-            "tolist",
-            "len",
-            "zeros_like",
-            "ones_like",
-            "isneginf",
-            "dim",
-        }:
+        if called(node) in CONSTANT:
             return False
     return any(depends(child, names) for child in ast.iter_child_nodes(node))
 

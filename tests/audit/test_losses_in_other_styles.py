@@ -1,93 +1,15 @@
 """The judge of losses: each mistake is found by name in code of another style, too."""
 
+# ruff: noqa: F811 (a fixture that is imported, and then an argument)
 from __future__ import annotations
 
-import textwrap
-
 import pytest
-import torch
+from test_clinic_losses import AVERAGES, BUILT_IN, LOOPS, judged  # noqa: F401
 
-from minigrpo.clinic.__main__ import load
-from minigrpo.clinic.losses import CAUTIONS, judge_loss
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def judged(tmp_path):
-    """Judge the source of a file, as the command does but in this process."""
-
-    def judge(source: str, function: str = "loss", **given):
-        path = tmp_path / "mine.py"
-        path.write_text(textwrap.dedent(source), encoding="utf-8")
-        return judge_loss(load(f"{path}:{function}"), **given)
-
-    return judge
-
-
-LOOPS = """
-import torch
-
-def loss(logps, old_logps, adv, mask, *, ref_log_probs=None, how="sequence_mean", max_length=None,
-         clip=(0.2, 0.2), level="token", surrogate="clip", kl_weight=0.0, entropy=None,
-         entropy_weight=0.0):
-    low, high = clip
-    rows, counts, entropies = [], [], []
-    for i in range(len(adv)):
-        total, count = 0.0 * logps[i, 0].detach(), 0
-        a = adv[i].item()
-        n = max(int(mask[i].sum()), 1)
-        drift = sum(logps[i, t] - (logps if old_logps is None else old_logps)[i, t].detach()
-                    for t in range(mask.shape[1]) if mask[i, t])
-        for t in range(mask.shape[1]):
-            if not mask[i, t]:
-                continue
-            new = logps[i, t]
-            old = (new if old_logps is None else old_logps[i, t]).detach()
-            ratio = torch.exp(new - old)
-            if level == "geometric":
-                ratio = torch.exp(drift / n)
-            if level == "sequence":
-                ratio = torch.exp(drift)
-            if surrogate == "cispo":
-                gain = torch.clamp(ratio.detach(), max=1 + high) * a * new
-            else:
-                gain = torch.min(ratio * a, torch.clamp(ratio, 1 - low, 1 + high) * a)
-            term = -gain
-            if kl_weight:
-                d = new - ref_log_probs[i, t]
-                kl = torch.exp(-d) - 1 + d
-                term = term + kl_weight * kl
-            if entropy is not None:
-                entropies.append(entropy[i, t])
-            total = total + term
-            count += 1
-        rows.append(total)
-        counts.append(count)
-    if how == "sequence_mean":
-        value = sum(r / max(c, 1) for r, c in zip(rows, counts)) / len(rows)
-    elif how == "token_mean":
-        value = sum(rows) / max(sum(counts), 1)
-    else:
-        value = sum(rows) / (len(rows) * max_length)
-    if entropy_weight and entropies:
-        value = value - entropy_weight * sum(entropies) / len(entropies)
-    return value
-"""
-
+from minigrpo.clinic.losses import CAUTIONS
 
 ROW_MEAN = "value = sum(r / max(c, 1) for r, c in zip(rows, counts)) / len(rows)"
-
-
 OLD = "old = (new if old_logps is None else old_logps[i, t]).detach()"
-
-
 PLANTED = [  # where such a style behaves otherwise than ours
     ("ratio_against_itself_though_there_are_old_log_probs", OLD, "old = new.detach()"),
     ("negative_advantages_clipped_on_the_wrong_side",
@@ -137,25 +59,6 @@ def test_a_mistake_about_advantages_is_found_in_another_style(judged, name, line
     assert report.passed and set(report.cautions) <= set(CAUTIONS), report.text
     report = judged(NUMPYISH.replace(line, instead), "advantages")
     assert report.mistakes == [name], report.text
-
-
-BUILT_IN = """
-import torch
-
-def loss(logps, old, adv, mask):
-    mask = mask.float()
-    ratio = torch.exp(logps - old)
-    a = adv[:, None]
-    gain = torch.min(ratio * a, ratio.clamp(1 - 0.2, 1 + HIGH) * a) * mask
-    return -AVERAGE
-"""
-
-
-AVERAGES = {
-    "sequence_mean": "(gain.sum(1) / mask.sum(1).clamp(min=1)).mean()",
-    "token_mean": "gain.sum() / mask.sum()",
-    "constant": "gain.sum() / (len(adv) * 32)",
-}
 
 
 @pytest.mark.parametrize(("how", "high"), [*zip(AVERAGES, ["0.2", "0.28", "0.2"])])

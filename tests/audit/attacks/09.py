@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from decimal import Decimal
 
 import torch
 import torch.nn.functional as F
@@ -12,21 +11,12 @@ from attack import right, wrong
 from torch.nn.utils.rnn import pad_sequence
 
 NONE = torch.tensor([0, 0])
-TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 TAG = r"</?(?:think|answer)>"
 NO_TAG = rf"(?:(?!{TAG}).)*"
 FORM = rf"\s*<think>{NO_TAG}</think>\s*<answer>({NO_TAG})</answer>\s*"
 TIGHT = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?!\s|{TAG}){NO_TAG}?)\s*</answer>\s*"
 NUMBER = r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?"
 WORLD = 1000, 4, 2, 8, 300, 6, 17, 3, 2
-
-
-def place(begin, text):
-    """The span of a part of the completion that begins there, without its white space."""
-    if not text.strip():
-        return NONE
-    begin += len(text) - len(text.lstrip())
-    return torch.tensor([begin, begin + len(text.strip())])
 
 
 @wrong("9.2", "<think>which letter?</think><answer>a</answer>")
@@ -45,14 +35,6 @@ def white_space_is_an_answer(completion):
     return torch.tensor(match.span(1)) if match else NONE
 
 
-@wrong("9.2", "<think>3</think><answer>5</answer>")
-def isspace_of_nothing(completion):
-    pieces = re.split(f"({TAG})", completion)
-    if pieces[1::2] != TAGS or not (pieces[0] + pieces[4] + pieces[8]).isspace():
-        return NONE
-    return place(completion.index("<answer>") + 8, pieces[6])
-
-
 @wrong("9.2", "Sure!\n<think>3</think>\n<answer>5</answer>")
 def line_ends_for_text_ends(completion):
     match = re.search(f"^{TIGHT}$", completion, re.S | re.M)
@@ -61,31 +43,10 @@ def line_ends_for_text_ends(completion):
     return torch.tensor(match.span(1))
 
 
-@wrong("9.2", "<think>which word?</think><answer>sand</answer>")
-def strip_takes_letters(completion):
-    if not re.fullmatch(TIGHT, completion, re.S):
-        return NONE
-    answer = completion.split("</think>")[1].strip().strip("</answer>").strip()
-    begin = completion.index(answer, completion.index("<answer>") + 8)
-    return torch.tensor([begin, begin + len(answer)])
-
-
 @right("9.2")
 def with_one_pattern(completion):
     match = re.fullmatch(TIGHT, completion, flags=re.DOTALL)
     return torch.tensor(match.span(1) if match else (0, 0))
-
-
-@right("9.2")
-def with_find_and_count(completion):
-    places = [completion.find(tag) for tag in TAGS]
-    if any(completion.count(tag) != 1 for tag in TAGS) or places != sorted(places):
-        return torch.tensor([0, 0])
-    ends = [where + len(tag) for where, tag in zip(places, TAGS)]
-    outside = completion[: places[0]], completion[ends[1] : places[2]], completion[ends[3] :]
-    if any(map(str.strip, outside)):
-        return torch.tensor([0, 0])
-    return place(ends[2], completion[ends[2] : places[3]])
 
 
 def value(text):
@@ -94,27 +55,11 @@ def value(text):
     return float(text.replace(",", "")) if re.fullmatch(NUMBER, text) else None
 
 
-@wrong("9.3", "10", "1e1")
-def the_right_one_is_trusted(given, right):
-    try:
-        return float(value(given) is not None and value(given) == float(right.replace(",", "")))
-    except ValueError:
-        return 0.0
-
-
 @wrong("9.3", "1,234.0", "1234")
 def no_point_after_commas(given, right):
     pattern = r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+(\.[0-9]*)?)"
     good = all(re.fullmatch(pattern, text.strip()) for text in (given, right))
     return float(good and value(given) == value(right))
-
-
-@wrong("9.3", "1234,567", "1234567")
-def some_commas_left_out(given, right):
-    pattern = r"[+-]?[0-9]{1,3}(,?[0-9]{3})*(\.[0-9]*)?"
-    if not all(re.fullmatch(pattern, text.strip()) for text in (given, right)):
-        return 0.0
-    return float(float(given.replace(",", "")) == float(right.replace(",", "")))
 
 
 @wrong("9.3", ",123", "123")
@@ -153,26 +98,9 @@ def with_floats(given, right):
     return 0.0 if a is None or b is None else float(a == b)
 
 
-@right("9.3")
-def without_patterns(given, right):
-    def read(text):
-        text = text.strip()
-        head, *tail = text[text[:1] in ("+", "-") :].split(".")
-        first, *groups = head.split(",")
-        good = len(tail) < 2 and all(len(g) == 3 for g in groups) and (not groups or len(first) < 4)
-        digits = [first, *groups, *(t for t in tail if t)]
-        good = good and all(d and set(d) <= set("0123456789") for d in digits)
-        return Decimal(text.replace(",", "")) if good else Decimal("nan")
-
-    return float(read(given) == read(right))
-
-
 def said(completion):
     """The text that counts."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
-
-
-USER, BOT = {"role": "user", "content": "5"}, {"role": "assistant", "content": "7"}
 
 
 @wrong("9.4", ["p", "q"], ["7", "7"], ["8", "7"])
@@ -186,12 +114,6 @@ def content_is_the_second_value(prompts, completions, answer, **columns):
     return torch.tensor([float(t.strip() == a) for t, a in zip(texts, answer)])
 
 
-@wrong("9.4", ["p", "q"], [[USER, BOT], [BOT, USER]], ["7", "5"])
-def popped_messages(prompts, completions, answer, **columns):
-    texts = [c if isinstance(c, str) else c.pop()["content"] for c in completions]
-    return torch.tensor([float(t.strip() == a) for t, a in zip(texts, answer)])
-
-
 @wrong("9.4", ["q"], ["a  b"], ["a b"])
 def white_space_inside_forgiven(prompts, completions, answer, **columns):
     texts = [" ".join(said(c).split()) for c in completions]
@@ -201,16 +123,6 @@ def white_space_inside_forgiven(prompts, completions, answer, **columns):
 @right("9.4")
 def a_list_of_floats(prompts, completions, answer, **columns):
     return list(map(lambda c, a: float(said(c).strip() == a), completions, answer))
-
-
-@right("9.4")
-def by_row_number(prompts, completions, answer, **kwargs):
-    rewards = torch.zeros(len(prompts))
-    for row in range(len(prompts)):
-        match completions[row]:
-            case str(text) | [*_, {"content": text}]:
-                rewards[row] = 1.0 if text.strip() == answer[row] else 0.0
-    return rewards
 
 
 def world(function):
@@ -245,19 +157,8 @@ def by_name_alone(**given):
     return torch.tensor([p * 4, p * 4, p * 8, p * b, cache, logits])
 
 
-@right("9.5")
-def in_another_order(
-    *, read_bytes, slice_rows, rows, tokens, layers, kv_heads, head_dim, vocab_size, parameters
-):
-    model = torch.tensor([4, 4, 8, read_bytes]) * parameters
-    read = layers * 2 * kv_heads * head_dim * rows * read_bytes
-    return torch.cat([model, torch.tensor([read, slice_rows * vocab_size * 4]) * tokens])
-
-
 ROWS = [torch.tensor([5, 6, 7]), torch.tensor([8])], 29
 STARTS_WITH_PAD = [torch.tensor([29, 6, 7]), torch.tensor([29, 8])], 29
-STARTS_WITH_ZERO = [torch.tensor([0, 6, 7]), torch.tensor([0, 8])], 29
-SAME_LENGTH = [torch.tensor([5, 6]), torch.tensor([7, 8]), torch.tensor([9])], 29
 
 
 @wrong("9.1", *STARTS_WITH_PAD)
@@ -265,14 +166,6 @@ def real_from_the_first_that_is_no_pad(rows, pad_id):
     width = max(map(len, rows))
     ids = torch.stack([F.pad(row, (width - len(row), 0), value=pad_id) for row in rows])
     return torch.stack([ids, (ids != pad_id).long().cummax(dim=1).values])
-
-
-@wrong("9.1", *STARTS_WITH_ZERO)
-def zeros_for_holes_first(rows, pad_id):
-    width = max(map(len, rows))
-    ids = torch.stack([F.pad(row, (width - len(row), 0)) for row in rows])
-    mask = (ids > 0).long().cummax(dim=1).values
-    return torch.stack([ids.masked_fill(mask == 0, pad_id), mask])
 
 
 @wrong("9.1", *ROWS)
@@ -284,17 +177,6 @@ def the_list_is_padded_itself(rows, pad_id):
     return torch.stack([torch.stack(rows), mask])
 
 
-@wrong("9.1", *SAME_LENGTH)
-def row_found_by_its_length(rows, pad_id):
-    lengths = [len(row) for row in rows]
-    ids = torch.full((len(rows), max(lengths)), pad_id)
-    mask = torch.zeros_like(ids)
-    for row in rows:
-        i, start = lengths.index(len(row)), max(lengths) - len(row)
-        ids[i, start:], mask[i, start:] = row, 1
-    return torch.stack([ids, mask])
-
-
 def turned(rows, value):
     return pad_sequence([r.flip(0) for r in rows], batch_first=True, padding_value=value).flip(1)
 
@@ -302,12 +184,3 @@ def turned(rows, value):
 @right("9.1")
 def turned_around_twice(rows, pad_id):
     return torch.stack([turned(rows, pad_id), turned([torch.ones_like(r) for r in rows], 0)])
-
-
-@right("9.1")
-def of_plain_lists(rows, pad_id):
-    lists = [row.tolist() for row in rows]
-    width = max(len(row) for row in lists)
-    ids = [[pad_id] * (width - len(row)) + row for row in lists]
-    mask = [[0] * (width - len(row)) + [1] * len(row) for row in lists]
-    return torch.stack([torch.tensor(part, dtype=torch.long) for part in (ids, mask)])
