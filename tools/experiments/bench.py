@@ -90,8 +90,8 @@ def generate(rounds: int = 30) -> list[Results]:
         between = time.perf_counter()
         with torch.no_grad():
             theirs = policy.generate(prompts, max_new_tokens=16, **peer)[:, prompts.shape[1] :]
-        tokens = [int((ids != PAD).sum()) for ids in (ours, theirs)]
         ended = time.perf_counter()
+        tokens = [int((ids != PAD).sum()) for ids in (ours, theirs)]
         rates.append((tokens[0] / (between - began), tokens[1] / (ended - between)))
     ours, theirs = zip(*rates[1:])  # the first round warms up
     what = "tokens per second, 16 x 8 completions"
@@ -104,28 +104,32 @@ def seconds(ours: bool, policy: nn.Module, task: Any, config: GRPOConfig) -> lis
 
     def reward(prompts: list, completions: list, ids: list | None = None, **more: Any) -> list:
         batches.append(time.perf_counter())
-        texts = more.get("completion_ids", completions)
-        return task.reward(
-            *([torch.as_tensor(x) for x in some] for some in (ids or prompts, texts))
-        )
+        texts = ids or prompts, more.get("completion_ids", completions)  # TRL gives text and ids
+        return task.reward(*([torch.as_tensor(one) for one in some] for some in texts))
 
     if ours:
         list(grpo.train_grpo(policy, SimpleNamespace(prompts=task.prompts, reward=reward), config))
-        return [b - a for a, b in pairwise(batches)]
+    else:
+        train_trl(policy, task, reward, config)
+    return [b - a for a, b in pairwise(batches)]
+
+
+def train_trl(policy: nn.Module, task: Any, reward: Callable, config: GRPOConfig) -> None:
+    """TRL's loop."""
     import trl
     from datasets import Dataset
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / "data" / "tiny_llama")
-    n, texts = config.prompts_per_step, config.prompts_per_step * config.group_size
+    texts = config.prompts_per_step * config.group_size
     at_once = min(config.rows_per_pass, texts)
     own = {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": texts // at_once}
     own |= {"reward_weights": None, "shuffle_dataset": False, "logging_strategy": "no"}
     settings = trl.GRPOConfig(tempfile.gettempdir(), **{**QUIET, **trl_settings(config), **own})
-    prompts = task.prompts(n * config.steps, torch.Generator().manual_seed(config.seed))
+    order = torch.Generator().manual_seed(config.seed)
+    prompts = task.prompts(config.prompts_per_step * config.steps, order)
     rows = [{"prompt": tokenizer.decode(ids), "ids": ids.tolist()} for ids in prompts]
     data = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
     trl.GRPOTrainer(policy, reward, settings, **data).train()
-    return [b - a for a, b in pairwise(batches)]
 
 
 def trainer(updates: int, rounds: int = 3, config: GRPOConfig = TOY) -> Results:
