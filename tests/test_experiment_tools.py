@@ -289,12 +289,14 @@ def test_habits_agree_with_a_count_by_hand(base, monkeypatch):
 
 
 def test_a_measurement_keeps_the_scores_where_it_looks(monkeypatch):
-    monkeypatch.setattr(thinking, "train", lambda *given: iter([5, 10, 15, 20]))
+    monkeypatch.setattr(thinking, "train", lambda *given: ((n, n / 100) for n in (5, 10, 15, 20)))
     monkeypatch.setattr(thinking, "scores", lambda policy: SCORES)
     monkeypatch.setattr(thinking, "habits", lambda policy: {"whole": 0.25})
     found = thinking.measure(Variant(imitate="right answers"), Seed(1))
     curve = {name: [0.5] * 3 for name in SCORES} | {"step": [0, 10, 20]}
     assert found == {"seed": 1, "base": {"whole": 0.25}, "curve": curve}
+    found = thinking.measure(thinking.imitating("right answers", 1e-3, 200), Seed(1))
+    assert found == {"seed": 1, "loss": [0.1, 0.2], "curve": curve}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -146,6 +146,9 @@ FAMILIES: dict[str, dict[str, Variant]] = {
 """By family and name. The run as it is, with five seeds, is in results.json."""
 
 
+Steps = Iterator[tuple[int, float | None]]  # done, and the loss of the last
+
+
 def start(variant: Variant, seed: int) -> nn.Module:
     """The policy before the run."""
     if variant.updates is None and variant.torn is None:
@@ -157,12 +160,12 @@ def start(variant: Variant, seed: int) -> nn.Module:
     return policy.eval()
 
 
-def train(variant: Variant, policy: nn.Module, seed: int) -> Iterator[int]:
-    """As the variant says, in place; yields the steps done."""
+def train(variant: Variant, policy: nn.Module, seed: int) -> Steps:
+    """As the variant says, in place."""
     config = replace(variant.config, seed=seed)
     if variant.imitate is None:
         task = Task(generator=torch.Generator().manual_seed(seed), **variant.task)
-        return (m.step for m in train_grpo(policy, task, config))
+        return ((m.step, m.loss) for m in train_grpo(policy, task, config))
     if variant.imitate == OWN:
         return imitate(policy, own_right(policy, config), config)
     documents = partial(DOCUMENTS[variant.imitate], ROWS)
@@ -170,7 +173,7 @@ def train(variant: Variant, policy: nn.Module, seed: int) -> Iterator[int]:
         generator = torch.Generator().manual_seed(seed + 1)  # 0 made the shipped base
         return imitate(policy, map(documents, repeat(generator)), config)
     schedule = replace(variant.schedule, seed=seed + 1)
-    return (m.step for m in pretrain(policy, documents, schedule))
+    return ((m.step, m.loss) for m in pretrain(policy, documents, schedule))
 
 
 def own_right(policy: nn.Module, config: GRPOConfig) -> Iterator[Batch]:
@@ -186,7 +189,7 @@ def own_right(policy: nn.Module, config: GRPOConfig) -> Iterator[Batch]:
         yield r.input_ids, torch.cat([torch.zeros_like(r.prompt_mask), right], dim=1)
 
 
-def imitate(policy: nn.Module, batches: Iterator[Batch], config: GRPOConfig) -> Iterator[int]:
+def imitate(policy: nn.Module, batches: Iterator[Batch], config: GRPOConfig) -> Steps:
     """Cross-entropy, with the optimizer and as many updates per step as in `train_grpo`."""
     optimizer = torch.optim.AdamW(policy.parameters(), config.lr, config.betas, weight_decay=0.0)
     for step in range(1, config.steps + 1):
@@ -196,7 +199,7 @@ def imitate(policy: nn.Module, batches: Iterator[Batch], config: GRPOConfig) -> 
             next_token_loss(policy(ids).logits, ids, mask).backward()
             nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
             optimizer.step()
-        yield step
+        yield step, None
 
 
 def habits(policy: nn.Module) -> Results:
@@ -212,13 +215,15 @@ def habits(policy: nn.Module) -> Results:
 
 def measure(variant: Variant, one: Seed) -> Results:
     """One run: what the base does, and the scores on the way."""
-    policy, curve = start(variant, one.seed), {}
-    before = {} if variant.updates else {"base": habits(policy)}
+    policy, curve, losses = start(variant, one.seed), {}, []
+    before = None if variant.updates else habits(policy)
     store.keep(curve, 0, scores(policy))
-    for step in train(variant, policy, one.seed):
+    for step, loss in train(variant, policy, one.seed):
         if step % variant.every == 0:
             store.keep(curve, step, scores(policy))
-    return {"seed": one.seed, **before, "curve": curve}
+            losses.append(round(loss, 4) if variant.updates else None)
+    kept = {"loss": losses} if variant.updates else {"base": before}
+    return {"seed": one.seed, **kept, "curve": curve}
 
 
 def settings(variant: Variant) -> Results:
