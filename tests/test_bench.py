@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -11,7 +10,7 @@ import pytest
 import store
 
 needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed")
-STORED = bench.load()
+STORED = store.load("bench.json")
 TINY = {**bench.BODY, "vocab_size": 50}
 SHORT = replace(bench.REAL, max_new_tokens=2)
 
@@ -21,7 +20,6 @@ def here(monkeypatch):
     """In this process, on one core; of memory it only counts how often it's asked for."""
     monkeypatch.setattr(bench, "apart", lambda function, *given: function(*given))
     monkeypatch.setattr(bench, "mib", iter(range(1, 99)).__next__)
-    monkeypatch.setattr(bench, "require_trl", lambda: None)
     monkeypatch.setattr(bench.os, "cpu_count", lambda: 1)
 
 
@@ -29,7 +27,7 @@ def here(monkeypatch):
     "measure",
     [
         lambda: bench.generate(rounds=1),
-        pytest.param(lambda: [bench.trainer(2, rounds=1, steps=1)], marks=needs_trl),
+        pytest.param(lambda: [bench.trainer(2, 1, replace(bench.TOY, steps=2))], marks=needs_trl),
         lambda: bench.scoring(V=50),
         pytest.param(lambda: bench.real_model(TINY, SHORT), marks=needs_trl),
     ],
@@ -43,34 +41,29 @@ def test_a_part_runs_at_tiny_size(measure):
         )
 
 
-def test_a_ratio_above_1_is_in_our_favor():
-    less = bench.row("seconds", [2.0, 1.0, 4.0], "p", [6.0, 4.00004, 6.0])
+def test_a_ratio_above_1_is_in_our_favor_and_a_row_shows_its_range():
+    less = bench.row("seconds per step", [2.0, 1.0, 4.0], "p", [6.0, 4.00004, 6.0])
     assert less["ours"] == [1.0, 2.0, 4.0] and less["ratio"] == [1.5, 3.0, 4.0]
-    more = bench.row("per second", [17700.0], "p", [230.4], more=True)
-    assert bench.line(more) == "| per second | 17,700 | 230 (p) | 76.8 |"
-    assert bench.line(less) == "| seconds | 2.00 | 6.00 (p) | 3.00 (1.50 to 4.00) |"
+    more = bench.row("tokens per second", [17700.0], "p", [230.4])
+    runs = [{"part": "generate", "measured": "today", "rows": [less, more]}]
+    shown = bench.table({**STORED, "runs": runs}, "speed").splitlines()
+    assert shown[2] == "| seconds per step | 2.00 | 6.00 (p) | 3.00 (1.50 to 4.00) |"
+    assert shown[3] == "| tokens per second | 17,700 | 230 (p) | 76.8 |"
+    assert "torch 2.13.0+cpu" in shown[5] and shown[7] == "*today.*"
 
 
-def test_a_part_keeps_the_range_of_its_runs_and_the_page_names_them(tmp_path, monkeypatch):
+def test_a_part_is_measured_alone_and_stored(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "FOLDER", tmp_path)
     monkeypatch.setattr(bench.STORE, "settings", lambda: STORED["settings"])
-    for ours in (1.0, 4.0, 2.0):
-        monkeypatch.setattr(bench, "scoring", lambda ours=ours: [bench.row("w", [ours], "p", [4])])
-        bench.main(["--only", "scoring", "--again"])
-    (run,) = bench.load()["runs"]
-    assert run["rows"][0]["ratio"] == [1.0, 2.0, 4.0] and run["rows"][0]["ours"] == [2.0] * 3
-    day = r"\d{4}-\d\d-\d\d, \S.*"
-    assert re.fullmatch(f"{day}; before that {day}; before that {day}", run["measured"])
-    shown = bench.table(bench.load(), "real size").splitlines()
-    assert shown[2] == "| w | 2.00 | 4.00 (p) | 2.00 (1.00 to 4.00) |"
-    assert "torch 2.13.0+cpu" in shown[4] and shown[6] == f"*{run['measured']}.*"
-    monkeypatch.setattr(bench, "generate", lambda rounds: [bench.row("g", [1.0], "p", [4.0])])
-    bench.main(["--only", "generate", "--quick"])
-    assert len(bench.load()["runs"]) == 1
+    monkeypatch.setitem(bench.PARTS, "scoring", lambda: [bench.row("w", [1.0], "p", [4.0])])
+    bench.main(["--only", "scoring", "--again"])
+    (run,) = bench.STORE.stored()
+    assert run["part"] == "scoring" and run["rows"][0]["ratio"] == [4.0] * 3
 
 
 def test_every_part_of_the_page_has_been_measured_and_its_claims_hold():
-    assert [run["part"] for run in STORED["runs"]] == [one.part for one in bench.PARTS]
+    shown = [name for names in bench.TABLES.values() for name in names]
+    assert [run["part"] for run in STORED["runs"]] == shown == [*bench.PARTS]
     rows = [row for run in STORED["runs"] for row in run["rows"]]
     assert all(row["ratio"][1] > 1 for row in rows)
     (scoring,) = (row for row in rows if "151,936" in row["what"])

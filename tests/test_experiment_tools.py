@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import ppo
 import pytest
 import real_run
@@ -31,17 +29,20 @@ from minigrpo.grpo import rollout, train_grpo
 from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.objective import VARIANTS, grpo_loss
 from minigrpo.scaling import run as scaling
-from minigrpo.study.experiments import EXPERIMENTS, SUMMIT, WARMUP, Point, any_thought
+from minigrpo.study.experiments import EXPERIMENTS, SUMMIT, WARMUP, Point
 from minigrpo.study.ppo import at_the_end, gae, whiten
 from minigrpo.text.shots import rows
 
-ROOT = Path(__file__).resolve().parent.parent
 SCORES = dict.fromkeys(results.SCORES, 0.5)
 
 
 @pytest.fixture(scope="module")
 def base():
     return load_policy()
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -54,7 +55,7 @@ def test_an_experiment_is_measured_with_its_seed(monkeypatch):
         yield Point(0, 0.0, dict.fromkeys(results.SCORES, 0.123456))
         yield Point(10, 1.26, SCORES)
 
-    monkeypatch.setattr(results, "run", one)
+    monkeypatch.setattr(results.experiments, "run", one)
     found = results.measure(EXPERIMENTS["dapo"], Seed(2))
     assert (found["seed"], found["seconds"], found["curve"]["step"]) == (2, 1.3, [0, 10])
     assert found["curve"]["accuracy"] == [0.1235, 0.5]
@@ -114,24 +115,27 @@ def test_a_cell_of_the_sweep_has_its_rewards_and_both_sides_of_the_clip(monkeypa
 # thinking: tasks and documents
 
 
+def task(seed: int, **settings) -> thinking.Task:
+    return thinking.Task(generator=torch.Generator().manual_seed(seed), **settings)
+
+
 def test_a_noisy_grader_flips_so_many_rewards_and_others_each_time():
     prompts = Arithmetic().prompts(1, torch.Generator().manual_seed(0)) * 4000
     total = running_totals(read_question(prompts[0]))[-1]
     texts = [torch.tensor(arithmetic.completion_ids([], (total + i) % 10)) for i in (0, 1)] * 2000
     for p in (0.0, 0.3, 1.0):
-        task = thinking.task_of(Variant(flip=p), 1)
-        once, again = (torch.tensor(task.reward(prompts, texts)) for _ in range(2))
+        noisy = task(1, flip=p)
+        once, again = (torch.tensor(noisy.reward(prompts, texts)) for _ in range(2))
         right, wrong = (once[i::2].mean() for i in (0, 1))
         assert abs(right - (1 - p)) < 0.04 and abs(wrong - p) < 0.04
         assert once.equal(again) == (p in (0.0, 1.0))
 
 
 def test_a_run_on_few_questions_asks_the_same_ones_and_none_held_out():
-    task, generator = thinking.task_of(Variant(questions=4), 3), torch.Generator().manual_seed(0)
-    asked = {read_question(p) for _ in range(20) for p in task.prompts(16, generator)}
+    few, generator = task(3, questions=4), torch.Generator().manual_seed(0)
+    asked = {read_question(p) for _ in range(20) for p in few.prompts(16, generator)}
     assert len(asked) == 4 and not any(map(is_held_out, asked))
-    other = thinking.task_of(Variant(questions=4), 4).prompts(64, generator)
-    assert {read_question(p) for p in other} != asked
+    assert {read_question(p) for p in task(4, questions=4).prompts(64, generator)} != asked
 
 
 @pytest.mark.parametrize("thinks", [True, False])
@@ -144,53 +148,20 @@ def test_solved_documents_are_right_and_only_the_completion_is_learned(thinks):
         assert row[learn].tolist() == wanted and not is_held_out(question)
 
 
-def test_no_torn_page_means_no_whole_thought_to_imitate():
-    """With the dial of notebook 07 at 0, no document thinks to the end after a prompt."""
-    for torn, some in ((0.0, False), (0.1, True)):
-        generator, whole = torch.Generator().manual_seed(0), 0
-        for given, learned in arithmetic.warmup_documents(4000, generator, torn=torn):
-            if given[0] == arithmetic.BOS:
-                totals = running_totals(read_question(torch.tensor(given)))
-                whole += learned[: len(totals)] == totals
-        assert (whole > 0) == some
-
-
 # ---------------------------------------------------------------------------------------------
 # thinking: ways to train
 
 
-def asked_for(variant: Variant, monkeypatch) -> tuple:
-    """The task and the settings that a variant gives to `train_grpo`."""
+def test_a_rewarded_variant_is_trained_on_its_task_with_its_settings(monkeypatch):
     seen = []
     monkeypatch.setattr(thinking, "train_grpo", lambda policy, *rest: seen.append(rest) or ())
-    list(thinking.train(variant, torch.nn.Identity(), 5))
-    return seen[0]
-
-
-def test_each_rewarded_family_changes_what_its_name_says(monkeypatch):
-    families, plain = thinking.FAMILIES, replace(SUMMIT, seed=5)
-    for name, variant in families["flipped rewards"].items():
-        task, config = asked_for(variant, monkeypatch)
-        assert (task.flip, config) == (float(name), plain)
-    for name, variant in families["few questions"].items():
-        task, config = asked_for(variant, monkeypatch)
-        assert (task.questions, task.seed, config) == (int(name), 5, plain)
-    for name, variant in families["paid for any thought"].items():
-        task, config = asked_for(variant, monkeypatch)
-        assert task.grade is any_thought
-        assert config == replace(plain, kl_weight=float(name.removeprefix("KL weight ")))
-    for name, variant in families["group size"].items():
-        n, group_size = map(int, name.split(" x "))
-        config = replace(plain, prompts_per_step=n, group_size=group_size)
-        assert asked_for(variant, monkeypatch) == (Arithmetic(), config) and n * group_size == 128
-    for name, variant in families["torn pages"].items():
-        assert asked_for(variant, monkeypatch) == (Arithmetic(), plain)
-        assert (variant.torn, variant.torn_seed) == (float(name), None)
-    (twice,) = families["the hardest base, twice as long"].values()
-    assert asked_for(twice, monkeypatch) == (Arithmetic(), replace(plain, steps=200))
-    assert (twice.torn, twice.torn_seed) == (0.0, thinking.HARDEST)
-    rewarded = families["equal terms"]["rewarded, lr 0.001"]
-    assert asked_for(rewarded, monkeypatch) == (Arithmetic(), replace(plain, lr=1e-3))
+    for variant in (one for family in thinking.FAMILIES.values() for one in family.values()):
+        if variant.imitate is None:
+            list(thinking.train(variant, torch.nn.Identity(), 5))
+            task, config = seen.pop()
+            assert config == replace(SUMMIT, seed=5, **variant.changes)
+            assert task == thinking.Task(generator=task.generator, **variant.task)
+            assert task.generator.initial_seed() == 5
 
 
 @pytest.mark.parametrize("name", ["shown right answers, lr 0.001", "rejection sampling"])
@@ -214,13 +185,13 @@ def test_equal_terms_are_equal(name, base, monkeypatch):
     monkeypatch.setattr(grpo, "AdamW", Spy)
     monkeypatch.setattr(thinking, "SUMMIT", replace(SUMMIT, steps=3, max_grad_norm=0.1))
     variant = thinking.FAMILIES["equal terms"][name]
-    assert variant.lr == (1e-3 if "0.001" in name else SUMMIT.lr)
+    assert variant.config.lr == (1e-3 if "0.001" in name else SUMMIT.lr)
     list(thinking.train(variant, copy.deepcopy(base), 0))
-    list(train_grpo(copy.deepcopy(base), Arithmetic(), replace(thinking.SUMMIT, lr=variant.lr)))
+    list(train_grpo(copy.deepcopy(base), Arithmetic(), variant.config))
     mine, theirs = made
     for setting in ("betas", "weight_decay", "lr", "eps"):
         assert mine.param_groups[0][setting] == theirs.param_groups[0][setting]
-    assert mine.rates == theirs.rates == [variant.lr] * 6  # three steps, two updates each
+    assert mine.rates == theirs.rates == [variant.config.lr] * 6  # three steps, two updates each
     assert max(mine.norms) == pytest.approx(0.1, rel=1e-3) == max(theirs.norms)
 
 
@@ -233,9 +204,9 @@ def test_imitation_sees_new_rows_each_step_and_none_of_the_shipped_warm_up(base,
     for name in ("shown right answers, lr 0.0001", "shown the warm-up again, lr 0.001"):
         seen.clear()
         variant = thinking.FAMILIES["equal terms"][name]
-        losses = [loss for _, loss in thinking.train(variant, copy.deepcopy(base), 0)]
-        assert [len(ids) for ids, _ in seen] == [128, 128] and losses[1] != losses[0]
-        at_0, _ = thinking.DOCUMENTS[variant.documents](128, torch.Generator().manual_seed(0))
+        list(thinking.train(variant, copy.deepcopy(base), 0))
+        assert [len(ids) for ids, _ in seen] == [128, 128]
+        at_0, _ = thinking.DOCUMENTS[variant.imitate](128, torch.Generator().manual_seed(0))
         first, second = seen[0][0], seen[1][0]
         assert not first.equal(second) and not first.equal(at_0)
 
@@ -255,8 +226,7 @@ def test_the_control_has_the_schedule_of_the_warm_up(monkeypatch):
 
 def test_rejection_sampling_imitates_the_right_ones(base, monkeypatch):
     """The loss is the mean over the tokens of the right ones; without any nothing moves."""
-    losses, seen = [], []
-    rewards = torch.zeros(thinking.ROWS, dtype=torch.float64)
+    seen, rewards = [], torch.zeros(thinking.ROWS, dtype=torch.float64)
 
     def sampled(policy, task, prompts, *rest):
         assert not any(is_held_out(read_question(prompt)) for prompt in prompts)
@@ -264,24 +234,24 @@ def test_rejection_sampling_imitates_the_right_ones(base, monkeypatch):
         return seen[-1], rewards
 
     monkeypatch.setattr(thinking, "rollout", sampled)
-    monkeypatch.setattr(thinking, "descend", lambda policy, optimizer, loss: losses.append(loss))
-    next(thinking.by_rejection(copy.deepcopy(base), 3))
+    policy = copy.deepcopy(base)
+    rejection = thinking.FAMILIES["equal terms"]["rejection sampling"]
+    next(thinking.train(rejection, policy, 3))
     first = next(train_grpo(copy.deepcopy(base), Arithmetic(), replace(SUMMIT, seed=3)))
-    assert seen[0].completions.equal(first.rollouts.completions) and losses == []
+    assert seen[0].completions.equal(first.rollouts.completions) and same(policy, base)
     rewards[[4, 9]] = 1.0
-    next(thinking.by_rejection(copy.deepcopy(base), 3))
-    right = seen[1][torch.tensor([4, 9])]
-    log_probs = thinking.score(base, right, SUMMIT)[0][right.completion_mask]
-    assert len(losses) == 2
-    torch.testing.assert_close(losses[0], -log_probs.mean())
+    ids, mask = next(thinking.own_right(policy, SUMMIT))
+    right, rows = seen[1][torch.tensor([4, 9])], torch.tensor([4, 9])
+    log_probs = grpo.score(base, right, SUMMIT)[0][right.completion_mask]
+    loss = thinking.next_token_loss(base(ids).logits, ids, mask)
+    torch.testing.assert_close(loss, -log_probs.mean())
+    assert mask.any(dim=1).nonzero().flatten().equal(rows)
+    next(thinking.train(rejection, policy, 3))
+    assert not same(policy, base)
 
 
 # ---------------------------------------------------------------------------------------------
 # thinking: a run
-
-
-def same(one, other) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 def test_a_start_is_random_shipped_or_warmed_up_with_its_own_pages(base, monkeypatch):
@@ -291,16 +261,12 @@ def test_a_start_is_random_shipped_or_warmed_up_with_its_own_pages(base, monkeyp
         return iter([asked.append((config.seed, own))])
 
     monkeypatch.setattr(thinking, "warm_up", warm_up)
-    thinking.own_base.cache_clear()
     one = Variant(torn=0.03)
     assert same(thinking.start(one, 4), tiny_llama(4))
-    for seed in (4, 5):  # one base for both
-        thinking.start(replace(one, torn_seed=7), seed).lm_head.weight.data.zero_()
-    assert thinking.start(replace(one, torn_seed=7), 6).lm_head.weight.any()
-    thinking.own_base.cache_clear()
+    assert same(thinking.start(replace(one, torn_seed=7), 4), tiny_llama(7))
     assert asked == [(4, {"torn": 0.03}), (7, {"torn": 0.03})]
     assert same(thinking.start(Variant(), 4), base)
-    untrained = thinking.start(thinking.control("right answers", 1e-3, 20), 4)
+    untrained = thinking.start(thinking.imitating("right answers", 1e-3, 20), 4)
     assert same(untrained, tiny_llama(4)) and len(asked) == 2
 
 
@@ -322,14 +288,15 @@ def test_habits_agree_with_a_count_by_hand(base, monkeypatch):
     assert found["correct"] == round(sum(r.correct.tolist()) / 200, 4)
 
 
-def test_a_measurement_keeps_the_scores_and_the_loss_where_it_looks(monkeypatch):
-    steps = [(1, 0.5), (2, 0.25), (3, None), (4, 0.05)]
-    monkeypatch.setattr(thinking, "train", lambda *given: iter(steps))
-    monkeypatch.setattr(thinking, "evaluate", lambda policy: SCORES)
+def test_a_measurement_keeps_the_scores_where_it_looks(monkeypatch):
+    monkeypatch.setattr(thinking, "train", lambda *given: ((n, n / 100) for n in (5, 10, 15, 20)))
+    monkeypatch.setattr(thinking, "scores", lambda policy: SCORES)
     monkeypatch.setattr(thinking, "habits", lambda policy: {"whole": 0.25})
-    found = thinking.measure(Variant(documents="right answers", every=2), Seed(1))
-    curve = {name: [0.5] * 3 for name in SCORES} | {"step": [0, 2, 4]}
-    assert found == {"seed": 1, "base": {"whole": 0.25}, "loss": [0.25, 0.05], "curve": curve}
+    found = thinking.measure(Variant(imitate="right answers"), Seed(1))
+    curve = {name: [0.5] * 3 for name in SCORES} | {"step": [0, 10, 20]}
+    assert found == {"seed": 1, "base": {"whole": 0.25}, "curve": curve}
+    found = thinking.measure(thinking.imitating("right answers", 1e-3, 200), Seed(1))
+    assert found == {"seed": 1, "loss": [0.1, 0.2], "curve": curve}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -339,20 +306,20 @@ def test_a_measurement_keeps_the_scores_and_the_loss_where_it_looks(monkeypatch)
 def test_three_runs_are_compared_with_one_seed_and_each_with_its_own_settings(monkeypatch):
     given = []
 
-    def noted(name):
-        real = getattr(ppo, name)
+    def noted(module, name):
+        real = getattr(module, name)
 
         def train(*args, **own):
             given.append((args[-1].seed, own))
             return real(*args, **own)
 
-        monkeypatch.setattr(ppo, name, train)
+        monkeypatch.setattr(module, name, train)
 
-    noted("train_grpo"), noted("train_ppo")
+    noted(ppo, "train_grpo"), noted(ppo.study, "train_ppo")
     few = replace(SUMMIT, steps=1, prompts_per_step=2, group_size=2, check=False)
     for name, value in {"SUMMIT": few, "EVERY": 1, "BATCHES": {1: 2}}.items():
         monkeypatch.setattr(ppo, name, value)
-    monkeypatch.setattr(ppo, "evaluate", lambda policy: SCORES)
+    monkeypatch.setattr(ppo, "scores", lambda policy: SCORES)
     own = ppo.Own(1e-3, 0.95)
     found = ppo.compared(own, Seed(3))
     assert given == [(3, {}), (3, own._asdict()), (3, ppo.ASLEEP._asdict())]
@@ -362,7 +329,7 @@ def test_three_runs_are_compared_with_one_seed_and_each_with_its_own_settings(mo
     assert [*found["noise"]["1"]["gradients"]] == ["group", "no critic", "critic, lam 1.0"]
     given.clear()
     accuracies = iter([0.1, 0.7])
-    monkeypatch.setattr(ppo, "evaluate", lambda policy: SCORES | {"accuracy": next(accuracies)})
+    monkeypatch.setattr(ppo, "scores", lambda policy: SCORES | {"accuracy": next(accuracies)})
     found = ppo.searched(own)  # which is scored over its whole run
     assert given == [(ppo.SEARCH_SEED, own._asdict())] and found["mean_accuracy"] == 0.4
     assert Seed(ppo.SEARCH_SEED) not in ppo.SEEDS
@@ -410,7 +377,7 @@ def test_advantages_with_and_without_a_critic(base, monkeypatch):
 
     monkeypatch.setattr(ppo, "rollout", rolled)
     silent = lambda critic, r: torch.zeros(r.completion_mask.shape)  # noqa: E731
-    monkeypatch.setattr(ppo, "state_values", silent)
+    monkeypatch.setattr(ppo.study, "state_values", silent)
     run = SimpleNamespace(policy=base, critic=None)
     found = ppo.noise_of_the_gradient(run, 4, 3)
     rewards = torch.cat([rewards for _, rewards in seen])
@@ -459,9 +426,10 @@ def test_a_chat_asks_the_same_and_is_almost_never_right():
     for one in text_runs.STORE.stored()[:3]:  # those of gpt2
         for name in text_runs.SCORES:
             assert one["curve"][name][0] == pytest.approx(plain[name], abs=0.01)
-    row = {"prompt": "Ben has 6 stamps. How many?\n", "answer": "6"}
-    said = [{"role": "user", "content": "Ben has 6 stamps. How many?"}]
-    assert text_runs.asked(row, chat=True) == {"prompt": said, "answer": "6"}
+    rows, chats = (text_runs.problems(chat, held_out=True) for chat in (False, True))
+    said = [{"role": "user", "content": rows[0]["prompt"].strip()}]
+    assert chats[0] == {**rows[0], "prompt": said} and len(rows) == len(chats) == 128
+    assert len(text_runs.problems(True, held_out=False)) == 2000
 
 
 # ---------------------------------------------------------------------------------------------
@@ -475,7 +443,7 @@ def losses(behavior, proximal, new, advantage=1.0):
         leaf = float64([new]).log().requires_grad_()
         old = [float64([p]).log() for p in (proximal, behavior)]
         given = old, torch.tensor([advantage]), torch.ones(1, 1, dtype=torch.bool)
-        scaling_runs.stale_loss(correction, leaf, *given[0], *given[1:]).backward()
+        scaling_runs.SHOWN["stale_loss"](correction, leaf, *given[0], *given[1:]).backward()
         found[correction] = round(-leaf.grad.item(), 6)
     return [*found.values()]
 
@@ -493,22 +461,15 @@ def test_where_each_correction_clips():
 
 
 def test_the_writer_is_as_many_steps_behind_as_asked(monkeypatch):
-    seen, real = [], scaling_runs.written_by
+    seen, real = [], scaling_runs.SHOWN["written_by"]
 
     def spy(writer, *rest):
         seen.append(next(writer.parameters()).detach().clone())
         return real(writer, *rest)
 
-    monkeypatch.setattr(scaling_runs, "written_by", spy)
-    assert len(scaling_runs.train_stale(2, "decoupled", steps=4, every=4)) == 1
+    monkeypatch.setitem(scaling_runs.SHOWN, "written_by", spy)
+    assert len(scaling_runs.SHOWN["train_stale"](2, "decoupled", steps=4, every=4)) == 1
     assert [one.equal(seen[0]) for one in seen] == [True, True, True, False]
-
-
-@pytest.mark.parametrize("function", ["score", "written_by", "stale_loss", "train_stale"])
-def test_the_notebook_shows_what_was_run(function):
-    nb = nbformat.read(ROOT / "notebooks" / "10_scaling_out.ipynb", as_version=4)
-    code = "\n\n\n".join(cell.source for cell in nb.cells if cell.cell_type == "code")
-    assert inspect.getsource(getattr(scaling_runs, function)).strip() in code
 
 
 def test_an_exact_run_is_in_float64_and_an_interrupted_one_leaves_no_file(tmp_path, monkeypatch):
@@ -568,7 +529,7 @@ def test_an_evaluation_counts_each_way_and_each_kind():
         assert len(found[way]["transcripts"]) == real_run.TRANSCRIPTS
 
 
-def test_a_real_run_is_measured_and_takes_what_is_known_from_another(tmp_path, monkeypatch):
+def test_a_real_run_is_measured(tmp_path, monkeypatch):
     """Two steps on a model that takes seconds."""
     config = real_run.config
 
@@ -578,33 +539,20 @@ def test_a_real_run_is_measured_and_takes_what_is_known_from_another(tmp_path, m
     def short(*given):
         return replace(config(*given), steps=2, evaluate_every=1, prompts_per_step=2, check=False)
 
-    sizes = {"HELD_OUT": 4, "MIDWAY": 2, "TRANSCRIPTS": 2, "ASKED": 2, "TOKENS": 4, "SHAPE": {}}
+    sizes = {"HELD_OUT": 4, "MIDWAY": 2, "TRANSCRIPTS": 2, "ASKED": 2, "TOKENS": 4, "WIDTH": 96}
     for name, value in {**sizes, "config": short, "rows": briefly}.items():
         monkeypatch.setattr(real_run, name, value)
-    monkeypatch.setattr(
-        real_run.STORE, "wanted", [real_run.Run("one loss", 1e-5, s) for s in (0, 1)]
-    )
     monkeypatch.setattr(store, "FOLDER", tmp_path)
-    folder = str(data_folder() / "text_llama")
-    real_run.main([folder, "--seed", "1"])
+    real_run.main([str(data_folder() / "text_llama"), "--seed", "1"])
     (one,) = real_run.STORE.stored()
+    assert (one["shots"], one["lr"], one["seed"]) == ("one loss", 1e-5, 1)
     assert [found["questions"] for found in one["held out"].values()] == [4, 2, 4]
     assert len(one["steps"]) == 2 and len(one["steps"][0]["first group"]) == 8
     assert len(real_run.STORE.part()["questions"]) == 2
-    asked, evaluate = [], real_run.evaluate
-    monkeypatch.setattr(
-        real_run, "evaluate", lambda *given: asked.append(given) or evaluate(*given)
-    )
-    monkeypatch.setattr(real_run, "pass_at_k", lambda *_: pytest.fail("that is known"))
-    real_run.main([folder, "--seed", "0"])
-    first, again = real_run.STORE.stored()
-    assert again == one and first["held out"]["0"] == one["held out"]["0"] and len(asked) == 2
     paid = dict(zip((f.__name__ for f in real_run.REWARDS), real_run.WEIGHTS, strict=True))
     assert paid == {"tags_reward": 0.4, "format_reward": 0.1, "answer_reward": 1.0}
 
 
-def test_another_model_is_refused_before_it_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(real_run, "load_pretrained", lambda *_, **__: pytest.fail("it was loaded"))
-    for folder, what in ((data_folder() / "text_llama", "another size"), (tmp_path, "no config")):
-        with pytest.raises(SystemExit, match=f"expected SmolLM2-135M-Instruct .*, got .*{what}"):
-            real_run.main([str(folder)])
+def test_another_model_is_refused():
+    with pytest.raises(SystemExit, match="expected SmolLM2-135M-Instruct"):
+        real_run.main([str(data_folder() / "text_llama"), "--again"])

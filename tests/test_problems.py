@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from text_models import careless, train_tokenizer, warmup_batch
+from train_models import careless, train_tokenizer, warmup_batch
 
 from minigrpo.text.problems import GAINS, MOST, draw_problem, draw_rows, is_held_out
 from minigrpo.text.prompts import answer_reward, format_reward

@@ -11,6 +11,7 @@ import pytest
 import readme
 import real_run
 import results
+import store
 import text_runs
 import thinking
 
@@ -19,7 +20,7 @@ from minigrpo.study.experiments import EXPERIMENTS
 from minigrpo.text.shots import rows
 
 ROOT = Path(__file__).resolve().parent.parent
-STORED = results.load()["experiments"]
+STORED = store.load("results.json")["experiments"]
 SUMMIT_NAME = results.SUMMIT_NAME
 PAGE = (ROOT / "docs" / "results.md").read_text("utf-8")
 
@@ -29,8 +30,12 @@ def mean(name: str, score: str = "accuracy") -> float:
     return fmean(results.final(STORED[name]["runs"], score))
 
 
+def stored(family: str, name: str) -> list[dict]:
+    return thinking.store_of(family, name).stored()
+
+
 def ends(family: str, name: str, score: str = "accuracy") -> list[float]:
-    return results.final(thinking.runs(family, name), score)
+    return results.final(stored(family, name), score)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -67,7 +72,7 @@ def test_the_page_says_what_correct_demonstrations_do():
     assert all(one["curve"]["accuracy"][1] >= 0.99 for one in runs)
     assert "0.99 or more after the first ten steps, and ends at 1.00" in PAGE
     assert f"{mean('supervised, right demonstrations'):.2f}" == "1.00"
-    slower = thinking.runs("equal terms", "shown right answers, lr 0.0001")
+    slower = stored("equal terms", "shown right answers, lr 0.0001")
     assert {results.steps_to_good(one) for one in slower} == {20}
     assert all(round(one["curve"]["accuracy"][-1], 2) == 1 for one in slower)
     assert median(map(results.steps_to_good, STORED[SUMMIT_NAME]["runs"])) == 20
@@ -92,12 +97,12 @@ def test_most_runs_take_as_long_as_the_page_and_the_readme_say():
 
 
 def test_what_the_page_says_of_the_torn_pages():
-    runs = thinking.runs("torn pages", "0")
+    runs = stored("torn pages", "0")
     late = [one for one in runs if one["curve"]["accuracy"][-1] < 0.9]
     assert (len(runs), [one["seed"] for one in late]) == (10, [thinking.HARDEST])
     assert late[0]["base"]["whole"] == min(one["base"]["whole"] for one in runs) == 0
     assert thinking.HABIT_QUESTIONS == 1200 and late[0]["curve"]["accuracy"][-1] < 0.15
-    hardest = thinking.runs("the hardest base, twice as long", "0")
+    hardest = stored("the hardest base, twice as long", "0")
     assert hardest[0]["base"] == runs[thinking.HARDEST]["base"]
     assert min(results.final(hardest, "accuracy")) > 0.95
     assert max(one["base"]["correct"] for one in runs) < 0.13  # chance
@@ -213,10 +218,9 @@ def test_the_table_of_torn_pages_counts_by_hand(monkeypatch):
         fake([0.0, end], base={"whole": whole, "correct": 0.2})
         for whole, end in ((0.1, 0.5), (0.3, 1.0))
     ]
-    monkeypatch.setattr(thinking, "TABLE", {"mine": ("f", "v"), "later": ("f", "w")})
-    monkeypatch.setattr(thinking, "runs", lambda family, name: runs if name == "v" else [])
-    mine, later = thinking.table().splitlines()[2:]
-    assert later == "| later | 0 | not run yet | | | | |"
+    monkeypatch.setattr(thinking, "TABLE", {"f": {"v": "mine"}})
+    monkeypatch.setattr(store, "load", lambda file: {"f": {"v": {"runs": runs}}})
+    (mine,) = thinking.table().splitlines()[2:]
     assert mine == (
         "| mine | 2 | 0.200 (0.100 to 0.300) | 0.20 | 0.75 (0.50 to 1.00) "
         "| 0.75 (0.50 to 1.00) | 0.8 (0.5 to 1.0) |"
@@ -226,7 +230,7 @@ def test_the_table_of_torn_pages_counts_by_hand(monkeypatch):
 def test_the_figure_shows_every_experiment_in_its_group():
     grouped = [name for names in results.GROUPS.values() for name in names]
     assert grouped == [*EXPERIMENTS] and set(results.LABELS) < set(EXPERIMENTS)
-    figure = results.experiments_figure(results.load())
+    figure = results.experiments_figure(store.load("results.json"))
     for ax, (title, names) in zip(figure.axes, results.GROUPS.items(), strict=True):
         labels = [label.get_text() for label in ax.get_yticklabels()]
         in_order = sorted(names, key=mean, reverse=True)
@@ -239,7 +243,7 @@ def test_the_figure_shows_every_experiment_in_its_group():
 
 
 def test_the_lines_of_the_run_are_named_at_their_ends():
-    left, right = results.summit_figure(results.load()).axes
+    left, right = results.summit_figure(store.load("results.json")).axes
     assert len(left.get_lines()) == 4 and len(right.get_lines()) == 2  # with a level in each
     named = {text.get_text(): text.get_color() for text in left.texts}
     scores = {"sampled": "accuracy", "greedy": "greedy", "7 and 8 digits": "harder"}

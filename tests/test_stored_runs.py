@@ -74,7 +74,7 @@ def test_the_runs_are_as_long_as_they_say():
         assert all(run["curve"]["step"] == [*steps] for run in one.stored())
     for family, name in VARIANTS:
         every = thinking.FAMILIES[family][name].every
-        for run in thinking.runs(family, name):
+        for run in thinking.store_of(family, name).stored():
             steps = run["curve"]["step"]
             assert steps[0] == 0 and {b - a for a, b in zip(steps, steps[1:])} == {every}
             assert {len(values) for values in run["curve"].values()} == {len(steps)}
@@ -134,7 +134,7 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
         (scaling_runs, scaling_runs.STORE, "TRAINER_STEPS", 10),
         (scaling_runs, scaling_runs.STORE, "STALE_STEPS", 30),
         (scaling_runs, scaling_runs.STORE, "BASES", scaling_runs.BASES[:1]),
-        (scaling_runs, scaling_runs.STORE, "stale_loss", another),
+        (scaling_runs, scaling_runs.STORE, "CODE", scaling_runs.CODE[1:]),
         (scaling_runs, scaling_runs.STORE, "QUIET", {**scaling_runs.QUIET, "bf16": True}),
         (scaling_runs, scaling_runs.STORE, "problem_rows", lambda: []),
         (scaling_runs, scaling_runs.STORE, "problem_config", lambda *_, **__: GRPOConfig(eos_id=0)),
@@ -156,11 +156,6 @@ def test_a_changed_setting_is_noticed(tool, one, name, value, monkeypatch):
     finally:
         for function in cached:
             function.cache_clear()
-
-
-def test_when_something_is_measured_is_no_setting(monkeypatch):
-    monkeypatch.setattr(thinking, "SUMMIT", replace(SUMMIT, evaluate_every=7))
-    assert thinking.runs(*SHIPPED)
 
 
 def test_another_trl_or_chat_template_is_noticed(tmp_path, monkeypatch):
@@ -193,7 +188,7 @@ def checksum(source: str) -> str:
     file, module = f"<{source}>", types.ModuleType("made_up")
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     exec(compile(source, file, "exec"), module.__dict__)
-    return store.of_code(module.f)["f"]
+    return store.of_code(module.f)
 
 
 @pytest.mark.parametrize(
@@ -210,12 +205,6 @@ def checksum(source: str) -> str:
 def test_a_change_of_code_counts_and_its_layout_does_not(before, after, counts):
     assert before in SOURCE
     assert (checksum(SOURCE.replace(before, after)) != checksum(SOURCE)) == counts
-
-
-@pytest.mark.parametrize("text", ['f"{x}"', "rf'{x}'", 'F"""{x}"""'])
-def test_an_f_string_is_refused_since_its_pieces_depend_on_the_python(text):
-    with pytest.raises(ValueError, match="f-string"):
-        checksum(SOURCE.replace("0.2", text))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "generation_config.json"])
@@ -255,7 +244,7 @@ def fill(one: Store, stop_at: Cell | None = None, **options) -> list[Cell]:
         return {**name._asdict(), "reward": len(measured)}
 
     try:
-        one.fill(measure, lambda run: f"reward {run['reward']}", **options)
+        one.fill(measure, **options)
     except KeyboardInterrupt:
         pass
     return measured
@@ -264,7 +253,7 @@ def fill(one: Store, stop_at: Cell | None = None, **options) -> list[Cell]:
 def test_a_stopped_command_goes_on_and_again_repeats_all(folder, capsys):
     assert fill(toy(), stop_at=CELLS[2]) == CELLS[:2]
     assert fill(toy()) == CELLS[2:] and fill(toy()) == []
-    assert capsys.readouterr().out.splitlines()[-1] == "b 1 reward 2"
+    assert capsys.readouterr().out.splitlines()[-1] == "stored: b 1"
     before = toy().stored()
     assert fill(toy(), again=True, stop_at=CELLS[1]) == CELLS[:1]
     assert toy().stored()[1:] == before[1:]  # which a stopped command leaves as they were
@@ -340,7 +329,6 @@ def asked(folder, monkeypatch):
     monkeypatch.setattr(Store, "fill", spied)
     pool = types.SimpleNamespace(Pool=Pool)
     monkeypatch.setattr(store.multiprocessing, "get_context", lambda kind: pool)
-    monkeypatch.setattr(real_run, "SHAPE", {})  # of a model that is no SmolLM2
     for name in ("time", "memory"):
         value = ppo.SEARCHED.part()[name]
         monkeypatch.setattr(ppo, "timing" if name == "time" else name, lambda *_, v=value: v)
@@ -389,4 +377,4 @@ def test_without_trl_the_other_runs_are_made(asked, folder, monkeypatch, capsys)
     monkeypatch.setattr(scaling_runs, "find_spec", lambda name: None)
     scaling_runs.main([])
     assert [name.what for _, name in asked] == ["ours"] * 3
-    assert "TRL is not installed, so 3 of its runs are left out." in capsys.readouterr().out
+    assert "TRL is not installed, so its runs are left out." in capsys.readouterr().out

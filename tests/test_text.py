@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import with_bos
-from text_models import train_tokenizer
+from train_models import train_tokenizer
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,

@@ -40,7 +40,7 @@ def test_grpo_beside_ppo_is_the_run_of_the_experiments():
 
 def test_what_the_shipped_base_does_of_itself_is_what_is_stored():
     found = thinking.habits(load_policy())
-    for one in thinking.runs("flipped rewards", "0.3"):
+    for one in thinking.store_of("flipped rewards", "0.3").stored():
         assert found == pytest.approx(one["base"], abs=0.01)
 
 
@@ -79,7 +79,7 @@ def test_a_stored_stale_run_is_what_the_code_gives():
     """The first ten of its sixty steps, on whatever processor this is."""
     wanted = scaling_runs.Run("stale", 4, "decoupled", 0)
     (one,) = (r for r in scaling_runs.STORE.stored() if scaling_runs.STORE.name(r) == wanted)
-    found = scaling_runs.train_stale(4, "decoupled", steps=10, seed=0, every=5)
+    found = scaling_runs.SHOWN["train_stale"](4, "decoupled", steps=10, seed=0, every=5)
     assert found == pytest.approx(one["curve"][:2], abs=0.1)
 
 

@@ -25,6 +25,7 @@ from minigrpo.files import atomic_path
 sys.path.append(str(ROOT / "tools" / "experiments"))
 import bench
 import results
+import store
 import thinking
 
 SHOWN = (  # the other experiments end alike
@@ -143,11 +144,11 @@ def lists() -> dict[Path, str]:
 def stored(name: str) -> str:
     """A table, of what is stored."""
     if name == "results":
-        there = results.load()["experiments"]
+        there = store.load("results.json")["experiments"]
         return results.table({"experiments": {key: there[key] for key in SHOWN if key in there}})
     if name == "thinking":
         return thinking.table()
-    return bench.table(bench.load(), name)
+    return bench.table(store.load("bench.json"), name)
 
 
 def with_tables(text: str, page: str) -> str:

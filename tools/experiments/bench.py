@@ -2,10 +2,9 @@
 
     python tools/experiments/bench.py --again                 all of it (twenty minutes, two cores)
     python tools/experiments/bench.py --again --only trainer  this part alone
-    python tools/experiments/bench.py --quick                 generate and trainer, not stored
 
-Both sides take turns, and each part has processes of its own, so that none has to do with the
-memory of another. Writes data/results/bench.json after each part. TRL comes with the extra `scale`.
+Each part has processes of its own. Writes data/results/bench.json after each part. TRL comes with
+the extra `scale`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import datetime
 import multiprocessing
 import os
 import platform
-import re
 import resource
 import sys
 import tempfile
@@ -22,38 +20,34 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
-from statistics import fmean, median
+from itertools import pairwise
+from statistics import median
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import store
-import tokenizers
 import torch
 import transformers
 from store import ROOT, Results, Store
 from torch import Tensor, nn
 
-from minigrpo import arithmetic, grpo, logprobs
+from minigrpo import grpo, logprobs
+from minigrpo.arithmetic import EOS, PAD, Arithmetic
 from minigrpo.grpo import GRPOConfig
 from minigrpo.llama import load_policy
 from minigrpo.notebook.setup import setup
-from minigrpo.rewards import answer_reward
 from minigrpo.sampling import Rollouts, sample
-from minigrpo.scaling.trl import QUIET, require_trl, trl_settings
+from minigrpo.scaling.trl import QUIET, trl_settings
 
-BODY = {  # so small that the logits are all there is
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 2,
-}  # fmt: skip
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+BODY = {**HEADS, "hidden_size": 64, "intermediate_size": 128}  # the logits are all there is
 SMOLLM2 = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-    "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
-    "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+    "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True,
 }  # fmt: skip
 TOY = GRPOConfig(  # the rate is next to nothing, so that the lengths stay what they are
-    prompts_per_step=16, group_size=8, max_new_tokens=16, eos_id=arithmetic.EOS,
-    pad_id=arithmetic.PAD, how="token_mean", lr=1e-9,
+    prompts_per_step=16, group_size=8, max_new_tokens=16, eos_id=EOS, pad_id=PAD,
+    how="token_mean", steps=12, lr=1e-9,
 )  # fmt: skip
 REAL = GRPOConfig(
     prompts_per_step=8, group_size=8, max_new_tokens=26, rows_per_pass=16, how="token_mean",
@@ -61,11 +55,9 @@ REAL = GRPOConfig(
 )  # fmt: skip
 
 
-def row(
-    what: str, ours: list[float], peer: str, theirs: list[float], more: bool = False
-) -> Results:
+def row(what: str, ours: list[float], peer: str, theirs: list[float]) -> Results:
     """Lowest, median, highest over the rounds; a ratio above 1 is in our favor."""
-    ratio = [a / b if more else b / a for a, b in zip(ours, theirs, strict=True)]
+    ratio = [a / b if "per second" in what else b / a for a, b in zip(ours, theirs, strict=True)]
     sides = {"ours": ours, "theirs": theirs, "ratio": ratio}
     three = {k: [float(f"{of(v):.4g}") for of in (min, median, max)] for k, v in sides.items()}
     return {"what": what, "peer": peer, **three}
@@ -84,107 +76,72 @@ def mib() -> float:
 
 
 def generate(rounds: int = 30) -> list[Results]:
-    """Tokens per second that `sample` and transformers' `generate` write."""
+    """Tokens per second that `sample` and transformers' `generate` write, in turn."""
     setup(seed=0)
-    policy, pad = load_policy(), TOY.pad_id
-    questions = arithmetic.draw_questions(16, torch.Generator().manual_seed(0))
-    prompts = torch.stack([arithmetic.prompt_ids(question) for question in questions])
-
-    def ours() -> Tensor:
-        ends = {"max_new_tokens": TOY.max_new_tokens, "eos_id": TOY.eos_id, "pad_id": pad}
-        return sample(policy, prompts, completions_per_prompt=8, **ends).completion_mask
-
-    @torch.no_grad()
-    def theirs() -> Tensor:
-        ends = {"max_new_tokens": TOY.max_new_tokens, "eos_token_id": TOY.eos_id}
-        ends |= {"attention_mask": torch.ones_like(prompts), "pad_token_id": pad}
-        ends |= {"do_sample": True, "top_k": 0, "num_return_sequences": 8}
-        return policy.generate(prompts, **ends)[:, prompts.shape[1] :] != pad
-
-    rates: dict[Callable, list[float]] = {ours: [], theirs: []}
-    for _ in range(rounds + 1):  # the first round warms up
-        for write, rate in rates.items():
-            began = time.perf_counter()
-            rate.append(int(write().sum()) / (time.perf_counter() - began))
+    policy = load_policy()
+    prompts = torch.stack(Arithmetic().prompts(16, torch.Generator().manual_seed(0)))
+    own = {"completions_per_prompt": 8, "eos_id": EOS, "pad_id": PAD}
+    peer = {"num_return_sequences": 8, "eos_token_id": EOS, "pad_token_id": PAD}
+    peer |= {"attention_mask": torch.ones_like(prompts), "do_sample": True, "top_k": 0}
+    rates: list[tuple[float, float]] = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        ours = sample(policy, prompts, max_new_tokens=16, **own).completions
+        between = time.perf_counter()
+        with torch.no_grad():
+            theirs = policy.generate(prompts, max_new_tokens=16, **peer)[:, prompts.shape[1] :]
+        ended = time.perf_counter()
+        tokens = [int((ids != PAD).sum()) for ids in (ours, theirs)]
+        rates.append((tokens[0] / (between - began), tokens[1] / (ended - between)))
+    ours, theirs = zip(*rates[1:])  # the first round warms up
     what = "tokens per second, 16 x 8 completions"
-    return [row(what, rates[ours][1:], "generate of transformers", rates[theirs][1:], more=True)]
+    return [row(what, ours, "generate of transformers", theirs)]
 
 
-# --------------------------------------------------------------------------------------------
-# our loop and TRL's trainer
+def seconds(ours: bool, policy: nn.Module, task: Any, config: GRPOConfig) -> list[float]:
+    """From one batch of rewards to the next, in our loop or in TRL's with the same settings."""
+    batches: list[float] = []
+
+    def reward(prompts: list, completions: list, ids: list | None = None, **more: Any) -> list:
+        batches.append(time.perf_counter())
+        texts = ids or prompts, more.get("completion_ids", completions)  # TRL gives text and ids
+        return task.reward(*([torch.as_tensor(one) for one in some] for some in texts))
+
+    if ours:
+        list(grpo.train_grpo(policy, SimpleNamespace(prompts=task.prompts, reward=reward), config))
+    else:
+        train_trl(policy, task, reward, config)
+    return [b - a for a, b in pairwise(batches)]
 
 
-class Given:
-    """The same prompts in the same order, and the same reward, for our loop and for TRL's."""
-
-    def __init__(self, prompts: Tensor, reward: Callable[[list[int], list[int]], float]) -> None:
-        self.left, self.of = prompts.tolist(), reward  # of the ids of a prompt and a completion
-
-    def prompts(self, n: int, generator: torch.Generator) -> list[Tensor]:
-        return [torch.tensor(self.left.pop(0)) for _ in range(n)]
-
-    def reward(self, prompts: list[Tensor], completions: list[Tensor]) -> list[float]:
-        return [self.of(p.tolist(), c.tolist()) for p, c in zip(prompts, completions)]
-
-
-def toy(prompt: list[int], completion: list[int]) -> float:
-    """The reward of notebook 07."""
-    question = arithmetic.read_question(torch.tensor(prompt))
-    return answer_reward(completion, arithmetic.running_totals(question)[-1], arithmetic.TAGS)
-
-
-def even(prompt: list[int], completion: list[int]) -> float:
-    """The fraction of even tokens."""
-    return fmean(token % 2 == 0 for token in completion)
-
-
-def trl_trainer(
-    policy: nn.Module, tokenizer: Any, task: Given, config: GRPOConfig, took: list
-) -> Any:
-    """TRL's trainer with the same settings, which adds the seconds of each update to `took`."""
+def train_trl(policy: nn.Module, task: Any, reward: Callable, config: GRPOConfig) -> None:
+    """TRL's loop."""
     import trl
-    from datasets import Dataset, disable_progress_bars
+    from datasets import Dataset
 
-    class Clock(transformers.TrainerCallback):
-        def on_step_begin(self, *_: object, **__: object) -> None:
-            took.append(-time.perf_counter())
-
-        def on_step_end(self, *_: object, **__: object) -> None:
-            took[-1] += time.perf_counter()
-
-    def reward(ids: list[list[int]], completion_ids: list[list[int]], **_: object) -> list[float]:
-        return [task.of(*both) for both in zip(ids, completion_ids)]
-
-    disable_progress_bars()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / "data" / "tiny_llama")
     texts = config.prompts_per_step * config.group_size
     at_once = min(config.rows_per_pass, texts)
     own = {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": texts // at_once}
     own |= {"reward_weights": None, "shuffle_dataset": False, "logging_strategy": "no"}
     settings = trl.GRPOConfig(tempfile.gettempdir(), **{**QUIET, **trl_settings(config), **own})
-    rows = Dataset.from_list([{"prompt": tokenizer.decode(i), "ids": i} for i in task.left])
-    data = {"train_dataset": rows, "processing_class": tokenizer}
-    trainer = trl.GRPOTrainer(policy, reward, settings, **data, callbacks=[Clock()])
-    trainer.remove_callback(transformers.PrinterCallback)
-    return trainer
+    order = torch.Generator().manual_seed(config.seed)
+    prompts = task.prompts(config.prompts_per_step * config.steps, order)
+    rows = [{"prompt": tokenizer.decode(ids), "ids": ids.tolist()} for ids in prompts]
+    data = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
+    trl.GRPOTrainer(policy, reward, settings, **data).train()
 
 
-def trainer(updates: int, rounds: int = 3, steps: int = 12) -> Results:
-    """Completions trained on per second."""
+def trainer(updates: int, rounds: int = 3, config: GRPOConfig = TOY) -> Results:
+    """Completions trained on per second, in turn."""
     setup(seed=0)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / "data" / "tiny_llama")
     rates: tuple[list[float], list[float]] = [], []
     for seed in range(rounds):
-        config = replace(TOY, steps=steps, inner_epochs=updates, seed=seed)
-        questions = arithmetic.draw_questions(16 * steps, torch.Generator().manual_seed(seed))
-        prompts = torch.stack([arithmetic.prompt_ids(question) for question in questions])
-        ours = [m.seconds for m in grpo.train_grpo(load_policy(), Given(prompts, toy), config)]
-        took: list[float] = []
-        trl_trainer(load_policy(), tokenizer, Given(prompts, toy), config, took).train()
-        theirs = [sum(took[i : i + updates]) for i in range(0, len(took), updates)]
-        for rate, side in zip(rates, (ours, theirs)):
-            rate.append(16 * 8 / median(side))
+        one = replace(config, inner_epochs=updates, seed=seed)
+        for rate, ours in zip(rates, (True, False)):
+            rate.append(16 * 8 / median(seconds(ours, load_policy(), Arithmetic(), one)))
     what = f"completions trained on per second, {updates} update{'s' * (updates > 1)} per batch"
-    return row(what, rates[0], "GRPOTrainer of TRL", rates[1], more=True)
+    return row(what, rates[0], "GRPOTrainer of TRL", rates[1])
 
 
 def llama(**shape: Any) -> nn.Module:
@@ -195,39 +152,30 @@ def llama(**shape: Any) -> nn.Module:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, **ends)).eval()
 
 
-def three_steps(ours: bool, shape: Results, config: GRPOConfig) -> tuple[list[float], float, float]:
-    """Seconds of each, and MiB once the model was there and at peak."""
-    model, V, took = llama(**shape), shape["vocab_size"], []
-    task = Given(torch.randint(0, V, (24, 160)), even)
-    if ours:
-        built, steps = mib(), grpo.train_grpo(model, task, config)
-        return [m.seconds for m in steps], built, mib()
-    words = {f"w{i}": i for i in range(V)} | {"end": V}  # for every token, and an EOS
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    ends = {"eos_token": "end", "pad_token": "end", "padding_side": "left"}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
-    trainer = trl_trainer(model, tokenizer, task, config, took)
-    built = mib()
-    trainer.train()
-    return took, built, mib()
+class Even:
+    """Prompts of 160 random digits; the reward is the fraction of even tokens."""
+
+    def prompts(self, n: int, generator: torch.Generator) -> list[Tensor]:
+        return [*torch.randint(0, 10, (n, 160), generator=generator)]
+
+    def reward(self, prompts: list[Tensor], completions: list[Tensor]) -> list[float]:
+        return [(ids % 2 == 0).double().mean().item() for ids in completions]
+
+
+def a_step(ours: bool, shape: Results, config: GRPOConfig) -> tuple[list[float], ...]:
+    """Seconds, and MiB at peak: of the whole process, and beside the model."""
+    model, built = llama(**shape), mib()
+    return seconds(ours, model, Even(), config), [peak := mib()], [peak - built]
 
 
 def real_model(shape: Results = SMOLLM2, config: GRPOConfig = REAL) -> list[Results]:
-    """Three steps in the shape of SmolLM2-135M: seconds of the last two, and memory."""
-    mine, built, peak = apart(three_steps, True, shape, config)
-    other, their_built, their_peak = apart(three_steps, False, shape, config)
-    size, trl = "135 million parameters, all cores", "GRPOTrainer of TRL"
+    """Three steps in the shape of SmolLM2-135M."""
+    size = "135 million parameters, all cores"
     most = f"MiB at peak in three steps, {size}"
-    return [
-        row(f"seconds per step of GRPO, {size}", mine[1:], trl, other[1:]),
-        row(f"{most}, the whole process", [peak], trl, [their_peak]),
-        row(f"{most}, beside the model", [peak - built], trl, [their_peak - their_built]),
-    ]
-
-
-# --------------------------------------------------------------------------------------------
-# the vocabulary
+    what = (f"seconds per step of GRPO, {size}", f"{most}, the whole process")
+    sides = (apart(a_step, ours, shape, config) for ours in (True, False))
+    rows = zip((*what, f"{most}, beside the model"), *sides)
+    return [row(name, ours, "GRPOTrainer of TRL", theirs) for name, ours, theirs in rows]
 
 
 @torch.no_grad()
@@ -253,18 +201,17 @@ def scoring(V: int = 151_936) -> list[Results]:
     return [row(what, [ours], "a log-softmax of all logits, scaled from 16 rows", [theirs])]
 
 
-# --------------------------------------------------------------------------------------------
-# what is stored and shown
-
-
 class Part(NamedTuple):
-    """Rows of docs/speed.md that are measured together."""
-
-    part: str
+    part: str  # rows of docs/speed.md that are measured together
 
 
+PARTS = {
+    "generate": lambda: apart(generate),
+    "trainer": lambda: [apart(trainer, updates) for updates in (1, 2)],
+    "scoring": scoring,
+    "real_model": real_model,
+}
 TABLES = {"speed": ("generate", "trainer"), "real size": ("scoring", "real_model")}
-PARTS = [Part(name) for names in TABLES.values() for name in names]
 
 
 def machine() -> Results:
@@ -273,79 +220,34 @@ def machine() -> Results:
     return {"cores": os.cpu_count(), "threads": 1, "python": platform.python_version(), **versions}
 
 
-def processor() -> str:
-    """With the numbers that a name like "AMD EPYC" leaves open, where Linux tells them."""
-    info = Path("/proc/cpuinfo")
-    text = info.read_text("utf-8") if info.is_file() else ""
-    found = re.findall(r"^(?:cpu family|model|model name)\s*: (.+)", text, re.MULTILINE)[:3]
-    if len(found) < 3:
-        return platform.processor() or platform.machine()
-    return "{2} (cpu family {0}, model {1})".format(*found)
+def measure(one: Part) -> Results:
+    """A part with its day and processor."""
+    measured = f"{datetime.date.today()}, {platform.processor() or platform.machine()}"
+    return {**one._asdict(), "measured": measured, "rows": PARTS[one.part]()}
 
 
-STORE = Store("bench.json", PARTS, machine)
-
-
-def measure(one: Part, quick: bool = False) -> Results:
-    """A part with its day and processor; its lowest and highest ratio are over all its runs."""
-    rows = {
-        "generate": lambda: apart(generate, 3 if quick else 30),
-        "trainer": lambda: [apart(trainer, n, *((1, 3) if quick else (3, 12))) for n in (1, 2)],
-        "scoring": scoring,
-        "real_model": real_model,
-    }[one.part]()
-    measured = f"{datetime.date.today()}, {processor()}"
-    for old in [] if quick else [run for run in STORE.stored() if run["part"] == one.part]:
-        measured += f"; before that {old['measured']}"
-        for new, then in zip(rows, old["rows"]):
-            lows, middle, highs = zip(new["ratio"], then["ratio"])
-            new["ratio"] = [min(lows), middle[0], max(highs)]
-    return {**one._asdict(), "measured": measured, "rows": rows}
-
-
-def load() -> Results:
-    """All that is stored."""
-    return store.load(STORE.file)
-
-
-def number(value: float) -> str:
-    """Three digits, or all of them before the point."""
-    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
-
-
-def line(one: Results) -> str:
-    """A row of the table: medians, and the ratio with its lowest and highest in brackets."""
-    low, middle, high = map(number, one["ratio"])
-    ratio = middle if low == high else f"{middle} ({low} to {high})"
-    ours, theirs = number(one["ours"][1]), number(one["theirs"][1])
-    return f"| {one['what']} | {ours} | {theirs} ({one['peer']}) | {ratio} |"
+STORE = Store("bench.json", [Part(name) for name in PARTS], machine)
 
 
 def table(stored: Results, name: str) -> str:
-    """For docs/speed.md: the rows, and below them with what and when they were measured."""
+    """For docs/speed.md: medians, ratios with their range; below them, when they were measured."""
+    lines = ["| what | minigrpo | peer | ratio |", "|---|---|---|---|"]
     runs = [run for run in stored["runs"] if run["part"] in TABLES[name]]
+    for one in (one for run in runs for one in run["rows"]):
+        values = one["ours"][1], one["theirs"][1], *one["ratio"]
+        ours, theirs, low, ratio, high = (f"{v:,.{max(0, 3 - len(str(int(v))))}f}" for v in values)
+        span = f" ({low} to {high})" if low != high else ""
+        lines.append(f"| {one['what']} | {ours} | {theirs} ({one['peer']}) | {ratio}{span} |")
     on = "{cores} cores, {threads} thread unless a row says otherwise; Python {python}, "
     on += "torch {torch}, transformers {transformers}, TRL {trl}."
-    notes = [on.format_map(stored["settings"]), ". ".join({r["measured"]: 0 for r in runs}) + "."]
-    rows = [line(one) for run in runs for one in run["rows"]]
-    head = ["| what | minigrpo | peer | ratio |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows, *(f"\n*{note}*" for note in notes)])
+    notes = on.format_map(stored["settings"]), ". ".join({r["measured"]: 0 for r in runs}) + "."
+    return "\n".join([*lines, *(f"\n*{note}*" for note in notes)])
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure and store, or with --quick measure a little and print it."""
-    parser = store.parser(__doc__, (one.part for one in PARTS))
-    parser.add_argument("--quick", action="store_true", help="generate and trainer, not stored")
-    options = parser.parse_args(arguments)
-    require_trl()
-    wanted = [one for one in PARTS if options.only in (None, one.part)]
-    if options.quick:
-        for one in wanted[:2]:
-            print(*map(line, measure(one, quick=True)["rows"]), sep="\n", flush=True)
-        return
-    STORE.fill(
-        measure, lambda run: "\n" + "\n".join(map(line, run["rows"])), options.again, only=wanted
-    )
+    """Measure what is missing."""
+    options = store.options(arguments, PARTS)
+    STORE.fill(measure, options.again, only=[Part(name) for name in options.only])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
     python tools/experiments/ppo.py          what is not stored yet (about 15 minutes on one core)
     python tools/experiments/ppo.py --again  all of it
 
-Both get as many texts per step, as many updates on them, the same learning rate, clip and KL term.
-What PPO has of its own is chosen on a seed that is not used again. Writes data/results/ppo.json
-after each part.
+Both have the same settings. What PPO has of its own is chosen on a seed that is not used again.
+Writes data/results/ppo.json after each part.
 """
 
 from __future__ import annotations
@@ -19,26 +18,19 @@ from typing import NamedTuple
 
 import store
 import torch
-from results import SCORES, base_checksum, last_scores
+from results import base_checksum, scores
 from store import Results, Seed, Store
 from torch import Tensor, nn
 
-from minigrpo.arithmetic import Arithmetic, evaluate
+from minigrpo.arithmetic import Arithmetic
 from minigrpo.grpo import rollout, score, train_grpo
 from minigrpo.llama import load_policy
 from minigrpo.notebook.setup import setup
 from minigrpo.objective import group_advantages, grpo_loss
 from minigrpo.sampling import Rollouts
+from minigrpo.study import ppo as study
 from minigrpo.study.experiments import SUMMIT
-from minigrpo.study.ppo import (
-    at_the_end,
-    critic_of,
-    gae,
-    ppo_loss,
-    state_values,
-    train_ppo,
-    whiten,
-)
+from minigrpo.study.ppo import gae, whiten
 
 
 class Own(NamedTuple):
@@ -56,46 +48,36 @@ BATCHES = {10: 64, 30: 256}  # steps done: batches to measure the noise with
 TIMED = 40  # steps of each, for their seconds
 
 
+ARMS = ("grpo", "ppo", "asleep")
+
+
 def settings() -> Results:
-    """All that decides how the runs go, in a form that can be compared with a stored one."""
+    """All that decides how the runs go."""
     present = {"base": base_checksum(), "config": asdict(SUMMIT), "search": SEARCH}
     present |= {"search_seed": SEARCH_SEED, "seeds": SEEDS}
     return {**present, "asleep": ASLEEP, "every": EVERY, "batches": BATCHES}
-
-
-# --------------------------------------------------------------------------------------------
-# runs
 
 
 class Run:
     """One training, and what was seen of it."""
 
     def __init__(self, seed: int, own: Own | None = None, look: bool = True) -> None:
-        self.policy, config = load_policy(), replace(SUMMIT, seed=seed)
-        self.critic = None if own is None else critic_of(self.policy)
-        self.steps = (
-            train_grpo(self.policy, Arithmetic(), config)
-            if own is None
-            else train_ppo(self.policy, self.critic, Arithmetic(), config, **own._asdict())
-        )
+        self.policy, config, task = load_policy(), replace(SUMMIT, seed=seed), Arithmetic()
         self.seconds: list[float] = []
-        self.curve: dict[str, list[float]] = {name: [] for name in (*SCORES, "step")}
-        self.looks = look  # at the held-out questions, every so often
-        if look:
-            self.look()
-
-    def look(self) -> None:
-        """Ask the policy the held-out questions."""
-        self.curve["step"].append(len(self.seconds))
-        scores = evaluate(self.policy)
-        for name in SCORES:
-            self.curve[name].append(round(scores[name], 4))
+        self.curve: dict[str, list[float]] = {}
+        if own is None:
+            self.steps = train_grpo(self.policy, task, config)
+        else:
+            self.critic = study.critic_of(self.policy)
+            self.steps = study.train_ppo(self.policy, self.critic, task, config, **own._asdict())
+        if look:  # at the held-out questions, every so often
+            store.keep(self.curve, 0, scores(self.policy))
 
     def step(self) -> None:
         """One step of training."""
         self.seconds.append(next(self.steps).seconds)
-        if self.looks and len(self.seconds) % EVERY == 0:
-            self.look()
+        if self.curve and len(self.seconds) % EVERY == 0:
+            store.keep(self.curve, len(self.seconds), scores(self.policy))
 
 
 def searched(own: Own) -> Results:
@@ -126,17 +108,10 @@ def compared(own: Own, one: Seed) -> Results:
     return {"seed": one.seed, **own._asdict(), **curves, "noise": noise}
 
 
-ARMS = ("grpo", "ppo", "asleep")
-
-
-# --------------------------------------------------------------------------------------------
-# noise
-
-
 def advantages_of(values: Tensor, rollouts: Rollouts, rewards: Tensor) -> dict[str, Tensor]:
     """(N,) or (N, T): three ways to say how good the same texts were; values (N, T)."""
     mask, rewards = rollouts.completion_mask, rewards.to(values)
-    per_token, nothing = at_the_end(rewards, rollouts), torch.zeros_like(values)
+    per_token, nothing = study.at_the_end(rewards, rollouts), torch.zeros_like(values)
     return {
         "group": group_advantages(rewards, SUMMIT.group_size),
         "no critic": whiten(gae(per_token, nothing, mask, lam=1.0)[0], mask),
@@ -154,10 +129,10 @@ def noise_of_the_gradient(run: Run, batches: int, seed: int) -> Results:
         rollouts, rewards = rollout(policy, Arithmetic(), prompts, SUMMIT, generator)
         mask = rollouts.completion_mask
         with torch.no_grad():
-            values = state_values(run.critic, rollouts)
+            values = study.state_values(run.critic, rollouts)
         log_probs, _ = score(policy, rollouts, SUMMIT)
         for name, advantages in advantages_of(values, rollouts, rewards).items():
-            loss_of = grpo_loss if advantages.dim() == 1 else ppo_loss
+            loss_of = grpo_loss if advantages.dim() == 1 else study.ppo_loss
             loss, _ = loss_of(log_probs, log_probs.detach(), advantages, mask, how="token_mean")
             parts = torch.autograd.grad(loss, parameters, retain_graph=True)
             kept.setdefault(name, []).append(torch.cat([part.flatten() for part in parts]))
@@ -179,10 +154,6 @@ def noise_to_signal(gradients: Tensor) -> float | None:
     return None if signal <= 0 else round((noise / signal).sqrt().item(), 4)
 
 
-# --------------------------------------------------------------------------------------------
-# time and memory
-
-
 def timing() -> Results:
     """Median seconds per step, and their ratio, step by step in turn: a busy machine slows both."""
     grpo, ppo = Run(SEARCH_SEED, None, look=False), Run(SEARCH_SEED, SEARCH[0], look=False)
@@ -197,7 +168,7 @@ def memory(base: nn.Module) -> Results:
     """Bytes of one network each, and of all that is kept from step to step."""
     policy, critic = (
         sum(p.numel() * p.element_size() for p in network.parameters())
-        for network in (base, critic_of(copy.deepcopy(base)))
+        for network in (base, study.critic_of(copy.deepcopy(base)))
     )
     # Weights, their gradients, the two averages of Adam; of the reference the weights alone.
     kept = {"grpo": 4 * policy + policy, "ppo": 4 * policy + policy + 4 * critic}
@@ -210,14 +181,13 @@ COMPARED = Store("ppo.json", SEEDS, settings)
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what is missing."""
-    again = store.parser(__doc__).parse_args(arguments).again
+    again = store.options(arguments).again
     setup(seed=0)
     if again or "time" not in SEARCHED.part():
         beside = {"time": timing(), "memory": memory(load_policy())}
         SEARCHED.save(SEARCHED.stored(), **beside)
-    SEARCHED.fill(searched, last_scores, again)
-    own = best(SEARCHED.stored())
-    COMPARED.fill(partial(compared, own), lambda run: last_scores(run["ppo"]), again)
+    SEARCHED.fill(searched, again)
+    COMPARED.fill(partial(compared, best(SEARCHED.stored())), again)
 
 
 if __name__ == "__main__":

@@ -10,28 +10,24 @@ docs/results.md is made from the same file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from statistics import fmean, median
+from typing import Any
 
 import matplotlib.pyplot as plt
 import store
 from store import ROOT, Results, Seed, Store, spread
+from torch import nn
 
-from minigrpo.arithmetic import TRAINED_LENGTHS
+from minigrpo.arithmetic import TRAINED_LENGTHS, evaluate
 from minigrpo.llama import load_policy
 from minigrpo.notebook import plots
 from minigrpo.notebook.setup import setup
 from minigrpo.objective import VARIANTS
-from minigrpo.study.experiments import (
-    EXPERIMENTS,
-    SUMMIT,
-    WARMUP,
-    WARMUP_ROWS,
-    Experiment,
-    run,
-    supervised_config,
-)
+from minigrpo.study import experiments
+from minigrpo.study.experiments import EXPERIMENTS, SUMMIT, WARMUP, WARMUP_ROWS, Experiment
 
 SUMMIT_NAME = next(iter(EXPERIMENTS))
 GOOD = 0.9
@@ -52,17 +48,22 @@ SCORES = ("accuracy", "greedy", "harder", "thinking")
 
 def settings(experiment: Experiment) -> Results:
     """All that decides how a run goes, in a form that can be compared with a stored one."""
-    task = {name: getattr(value, "__name__", value) for name, value in experiment.task.items()}
     shown, base = experiment.supervised, experiment.own_base
+    supervised = experiments.supervised_config(SUMMIT.steps, 0)
     return {
         "base": base_checksum(),
         "config": asdict(experiment.config),
-        "task": task,
+        "task": names(experiment.task),
         "supervised": shown,
-        "training": None if shown is None else asdict(supervised_config(SUMMIT.steps, 0)),
-        "own_base": None if base is None else dict(base),
+        "training": None if shown is None else asdict(supervised),
+        "own_base": base,
         "warmup": None if base is None else {**asdict(WARMUP), "rows": WARMUP_ROWS},
     }
+
+
+def names(task: Mapping[str, Any]) -> Results:
+    """The settings of a task, its functions by name."""
+    return {name: getattr(value, "__name__", value) for name, value in task.items()}
 
 
 def base_checksum() -> str:
@@ -70,17 +71,18 @@ def base_checksum() -> str:
     return store.of_file(ROOT / "data/tiny_llama/model.safetensors")
 
 
+def scores(policy: nn.Module) -> dict[str, float]:
+    """On held-out questions, those that are kept."""
+    found = evaluate(policy)
+    return {name: found[name] for name in SCORES}
+
+
 def measure(experiment: Experiment, one: Seed) -> Results:
     """One run; scores rounded to four digits."""
-    points = list(run(experiment, load_policy(), seed=one.seed))
-    curve = {score: [round(p.scores[score], 4) for p in points] for score in SCORES}
-    curve["step"] = [p.step for p in points]
-    return {"seed": one.seed, "seconds": round(points[-1].seconds, 1), "curve": curve}
-
-
-def last_scores(run: Results) -> str:
-    """In a few words."""
-    return "  ".join(f"{score} {run['curve'][score][-1]:.3f}" for score in SCORES)
+    curve: dict[str, list[float]] = {}
+    for point in experiments.run(experiment, load_policy(), seed=one.seed):
+        store.keep(curve, point.step, {name: point.scores[name] for name in SCORES})
+    return {"seed": one.seed, "seconds": round(point.seconds, 1), "curve": curve}
 
 
 def store_of(name: str) -> Store:
@@ -93,13 +95,7 @@ def store_of(name: str) -> Store:
 STORES = {name: store_of(name) for name in EXPERIMENTS}
 
 
-def load() -> Results:
-    """All that is stored."""
-    return store.load("results.json")
-
-
-# --------------------------------------------------------------------------------------------
-# what docs/results.md and the figures show
+# What docs/results.md and the figures show.
 
 
 def final(runs: list[Results], score: str) -> list[float]:
@@ -174,13 +170,13 @@ def experiments_figure(results: Results) -> plt.Figure:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what is missing, and draw when there is something of everything."""
-    options = store.parser(__doc__, EXPERIMENTS).parse_args(arguments)
+    options = store.options(arguments, EXPERIMENTS)
     setup(seed=0)
-    for name in [options.only] if options.only else EXPERIMENTS:
-        STORES[name].fill(partial(measure, EXPERIMENTS[name]), last_scores, options.again)
+    for name in options.only:
+        STORES[name].fill(partial(measure, EXPERIMENTS[name]), options.again)
     if all(one.stored() for one in STORES.values()):
         for name, draw in (("summit", summit_figure), ("experiments", experiments_figure)):
-            figure = draw(load())
+            figure = draw(store.load("results.json"))
             figure.savefig(store.FOLDER / f"{name}.png", dpi=160, metadata={"Software": None})
             plt.close(figure)
 

@@ -3,13 +3,13 @@
     python tools/experiments/reuse.py          what is not stored yet (over an hour on two cores)
     python tools/experiments/reuse.py --again  all of it
 
-Everything else is equal: the starting weights, the learning rate, and how many texts are sampled.
-Writes data/results/reuse.json after each run; notebook 03 draws what it holds.
+Writes data/results/reuse.json after each run.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -24,20 +24,13 @@ from minigrpo.rewards import TextTask
 
 BASE = ROOT / "data" / "char_gpt.safetensors"
 PROMPTS = ("ROMEO:", "JULIET:", "HENRY:", "My lord", "O, ", "To be, or")
-NO_CLIP = (1.0, 1e9)  # a range that no ratio leaves
-
-ARMS: dict[str, dict[str, Any]] = {
+ARMS: dict[str, dict[str, Any]] = {  # one ratio per text, its geometric mean, one per token
     "product": {"level": "sequence"},
     "geometric": {"level": "geometric", "clip": VARIANTS["gspo"]["clip"]},
     "token": {"level": "token"},
-    "token, no clip": {"level": "token", "clip": NO_CLIP},
+    "token, no clip": {"level": "token", "clip": (1.0, 1e9)},  # a range that no ratio leaves
 }
-"""One ratio per text, its geometric mean with GSPO's own range, and one ratio per token."""
-
-EPOCHS = (1, 2, 4, 8)  # updates on each batch
-RATE, OTHER_RATES = 3e-4, (1e-4, 1e-3)  # learning rates; the others with short texts only
 LENGTHS = (24, 128)  # characters per text
-SEEDS = (0, 1, 2)
 STEPS = 16  # batches of 4 prompts x 16 texts: 1,024 texts in all
 
 
@@ -46,32 +39,29 @@ class Run(NamedTuple):
 
     arm: str
     length: int
-    epochs: int
+    epochs: int  # updates on each batch
     lr: float
     seed: int
 
 
-RUNS = [Run(a, t, k, RATE, s) for t, s, k, a in product(LENGTHS, SEEDS, EPOCHS, ARMS)] + [
-    Run(a, LENGTHS[0], k, lr, s) for lr, s, k, a in product(OTHER_RATES, SEEDS, EPOCHS, ARMS)
+RUNS = [
+    Run(arm, length, epochs, lr, seed)
+    for lr in (3e-4, 1e-4, 1e-3)
+    for length in (LENGTHS if lr == 3e-4 else LENGTHS[:1])  # other rates: short texts only
+    for seed, epochs, arm in product(range(3), (1, 2, 4, 8), ARMS)
 ]
 
 
 def config(cell: Run) -> GRPOConfig:
     """The settings of one run: those of notebook 03, but for what is varied."""
     return GRPOConfig(
-        steps=STEPS,
-        prompts_per_step=4,
-        group_size=16,
-        max_new_tokens=cell.length,
-        inner_epochs=cell.epochs,
-        lr=cell.lr,
-        seed=cell.seed,
-        **ARMS[cell.arm],
-    )
+        steps=STEPS, prompts_per_step=4, group_size=16, max_new_tokens=cell.length,
+        inner_epochs=cell.epochs, lr=cell.lr, seed=cell.seed, **ARMS[cell.arm],
+    )  # fmt: skip
 
 
 def settings() -> Results:
-    """All that decides how the runs go, in a form that can be compared with a stored one."""
+    """All that decides how the runs go."""
     common = asdict(config(RUNS[0]))
     for varied in ("level", "clip", "max_new_tokens", "inner_epochs", "lr", "seed"):
         del common[varied]
@@ -91,13 +81,7 @@ def measure(cell: Run) -> Results:
 
 
 STORE = Store("reuse.json", RUNS, settings)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Measure what is missing, two runs at a time."""
-    again = store.parser(__doc__).parse_args(arguments).again
-    STORE.fill(measure, lambda run: f"reward {run['reward'][-1]:.2f}", again, store.in_parallel)
-
+main = partial(STORE.main, measure, over=store.in_parallel)
 
 if __name__ == "__main__":
     main()

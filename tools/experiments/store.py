@@ -6,15 +6,12 @@ And what decides how a run went, as checksums: folders, data, the code of functi
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
-import io
 import json
 import multiprocessing
 import os
-import re
-import textwrap
-import tokenize
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -81,19 +78,34 @@ class Store:
     def fill(
         self,
         measure: Measure,
-        say: Callable[[Results], str],  # a few words about a run
         again: bool = False,  # also what is stored
-        over: Callable[[Measure, list], Iterable[Results]] = map,
         only: Sequence[NamedTuple] | None = None,  # these of the runs wanted
+        over: Callable[[Measure, list], Iterable[Results]] = map,
         **beside: Any,
     ) -> None:
         """Measure what is missing. Each run is saved when it's done, in place of an older one."""
         done = () if again else [self.name(run) for run in self.stored()]
         for run in over(measure, [name for name in only or self.wanted if name not in done]):
             name = self.name(run)
-            others = [one for one in self.stored() if self.name(one) != name]
-            self.save([*others, run], **beside)
-            print(*self.at[-1:], *name, say(run), flush=True)
+            self.save([*(r for r in self.stored() if self.name(r) != name), run], **beside)
+            print("stored:", *self.at, *name, flush=True)
+
+    def main(self, measure: Measure, arguments: list[str] | None = None, **more: Any) -> None:
+        """The command of a tool with one store."""
+        self.fill(measure, options(arguments).again, **more)
+
+
+def options(
+    arguments: list[str] | None, parts: Iterable[str] = (), **more: Mapping[str, Any]
+) -> argparse.Namespace:
+    """What the command line says: --again, --only where there are parts, and more arguments."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--again", action="store_true", help="also what is stored")
+    if parts:
+        parser.add_argument("--only", nargs="+", choices=[*parts], default=[*parts])
+    for name, settings in more.items():
+        parser.add_argument(name, **settings)
+    return parser.parse_args(arguments)
 
 
 def load(file: str) -> Results:
@@ -110,8 +122,7 @@ def lines(part: Results) -> str:
             return "[\n" + ",\n".join(f"  {json.dumps(run)}" for run in one) + "]"
         return json.dumps(one) if "settings" in part else lines(one)
 
-    entries = (f"{json.dumps(key)}: {value(one)}" for key, one in part.items())
-    return "{" + ",\n".join(entries) + "}"
+    return "{" + ",\n".join(f"{json.dumps(key)}: {value(one)}" for key, one in part.items()) + "}"
 
 
 def in_parallel(measure: Measure, names: list) -> Iterator[Results]:
@@ -120,13 +131,10 @@ def in_parallel(measure: Measure, names: list) -> Iterator[Results]:
         yield from pool.imap_unordered(measure, names)
 
 
-def parser(doc: str, only: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """The options of a tool; with `only`, parts that can be measured alone."""
-    options = argparse.ArgumentParser(description=doc.splitlines()[0])
-    options.add_argument("--again", action="store_true", help="also what is stored")
-    if only:
-        options.add_argument("--only", choices=[*only], help="this part alone")
-    return options
+def keep(curve: dict[str, list], step: int, scores: Mapping[str, float]) -> None:
+    """One more point of a curve, its scores rounded to four digits."""
+    for name, value in {"step": step, **scores}.items():
+        curve.setdefault(name, []).append(round(value, 4))
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -135,11 +143,8 @@ def spread(values: list[float], digits: int) -> str:
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
-# --------------------------------------------------------------------------------------------
-# checksums
-
-
 def of_file(path: Path) -> str:
+    """A checksum."""
     return sha256(path.read_bytes()).hexdigest()
 
 
@@ -154,20 +159,7 @@ def of_data(data: Any) -> str:
     return sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def of_code(*functions: Callable[..., Any]) -> dict[str, str]:
-    """Each function by name. Comments, empty lines and wrapped lines don't count.
-
-    ValueError: one has an f-string, which Python 3.12 reads in other pieces than 3.11.
-    """
-    found = {}
-    for function in functions:
-        source = io.StringIO(textwrap.dedent(inspect.getsource(function)))
-        tokens = [
-            t.string
-            for t in tokenize.generate_tokens(source.readline)
-            if t.type not in (tokenize.COMMENT, tokenize.NL)
-        ]
-        if any(re.match(r"(?i)(f|rf|fr)[\"']", token) for token in tokens):
-            raise ValueError(f"{function.__name__} has an f-string")
-        found[function.__name__] = of_data(tokens)
-    return found
+def of_code(*code: Callable[..., Any] | str) -> str:
+    """Of functions or source. Comments and layout don't count, so they can change."""
+    sources = [one if isinstance(one, str) else inspect.getsource(one) for one in code]
+    return of_data([ast.unparse(ast.parse(source)) for source in sources])

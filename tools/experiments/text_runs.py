@@ -3,13 +3,13 @@
     python tools/experiments/text_runs.py          what is not stored yet (ten minutes on one core)
     python tools/experiments/text_runs.py --again  all of it
 
-Writes data/results/text.json after each run; notebook 09 draws what it holds.
+Writes data/results/text.json after each run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import product
@@ -17,35 +17,27 @@ from typing import Any, NamedTuple
 
 import store
 import torch
-from store import ROOT, Store
-from text_models import FAMILIES
+from store import ROOT, Results, Store
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.notebook.setup import setup
+from minigrpo.text import prompts as text
 from minigrpo.text.models import load_pretrained
-from minigrpo.text.problems import draw_rows, evaluate
-from minigrpo.text.prompts import (
-    Text,
-    TextProblems,
-    answer_reward,
-    format_reward,
-    stop_tokens,
-    text_of,
-    write,
-)
+from minigrpo.text.problems import draw_rows
+from minigrpo.text.prompts import Text, answer_reward, format_reward
 
-SEEDS = (0, 1, 2)
+FAMILIES = ("gpt2", "llama")
 PROBLEMS, PROBLEMS_SEED = 2000, 1  # for training
 SCORES = ("form", "right", "length")
-HELD_OUT, HELD_OUT_SEED = evaluate.__defaults__  # problems to measure on
+HELD_OUT, HELD_OUT_SEED = 128, 5  # problems to measure on
 
 
 def soft_reward(
     prompts: Sequence[Text], completions: Sequence[Text], **columns: Any
 ) -> list[float]:
     """0.1 for each tag that occurs exactly once, as in notebook 09."""
-    found = [re.findall(r"</?think>|</?answer>", text_of(text)) for text in completions]
+    found = [re.findall(r"</?think>|</?answer>", text.text_of(one)) for one in completions]
     return [sum(0.1 for tag in set(tags) if tags.count(tag) == 1) for tags in found]
 
 
@@ -75,39 +67,24 @@ class Run(NamedTuple):
     seed: int
 
 
-RUNS = [Run(arm, seed) for arm, seed in product(ARMS, SEEDS)]
+RUNS = [Run(arm, seed) for arm, seed in product(ARMS, range(3))]
 
 
 def config(arm: Arm, seed: int, stops: tuple[int, ...], pad_id: int) -> GRPOConfig:
     """The settings of one run, which are those of notebook 09."""
     return GRPOConfig(
-        steps=arm.steps,
-        prompts_per_step=16,
-        group_size=8,
-        max_new_tokens=40,
-        inner_epochs=2,
-        lr=1e-4,
-        how="token_mean",
-        kl_weight=0.01,
-        evaluate_every=5,
-        eos_id=stops,
-        pad_id=pad_id,
+        steps=arm.steps, prompts_per_step=16, group_size=8, max_new_tokens=40, inner_epochs=2,
+        lr=1e-4, how="token_mean", kl_weight=0.01, evaluate_every=5, eos_id=stops, pad_id=pad_id,
         seed=seed,
-    )
+    )  # fmt: skip
 
 
-def asked(row: dict[str, str], chat: bool) -> dict[str, Any]:
-    """A row of data, as a chat if it is to be one."""
-    said = [{"role": "user", "content": row["prompt"].strip()}]
-    return {**row, "prompt": said} if chat else row
-
-
-def task_of(arm: Arm, tokenizer: PreTrainedTokenizerBase, stops: tuple[int, ...]) -> TextProblems:
-    """The problems to train on, and what is paid for."""
-    rows = draw_rows(PROBLEMS, torch.Generator().manual_seed(PROBLEMS_SEED))
-    functions = [REWARDS[name] for name in arm.rewards]
-    rows = [asked(row, arm.chat) for row in rows]
-    return TextProblems(tokenizer, rows, functions, arm.weights, stops)
+def problems(chat: bool, held_out: bool) -> list[dict[str, Any]]:
+    """To train or to measure on, as chats if they are to be."""
+    n, seed = (HELD_OUT, HELD_OUT_SEED) if held_out else (PROBLEMS, PROBLEMS_SEED)
+    rows = draw_rows(n, torch.Generator().manual_seed(seed), held_out=held_out)
+    said = [[{"role": "user", "content": row["prompt"].strip()}] for row in rows]
+    return [{**row, "prompt": new} for row, new in zip(rows, said)] if chat else rows
 
 
 def base(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -118,13 +95,10 @@ def base(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 def scores(
     policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, chat: bool
 ) -> dict[str, float]:
-    """`evaluate`, or the same of the same problems asked as chats."""
-    if not chat:
-        return evaluate(policy, tokenizer)
-    drawn = draw_rows(HELD_OUT, torch.Generator().manual_seed(HELD_OUT_SEED), held_out=True)
-    rows = [asked(row, chat) for row in drawn]
+    """As `minigrpo.text.problems.evaluate`, but it may ask in chats."""
+    rows = problems(chat, held_out=True)
     prompts, answers = [row["prompt"] for row in rows], [row["answer"] for row in rows]
-    rollouts, texts = write(policy, tokenizer, prompts, seed=HELD_OUT_SEED)
+    rollouts, texts = text.write(policy, tokenizer, prompts, seed=HELD_OUT_SEED)
     return {
         "form": sum(format_reward(prompts, texts)) / HELD_OUT,
         "right": sum(answer_reward(prompts, texts, answer=answers)) / HELD_OUT,
@@ -135,57 +109,43 @@ def scores(
 @cache
 def drawn() -> dict[str, str]:
     """The problems to train and to measure on, as checksums."""
-    rows = draw_rows(PROBLEMS, torch.Generator().manual_seed(PROBLEMS_SEED))
-    asked = draw_rows(HELD_OUT, torch.Generator().manual_seed(HELD_OUT_SEED), held_out=True)
-    return {"training": store.of_data(rows), "held out": store.of_data(asked)}
+    return {k: store.of_data(problems(False, k == "held out")) for k in ("training", "held out")}
 
 
-def settings() -> dict[str, Any]:
-    """What decides how the runs go, beside the code of the package, to compare with stored ones."""
-    present: dict[str, Any] = {
+def settings() -> Results:
+    """What decides how the runs go, beside the code of the package."""
+    common = asdict(config(Arm("gpt2"), 0, (0,), 1))
+    for varied in ("steps", "seed", "eos_id", "pad_id"):
+        del common[varied]
+    return {
         "base": {f: store.of_folder(ROOT / "data" / f"text_{f}") for f in FAMILIES},
         "arms": {name: asdict(arm) for name, arm in ARMS.items()},
         "rows": [PROBLEMS, PROBLEMS_SEED, HELD_OUT, HELD_OUT_SEED],
         "drawn": drawn(),
-        "config": asdict(config(Arm("gpt2"), 0, (0,), 1)),
-        "code": store.of_code(soft_reward, asked, task_of, scores, measure),
+        "config": common,
+        "code": store.of_code(soft_reward, problems, scores, measure),
     }
-    for varied in ("steps", "seed", "eos_id", "pad_id"):
-        del present["config"][varied]
-    return present
 
 
-def measure(one: Run) -> dict[str, Any]:
+def measure(one: Run) -> Results:
     """One run; the scores on held-out problems before it and on the way."""
     setup(seed=0)
-    arm = ARMS[one.arm]
+    arm, curve = ARMS[one.arm], {}
     policy, tokenizer = base(arm.family)
-    stops = stop_tokens(tokenizer, policy)
+    stops = text.stop_tokens(tokenizer, policy)
+    functions, rows = [REWARDS[name] for name in arm.rewards], problems(arm.chat, held_out=False)
+    task = text.TextProblems(tokenizer, rows, functions, arm.weights, stops)
     held_out = partial(scores, tokenizer=tokenizer, chat=arm.chat)
-    curve: dict[str, list[float]] = {name: [] for name in ("step", *SCORES)}
-    keep(curve, 0, held_out(policy))
+    store.keep(curve, 0, held_out(policy))
     own = config(arm, one.seed, stops, tokenizer.pad_token_id)
-    for m in train_grpo(policy, task_of(arm, tokenizer, stops), own, evaluate=held_out):
+    for m in train_grpo(policy, task, own, evaluate=held_out):
         if m.evaluation:
-            keep(curve, m.step, m.evaluation)
+            store.keep(curve, m.step, m.evaluation)
     return {**one._asdict(), "curve": curve}
 
 
-def keep(curve: dict[str, list[float]], step: int, evaluation: Mapping[str, float]) -> None:
-    """One more point, rounded to four digits."""
-    curve["step"].append(step)
-    for name in SCORES:
-        curve[name].append(round(evaluation[name], 4))
-
-
 STORE = Store("text.json", RUNS, settings)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Measure what is missing."""
-    again = store.parser(__doc__).parse_args(arguments).again
-    STORE.fill(measure, lambda run: f"right {run['curve']['right'][-1]:.2f}", again)
-
+main = partial(STORE.main, measure)
 
 if __name__ == "__main__":
     main()

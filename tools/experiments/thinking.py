@@ -9,158 +9,135 @@ Writes data/results/thinking.json after each run.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
+from itertools import repeat
 from typing import Any
 
+import results
 import store
 import torch
-from results import SCORES, base_checksum, last_scores
+from results import base_checksum, scores
 from store import Results, Seed, Store, spread
 from torch import Tensor, nn
 
-from minigrpo.arithmetic import (
-    PAD,
-    TRAINED_LENGTHS,
-    Arithmetic,
-    ask,
-    completion_ids,
-    draw_questions,
-    evaluate,
-    prompt_ids,
-    running_totals,
-    warmup_documents,
-)
-from minigrpo.grpo import rollout, score, train_grpo
+from minigrpo import arithmetic
+from minigrpo.arithmetic import TRAINED_LENGTHS, Arithmetic, ask, draw_questions, prompt_ids
+from minigrpo.grpo import GRPOConfig, rollout, train_grpo
 from minigrpo.llama import load_policy, tiny_llama
-from minigrpo.logprobs import masked_mean
 from minigrpo.notebook.setup import setup
 from minigrpo.pretrain import Batch, PretrainConfig, documents_batch, next_token_loss, pretrain
-from minigrpo.study.experiments import (
-    EXPERIMENTS,
-    SUMMIT,
-    WARMUP,
-    WARMUP_ROWS,
-    warm_up,
-    warmup_batch,
-)
+from minigrpo.study import experiments
+from minigrpo.study.experiments import SUMMIT, WARMUP, WARMUP_ROWS, any_thought, warm_up
 
 ROWS = SUMMIT.prompts_per_step * SUMMIT.group_size  # completions, or demonstrations, per update
-INTERVALS = ("evaluate_every", "eval_every")
 HABIT_QUESTIONS, HABIT_SEED = 1200, 1  # held out; to measure what a base model does of itself
 
 
-# --------------------------------------------------------------------------------------------
-# tasks
-
-
 @dataclass(frozen=True, kw_only=True)
-class NoisyArithmetic(Arithmetic):
-    """The task, graded by somebody who is wrong with probability `flip`, each time anew."""
+class Task(Arithmetic):
+    """The task, perhaps with few questions, or graded by somebody who is often wrong."""
 
-    flip: float
-    generator: torch.Generator
+    generator: torch.Generator  # of the grader
+    flip: float = 0.0  # the probability that a reward is wrong, each time anew
+    questions: int | None = None  # so many of the training side, the same from the first step on
 
     def reward(self, prompts: list[Tensor], completions: list[Tensor]) -> list[float]:
         right = super().reward(prompts, completions)
         wrong = torch.rand(len(right), generator=self.generator) < self.flip
         return [1.0 - r if w else r for r, w in zip(right, wrong.tolist(), strict=True)]
 
-
-@dataclass(frozen=True, kw_only=True)
-class FewQuestions(Arithmetic):
-    """The task with so many questions of its training side, the same from the first step on."""
-
-    questions: int
-    seed: int
-
     def prompts(self, n: int, generator: torch.Generator) -> list[Tensor]:
-        fixed_order = torch.Generator().manual_seed(self.seed)
+        if self.questions is None:
+            return super().prompts(n, generator)
+        fixed_order = torch.Generator().manual_seed(self.generator.initial_seed())
         few = [prompt_ids(question) for question in draw_questions(self.questions, fixed_order)]
         return [few[i] for i in torch.randint(len(few), (n,), generator=generator).tolist()]
-
-
-# --------------------------------------------------------------------------------------------
-# documents to imitate
 
 
 def solved(n: int, generator: torch.Generator, *, thinking: bool) -> Batch:
     """n questions of the trained lengths, answered right after a whole thought or after none."""
     documents = []
     for question in draw_questions(n, generator):
-        totals = running_totals(question)
-        completion = completion_ids(totals if thinking else [], totals[-1])
+        totals = arithmetic.running_totals(question)
+        completion = arithmetic.completion_ids(totals if thinking else [], totals[-1])
         documents.append((prompt_ids(question).tolist(), completion))
-    return documents_batch(documents, PAD)
+    return documents_batch(documents, arithmetic.PAD)
 
 
-# --------------------------------------------------------------------------------------------
-# the families
+DOCUMENTS: dict[str, Callable[[int, torch.Generator], Batch]] = {
+    "right answers": partial(solved, thinking=True),
+    "right answers, no thought": partial(solved, thinking=False),
+    "the warm-up": experiments.warmup_batch,
+}
+OWN = "its own right answers"  # online rejection sampling
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """One line of a figure. As it is, it's the run of notebook 07; each entry changes something."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: range = range(3)
     torn: float | None = None  # a base of its own with this share of torn pages; None = what ships
     torn_seed: int | None = None  # one such base for all seeds; None = one for each
     changes: Mapping[str, Any] = field(default_factory=dict)  # settings of GRPOConfig
-    flip: float | None = None  # probability that a reward is wrong
-    questions: int | None = None  # so many questions in the whole run
-    any_thought: bool = False  # the reward is for a thought of any kind
-    rejection: bool = False  # imitate the right ones of the policy's own completions
-    documents: str | None = None  # imitate these, of DOCUMENTS
-    lr: float = SUMMIT.lr  # of imitation
-    updates: int | None = None  # imitate from random weights, with a schedule
-    every: int = 10  # steps between two evaluations
+    task: Mapping[str, Any] = field(default_factory=dict)  # settings of Task
+    imitate: str | None = None  # one of DOCUMENTS, or OWN; None = be rewarded
+    updates: int | None = None  # imitate from random weights, with the schedule of the warm-up
+
+    @property
+    def config(self) -> GRPOConfig:
+        """The settings of the run; to imitate takes the learning rate and the sizes."""
+        return replace(SUMMIT, **self.changes)
+
+    @property
+    def schedule(self) -> PretrainConfig:
+        """With `updates`: the warm-up's settings, with other updates and learning rate."""
+        return replace(WARMUP, steps=self.updates, lr=self.config.lr, seed=1)
+
+    @property
+    def every(self) -> int:
+        """Steps between two evaluations."""
+        return self.updates // 20 if self.updates else self.config.steps // 10
 
 
-def control(documents: str, lr: float, updates: int) -> Variant:
-    """An untrained Llama imitates documents."""
-    return Variant(documents=documents, lr=lr, updates=updates, every=updates // 20)
+def imitating(documents: str, lr: float, updates: int | None = None) -> Variant:
+    return Variant(imitate=documents, changes={"lr": lr}, updates=updates)
 
 
-DOCUMENTS: dict[str, Callable[[int, torch.Generator], Batch]] = {
-    "right answers": partial(solved, thinking=True),
-    "right answers, no thought": partial(solved, thinking=False),
-    "the warm-up": warmup_batch,
-}
 HARDEST = 0  # the seed of the base without torn pages that thinks to the end least often
-
 FAMILIES: dict[str, dict[str, Variant]] = {
     "a thought or none": {
-        "after a thought, lr 0.001": control("right answers", 1e-3, 400),
-        "after a thought, lr 0.005": control("right answers", 5e-3, 400),
-        "without a thought, lr 0.001": control("right answers, no thought", 1e-3, 2000),
-        "without a thought, lr 0.005": control("right answers, no thought", 5e-3, 2000),
+        "after a thought, lr 0.001": imitating("right answers", 1e-3, 400),
+        "after a thought, lr 0.005": imitating("right answers", 5e-3, 400),
+        "without a thought, lr 0.001": imitating("right answers, no thought", 1e-3, 2000),
+        "without a thought, lr 0.005": imitating("right answers, no thought", 5e-3, 2000),
     },
     "torn pages": {
-        "0.1": Variant(torn=0.1, seeds=(0, 1, 2, 3, 4)),
-        "0.03": Variant(torn=0.03, seeds=(0, 1, 2, 3, 4)),
-        "0": Variant(torn=0.0, seeds=(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)),
+        "0.1": Variant(torn=0.1, seeds=range(5)),
+        "0.03": Variant(torn=0.03, seeds=range(5)),
+        "0": Variant(torn=0.0, seeds=range(10)),
     },
     "the hardest base, twice as long": {
-        "0": Variant(
-            torn=0.0, torn_seed=HARDEST, seeds=(0, 1, 2, 3, 4), changes={"steps": 200}, every=20
-        ),
+        "0": Variant(torn=0.0, torn_seed=HARDEST, seeds=range(5), changes={"steps": 200}),
     },
     "equal terms": {
         "rewarded, lr 0.001": Variant(changes={"lr": 1e-3}),
-        "shown right answers, lr 0.0001": Variant(documents="right answers", lr=1e-4),
-        "shown right answers, lr 0.001": Variant(documents="right answers", lr=1e-3),
-        "shown the warm-up again, lr 0.0001": Variant(documents="the warm-up", lr=1e-4),
-        "shown the warm-up again, lr 0.001": Variant(documents="the warm-up", lr=1e-3),
-        "rejection sampling": Variant(rejection=True),
+        "shown right answers, lr 0.0001": imitating("right answers", 1e-4),
+        "shown right answers, lr 0.001": imitating("right answers", 1e-3),
+        "shown the warm-up again, lr 0.0001": imitating("the warm-up", 1e-4),
+        "shown the warm-up again, lr 0.001": imitating("the warm-up", 1e-3),
+        "rejection sampling": Variant(imitate=OWN),
     },
     "paid for any thought": {
-        "KL weight 0.01": Variant(any_thought=True),
-        "KL weight 0": Variant(any_thought=True, changes={"kl_weight": 0.0}),
+        f"KL weight {weight:g}": Variant(task={"grade": any_thought}, changes={"kl_weight": weight})
+        for weight in (0.01, 0.0)
     },
-    "flipped rewards": {f"{p:g}": Variant(flip=p) for p in (0.1, 0.2, 0.3, 0.4, 0.45, 0.5)},
-    "few questions": {str(n): Variant(questions=n) for n in (1, 4, 16)},
+    "flipped rewards": {
+        f"{p:g}": Variant(task={"flip": p}) for p in (0.1, 0.2, 0.3, 0.4, 0.45, 0.5)
+    },
+    "few questions": {str(n): Variant(task={"questions": n}) for n in (1, 4, 16)},
     "group size": {
         f"{ROWS // g} x {g}": Variant(changes={"prompts_per_step": ROWS // g, "group_size": g})
         for g in (2, 4, 16, 32)
@@ -169,104 +146,60 @@ FAMILIES: dict[str, dict[str, Variant]] = {
 """By family and name. The run as it is, with five seeds, is in results.json."""
 
 
-# --------------------------------------------------------------------------------------------
-# ways to train: each yields (step, loss or None) and changes the policy in place
-
-Steps = Iterator[tuple[int, float | None]]
-
-
-def train(variant: Variant, policy: nn.Module, seed: int) -> Steps:
-    """As the variant says."""
-    if variant.updates is not None:  # from random weights, with the schedule of the warm-up
-        documents = partial(DOCUMENTS[variant.documents], ROWS)
-        return ((m.step, m.loss) for m in pretrain(policy, documents, schedule(variant, seed)))
-    if variant.documents is not None:
-        return by_imitation(policy, seed, DOCUMENTS[variant.documents], variant.lr)
-    if variant.rejection:
-        return by_rejection(policy, seed)
-    config = replace(SUMMIT, seed=seed, **variant.changes)
-    return ((m.step, None) for m in train_grpo(policy, task_of(variant, seed), config))
-
-
-def task_of(variant: Variant, seed: int) -> Arithmetic:
-    """The questions and the reward."""
-    if variant.flip is not None:
-        return NoisyArithmetic(flip=variant.flip, generator=torch.Generator().manual_seed(seed))
-    if variant.questions is not None:
-        return FewQuestions(questions=variant.questions, seed=seed)
-    if variant.any_thought:
-        return Arithmetic(**EXPERIMENTS["reward for any thought"].task)
-    return Arithmetic()
-
-
-def optimizer_of(policy: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """As in `train_grpo`: a constant learning rate and no weight decay."""
-    return torch.optim.AdamW(policy.parameters(), lr, SUMMIT.betas, weight_decay=0.0)
-
-
-def descend(policy: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One update, with the gradient cut down as in `train_grpo`."""
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(policy.parameters(), SUMMIT.max_grad_norm)
-    optimizer.step()
-
-
-def by_imitation(policy: nn.Module, seed: int, documents: Callable[..., Batch], lr: float) -> Steps:
-    """Cross-entropy on as many new rows per step as the run has, with as many updates on them."""
-    generator = torch.Generator().manual_seed(seed + 1)  # 0 is that of the shipped base's warm-up
-    optimizer = optimizer_of(policy, lr)
-    for step in range(1, SUMMIT.steps + 1):
-        ids, mask = documents(ROWS, generator)
-        for _ in range(SUMMIT.inner_epochs):
-            loss = next_token_loss(policy(ids).logits, ids, mask)
-            descend(policy, optimizer, loss)
-        yield step, loss.item()
-
-
-def by_rejection(policy: nn.Module, seed: int) -> Steps:
-    """Online rejection sampling: imitate the right ones of the policy's own completions.
-
-    As many questions, completions and updates per step as the run has; no clip, baseline or KL.
-    DeepSeekMath (arXiv 2402.03300) calls it online RFT; it often means one round of samples.
-    """
-    order, sampling = (torch.Generator().manual_seed(seed) for _ in range(2))
-    optimizer, task = optimizer_of(policy, SUMMIT.lr), Arithmetic()
-    for step in range(1, SUMMIT.steps + 1):
-        prompts = task.prompts(SUMMIT.prompts_per_step, order)
-        rollouts, rewards = rollout(policy, task, prompts, SUMMIT, sampling)
-        right = rollouts.completion_mask & (rewards == 1)[:, None]  # (N, T)
-        for _ in range(SUMMIT.inner_epochs if right.any() else 0):
-            descend(policy, optimizer, -masked_mean(score(policy, rollouts, SUMMIT)[0], right))
-        yield step, None
-
-
-def schedule(variant: Variant, seed: int) -> PretrainConfig:
-    """The warm-up's settings, with other updates, learning rate and documents."""
-    return replace(WARMUP, steps=variant.updates, lr=variant.lr, seed=seed + 1)
-
-
-# --------------------------------------------------------------------------------------------
-# a run, and what is kept of it
+Steps = Iterator[tuple[int, float | None]]  # done, and the loss of the last
 
 
 def start(variant: Variant, seed: int) -> nn.Module:
     """The policy before the run."""
-    if variant.updates is not None:
-        return tiny_llama(seed)
-    if variant.torn is None:
+    if variant.updates is None and variant.torn is None:
         return load_policy()
-    base_seed = seed if variant.torn_seed is None else variant.torn_seed
-    return copy.deepcopy(own_base(variant.torn, base_seed))
-
-
-@lru_cache(maxsize=1)
-def own_base(torn: float, seed: int) -> nn.Module:
-    """A base model after a warm-up with this share of torn pages."""
-    policy = tiny_llama(seed)
-    for _ in warm_up(policy, replace(WARMUP, seed=seed), torn=torn):
-        pass
+    own = seed if variant.torn_seed is None else variant.torn_seed
+    policy = tiny_llama(own)
+    if variant.torn is not None:
+        list(warm_up(policy, replace(WARMUP, seed=own), torn=variant.torn))
     return policy.eval()
+
+
+def train(variant: Variant, policy: nn.Module, seed: int) -> Steps:
+    """As the variant says, in place."""
+    config = replace(variant.config, seed=seed)
+    if variant.imitate is None:
+        task = Task(generator=torch.Generator().manual_seed(seed), **variant.task)
+        return ((m.step, m.loss) for m in train_grpo(policy, task, config))
+    if variant.imitate == OWN:
+        return imitate(policy, own_right(policy, config), config)
+    documents = partial(DOCUMENTS[variant.imitate], ROWS)
+    if variant.updates is None:
+        generator = torch.Generator().manual_seed(seed + 1)  # 0 made the shipped base
+        return imitate(policy, map(documents, repeat(generator)), config)
+    schedule = replace(variant.schedule, seed=seed + 1)
+    return ((m.step, m.loss) for m in pretrain(policy, documents, schedule))
+
+
+def own_right(policy: nn.Module, config: GRPOConfig) -> Iterator[Batch]:
+    """Online rejection sampling: the policy's own completions, of which the right ones are learned.
+
+    DeepSeekMath (arXiv 2402.03300) calls it online RFT; it often means one round of samples.
+    """
+    order, sampling = (torch.Generator().manual_seed(config.seed) for _ in range(2))
+    while True:
+        prompts = Arithmetic().prompts(config.prompts_per_step, order)
+        r, rewards = rollout(policy, Arithmetic(), prompts, config, sampling)
+        right = r.completion_mask & (rewards == 1)[:, None]  # (N, T)
+        yield r.input_ids, torch.cat([torch.zeros_like(r.prompt_mask), right], dim=1)
+
+
+def imitate(policy: nn.Module, batches: Iterator[Batch], config: GRPOConfig) -> Steps:
+    """Cross-entropy, with the optimizer and as many updates per step as in `train_grpo`."""
+    optimizer = torch.optim.AdamW(policy.parameters(), config.lr, config.betas, weight_decay=0.0)
+    for step in range(1, config.steps + 1):
+        ids, mask = next(batches)
+        for _ in range(config.inner_epochs if mask.any() else 0):
+            optimizer.zero_grad()
+            next_token_loss(policy(ids).logits, ids, mask).backward()
+            nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
+            optimizer.step()
+        yield step, None
 
 
 def habits(policy: nn.Module) -> Results:
@@ -276,91 +209,68 @@ def habits(policy: nn.Module) -> Results:
         each = HABIT_QUESTIONS // len(TRAINED_LENGTHS)
         questions += draw_questions(each, generator, lengths=(length,), held_out=True)
     r = ask(policy, questions, seed=HABIT_SEED)
-    whole = r.thinking == r.lengths  # one token of thought for each term
-    found = {"correct": r.correct, "whole": whole}
+    found = {"correct": r.correct, "whole": r.thinking == r.lengths}  # a token for each term
     return {name: round(hits.double().mean().item(), 4) for name, hits in found.items()}
 
 
 def measure(variant: Variant, one: Seed) -> Results:
     """One run: what the base does, and the scores on the way."""
-    policy = start(variant, one.seed)
-    before = {} if variant.updates else {"base": habits(policy)}
-    curve: dict[str, list[float]] = {name: [] for name in (*SCORES, "step")}
-    losses: list[float] = []
-
-    def look(step: int, loss: float | None = None) -> None:
-        scores = evaluate(copy.deepcopy(policy).eval())
-        curve["step"].append(step)
-        for name in SCORES:
-            curve[name].append(round(scores[name], 4))
-        if loss is not None:
-            losses.append(round(loss, 4))
-
-    look(0)
+    policy, curve, losses = start(variant, one.seed), {}, []
+    before = None if variant.updates else habits(policy)
+    store.keep(curve, 0, scores(policy))
     for step, loss in train(variant, policy, one.seed):
         if step % variant.every == 0:
-            look(step, loss)
-    return {"seed": one.seed, **before, **({"loss": losses} if losses else {}), "curve": curve}
+            store.keep(curve, step, scores(policy))
+            losses.append(round(loss, 4) if variant.updates else None)
+    kept = {"loss": losses} if variant.updates else {"base": before}
+    return {"seed": one.seed, **kept, "curve": curve}
 
 
 def settings(variant: Variant) -> Results:
-    """All that decides how the runs go, in a form that can be compared with a stored one."""
-    present = asdict(variant)
-    del present["seeds"]
-    present["measured with"] = [evaluate.__kwdefaults__, HABIT_QUESTIONS, HABIT_SEED]
+    """All that decides how the runs go."""
+    present = {
+        "task": results.names(variant.task),
+        "imitate": variant.imitate,
+        "config": asdict(variant.config),
+        "measured with": [results.evaluate.__kwdefaults__, HABIT_QUESTIONS, HABIT_SEED],
+    }
     if variant.updates is not None:
-        return {**present, "training": without_intervals(schedule(variant, 0))}
-    present["training"] = without_intervals(SUMMIT)
+        return {**present, "training": asdict(variant.schedule)}
     if variant.torn is None:
         return {**present, "base": base_checksum()}
-    documents = {**warmup_documents.__kwdefaults__, "torn": variant.torn, "rows": WARMUP_ROWS}
-    return {**present, "base": [without_intervals(WARMUP), documents]}
-
-
-def without_intervals(config: Any) -> Results:
-    """The settings, but for those that only say when something is stored or measured."""
-    return {k: v for k, v in asdict(config).items() if k not in INTERVALS}
+    asked = arithmetic.warmup_documents.__kwdefaults__
+    documents = {**asked, "torn": variant.torn, "rows": WARMUP_ROWS}
+    return {**present, "base": [asdict(WARMUP), documents, variant.torn_seed]}
 
 
 def store_of(family: str, name: str) -> Store:
     """Of one variant."""
     variant = FAMILIES[family][name]
-    seeds = [Seed(seed) for seed in variant.seeds]
-    return Store("thinking.json", seeds, partial(settings, variant), (family, name))
+    settings_now = partial(settings, variant)
+    return Store("thinking.json", [*map(Seed, variant.seeds)], settings_now, (family, name))
 
 
-def runs(family: str, name: str) -> list[Results]:
-    """What is stored of one variant."""
-    return store_of(family, name).stored()
-
-
-# --------------------------------------------------------------------------------------------
-# what docs/results.md shows
-
+# What docs/results.md shows, and to how many digits.
+HABITS, ENDS = {"whole": 3, "correct": 2}, {"accuracy": 2, "harder": 2, "thinking": 1}
 TABLE = {
-    "torn pages: 10% of the adding documents, as shipped": ("torn pages", "0.1"),
-    "torn pages: 3%": ("torn pages", "0.03"),
-    "torn pages: none": ("torn pages", "0"),
-    "torn pages: none, the tenth base, 200 steps": ("the hardest base, twice as long", "0"),
-    "shown correct answers instead, learning rate 1e-4": (
-        "equal terms",
-        "shown right answers, lr 0.0001",
-    ),
-    "shown correct answers instead, learning rate 1e-3": (
-        "equal terms",
-        "shown right answers, lr 0.001",
-    ),
-    "rewarded, learning rate 1e-3": ("equal terms", "rewarded, lr 0.001"),
-    "shown its own correct answers (online rejection sampling)": (
-        "equal terms",
-        "rejection sampling",
-    ),
-    "three rewards in ten flipped": ("flipped rewards", "0.3"),
-    "half of the rewards flipped": ("flipped rewards", "0.5"),
-    "one single question": ("few questions", "1"),
+    "torn pages": {
+        "0.1": "torn pages: 10% of the adding documents, as shipped",
+        "0.03": "torn pages: 3%",
+        "0": "torn pages: none",
+    },
+    "the hardest base, twice as long": {"0": "torn pages: none, the tenth base, 200 steps"},
+    "equal terms": {
+        "shown right answers, lr 0.0001": "shown correct answers instead, learning rate 1e-4",
+        "shown right answers, lr 0.001": "shown correct answers instead, learning rate 1e-3",
+        "rewarded, lr 0.001": "rewarded, learning rate 1e-3",
+        "rejection sampling": "shown its own correct answers (online rejection sampling)",
+    },
+    "flipped rewards": {
+        "0.3": "three rewards in ten flipped",
+        "0.5": "half of the rewards flipped",
+    },
+    "few questions": {"1": "one single question"},
 }
-HABITS = {"whole": 3, "correct": 2}  # digits
-ENDS = {"accuracy": 2, "harder": 2, "thinking": 1}
 
 
 def table() -> str:
@@ -370,23 +280,22 @@ def table() -> str:
         "| tokens of thought |",
         "|---|---|---|---|---|---|---|",
     ]
-    for title, (family, name) in TABLE.items():
-        if not (found := runs(family, name)):
-            rows.append(f"| {title} | 0 | not run yet | | | | |")
-            continue
-        cells = [spread([run["base"][k] for run in found], d) for k, d in HABITS.items()]
-        cells += [spread([run["curve"][k][-1] for run in found], d) for k, d in ENDS.items()]
-        rows.append(f"| {title} | {len(found)} | " + " | ".join(cells) + " |")
+    for family, titles in TABLE.items():
+        for name, title in titles.items():
+            runs = store.load("thinking.json")[family][name]["runs"]
+            cells = [spread([run["base"][k] for run in runs], d) for k, d in HABITS.items()]
+            cells += [spread(results.final(runs, k), d) for k, d in ENDS.items()]
+            rows.append(f"| {title} | {len(runs)} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what is missing."""
-    options = store.parser(__doc__, FAMILIES).parse_args(arguments)
+    options = store.options(arguments, FAMILIES)
     setup(seed=0)
-    for family in [options.only] if options.only else FAMILIES:
+    for family in options.only:
         for name, variant in FAMILIES[family].items():
-            store_of(family, name).fill(partial(measure, variant), last_scores, options.again)
+            store_of(family, name).fill(partial(measure, variant), options.again)
 
 
 if __name__ == "__main__":

@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
-import text_models as models
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers.models import WordLevel
-from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from minigrpo import corpus, llama
 from minigrpo.arithmetic import BOS, EOS, PAD, VOCABULARY, evaluate
 from minigrpo.files import atomic_path
 from minigrpo.gpt import GPT, GPTConfig
 from minigrpo.notebook.setup import setup
-from minigrpo.pretrain import PretrainConfig, PretrainMetrics, pretrain, validation_loss
+from minigrpo.pretrain import (
+    PretrainConfig,
+    PretrainMetrics,
+    documents_batch,
+    pretrain,
+    validation_loss,
+)
+from minigrpo.rewards import TEXT_TAGS
 from minigrpo.study import experiments
+from minigrpo.text.problems import MOST, Problem, draw_problem
 
 LENGTH, BATCH = 256, 16  # of the char GPT: characters per window, and windows per step
 
@@ -34,25 +41,15 @@ def char_gpt(options: argparse.Namespace) -> None:
     """Train the char GPT on the real corpus."""
     text = corpus.load_corpus()
     if not text.is_shakespeare:
-        raise SystemExit(
-            "the checkpoint is trained on tinyshakespeare, which could not be had\n"
-            + text.describe()
-        )
+        raise SystemExit(f"tinyshakespeare could not be had\n{text.describe()}")
     train, val = corpus.split(corpus.CharTokenizer().encode(text.text))
     model = GPT(GPTConfig(max_position_embeddings=LENGTH))  # before `setup` seeds torch
     model = model.to(setup(options.seed))
-    config = PretrainConfig(steps=options.steps, seed=options.seed, eval_every=100)
-
-    def next_batch(generator) -> Tensor:
-        return corpus.random_batch(train, BATCH, LENGTH, generator)
-
-    def measure(model: nn.Module) -> float:
-        return validation_loss(model, val, LENGTH, max_windows=64)
-
-    run = pretrain(model, next_batch, config, evaluate=measure)
-    report("char_gpt", run, config)
+    config = PretrainConfig(steps=options.steps, seed=options.seed)
+    next_batch = partial(corpus.random_batch, train, BATCH, LENGTH)
+    report("char_gpt", pretrain(model, next_batch, config), config)
     save_gpt(model, options.out)
-    print(f"validation loss {validation_loss(model, val, LENGTH):.4f}: {options.out}")
+    print(f"validation loss {validation_loss(model, val, LENGTH):.4f}")
 
 
 def save_gpt(model: GPT, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
@@ -68,8 +65,7 @@ def tiny_llama(options: argparse.Namespace) -> None:
     config = replace(experiments.WARMUP, steps=options.steps, seed=options.seed)
     report("tiny_llama", experiments.warm_up(policy, config), config)
     save(policy, build_tokenizer(), options.out)
-    scores = evaluate(policy)
-    print("  ".join(f"{name} {value:.2f}" for name, value in scores.items()))
+    print(evaluate(policy))
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -79,7 +75,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     without special tokens, and with them the parts that a reward looks for.
     """
     words = {word: i for i, word in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))  # not one of the words
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # not one of the words
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -92,18 +88,133 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+# The text models: transformers' own GPT-2 and Llama, so what takes them takes a large model, too.
+
+SHAPES = {
+    "gpt2": (GPT2LMHeadModel, {
+        "n_embd": 96, "n_layer": 2, "n_head": 4, "n_positions": 128,
+        "initializer_range": 0.08,  # narrow models learn several times faster than with 0.02
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    }),
+    "llama": (LlamaForCausalLM, {
+        "hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 384,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128,
+        "initializer_range": 0.1,
+    }),
+}  # fmt: skip
+FAMILIES = tuple(SHAPES)
+TEXT_WARMUP = PretrainConfig(steps=1000, lr=3e-3, matrix_lr=None, weight_decay=0.01, warmup=30)
+TEXT_ROWS = 64  # at a time
+
+
+def small_model(
+    family: str,  # one of `FAMILIES`
+    tokenizer: PreTrainedTokenizerFast,  # its vocabulary is the model's
+    seed: int = 0,  # of the weights; the global random state is left as it was
+) -> PreTrainedModel:
+    """An untrained model of 2 layers, 96 wide, with a context of 128 tokens."""
+    model, shape = SHAPES[family]
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
+    ids["pad_token_id"] = tokenizer.pad_token_id
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return model(model.config_class(vocab_size=len(tokenizer), **shape, **ids)).eval()
+
+
+def careless(problem: Problem, generator: torch.Generator) -> str:
+    """A completion by a pupil who is careless: right in form and answer about one time in three."""
+    guess = int(torch.randint(1, MOST + 1, (), generator=generator))
+    knows, idle, slip = torch.rand(3, generator=generator).tolist()
+    thought, answer = problem.thought, problem.answer if knows < 0.7 else str(guess)
+    if idle < 0.25:  # does not think, and guesses
+        thought, answer = "", str(guess)
+    slips = (
+        f"The answer is {answer}.",
+        f"<think>{thought} <answer>{answer}</answer>",
+        f"<think>{thought}</think>\n{answer}",
+        f"<answer>{answer}</answer>",
+    )
+    if slip < 0.4:
+        return slips[int(torch.randint(len(slips), (), generator=generator))]
+    return replace(problem, thought=thought, answer=answer).completion
+
+
+def warmup_batch(
+    n: int, generator: torch.Generator, tokenizer: PreTrainedTokenizerFast
+) -> tuple[Tensor, Tensor]:
+    """n careless demonstrations: ids (n, S), and the loss mask (n, S), 1 on completion and EOS."""
+    documents = []
+    for _ in range(n):
+        problem = draw_problem(generator)
+        asked = tokenizer(problem.prompt)["input_ids"]
+        learned = tokenizer(careless(problem, generator))["input_ids"]
+        documents.append((asked, [*learned, tokenizer.eos_token_id]))
+    return documents_batch(documents, tokenizer.pad_token_id)
+
+
+def warm_up(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, config: PretrainConfig
+) -> Iterator[PretrainMetrics]:
+    """Teach a policy to write what careless pupils write, in place, without any reward."""
+    return pretrain(policy, partial(warmup_batch, TEXT_ROWS, tokenizer=tokenizer), config)
+
+
+def problem_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of 375 tokens that has seen 500 word problems and what pupils wrote to them."""
+    generator = torch.Generator().manual_seed(0)
+    problems = [draw_problem(generator) for _ in range(500)]
+    texts = [problem.prompt + problem.completion for problem in problems]
+    texts += [careless(problem, generator) for problem in problems]
+    return train_tokenizer(texts, 384)  # there are no more pairs to merge after 375
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def train_tokenizer(
+    texts: Sequence[str],  # to learn the merges from
+    vocab_size: int = 512,  # tokens at most; 256 bytes and 10 more are always there
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer, like GPT-2's but smaller: any text can be written in it.
+
+    The four tags are single tokens, and ordinary ones: special tokens would vanish wherever a text
+    is decoded without them. A chat ends each turn with `<|end|>`.
+    """
+    special = "<|endoftext|> <|pad|> <|end|> <|system|> <|user|> <|assistant|>".split()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    size, letters = vocab_size - 4, pre_tokenizers.ByteLevel.alphabet()  # the tags come on top
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=letters, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens(list(TEXT_TAGS.form))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=special[0],
+        pad_token=special[1],
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
 def text_models(options: argparse.Namespace) -> None:
     """Train both text models and write them, in float16, to folders named after their family."""
     device = setup(options.seed)
-    tokenizer = models.problem_tokenizer()
-    for family in models.FAMILIES:
-        policy = models.small_model(family, tokenizer, options.seed).to(device)
-        config = replace(models.WARMUP, steps=options.steps, seed=options.seed)
-        report(family, models.warm_up(policy, tokenizer, config), config)
+    tokenizer = problem_tokenizer()
+    for family in FAMILIES:
+        policy = small_model(family, tokenizer, options.seed).to(device)
+        config = replace(TEXT_WARMUP, steps=options.steps, seed=options.seed)
+        report(family, warm_up(policy, tokenizer, config), config)
         save(policy.half(), tokenizer, options.out / f"text_{family}")
 
 
-def save(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write both so that `AutoModelForCausalLM` and `AutoTokenizer` can load them."""
     policy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -113,10 +224,7 @@ def report(name: str, run: Iterable[PretrainMetrics], config: PretrainConfig) ->
     """Print a line every 100 steps."""
     for m in run:
         if m.step % 100 == 0 or m.step == config.steps:
-            val = "" if m.val_loss is None else f"  val {m.val_loss:.3f}"
-            print(
-                f"{name}  step {m.step:4d}  loss {m.loss:.3f}{val}  {m.seconds:.0f} s", flush=True
-            )
+            print(f"{name}  step {m.step:4d}  loss {m.loss:.3f}  {m.seconds:.0f} s", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
