@@ -223,17 +223,18 @@ def test_run_writes_pages_and_an_index(root, capsys, monkeypatch):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(
-    ("source", "options", "error"),
+    ("source", "error"),
     [
-        ("def f():\n    return {}['key']\n\nf()", (), "KeyError: 'key'"),
-        ("import os\n\nos._exit(1)", (), "DeadKernelError"),
-        ("import time\n\ntime.sleep(60)", ("--timeout", "1"), "TimeoutError: no end after 1 s"),
+        ("def f():\n    return {}['key']\n\nf()", "KeyError: 'key'"),
+        ("import os\n\nos._exit(1)", "DeadKernelError"),
+        ("import time\n\ntime.sleep(60)", "TimeoutError: no end after 2 s"),
     ],
 )
-def test_a_failure_names_notebook_cell_and_error(root, capsys, source, options, error):
+def test_a_failure_names_notebook_cell_and_error(root, capsys, monkeypatch, source, error):
+    monkeypatch.setattr(kernels, "TIMEOUT", 2)
     path = write(root, "01_one", "x = 1", source)
     before = path.read_bytes()
-    assert call("execute", root, *options) == 1
+    assert call("execute", root) == 1
     printed = capsys.readouterr()
     assert f"FAILED: 01_one.ipynb, code cell 2 (id cell-2): {error}" in printed.err
     assert "\x1b" not in printed.err and "02_two" not in printed.out

@@ -181,7 +181,7 @@ def test_the_pages_are_published_from_where_make_course_writes_them():
     build = WORKFLOWS["pages"]["jobs"]["build"]
     assert "make course SCALE=1" in steps(build, "run")
     assert {"path": "build/course"} in steps(build, "with")
-    assert '"build" / "course"' in text("tools/course/course.py")
+    assert 'root / "build" / "course"' in text("tools/course/course.py")
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)

@@ -144,7 +144,7 @@ def test_the_index_says_what_each_notebook_gives(out, site):
         assert ("executed in 62 s" in card) == (notebook is EXECUTED)
         assert ("make course SCALE=1 executes it" in card) == (notebook is STORED)
         listed = re.findall(rf'<a href="{stem}\.html#([^"]+)"', card)
-        there = website.headings((out / f"{stem}.html").read_text(encoding="utf-8"))
+        there = website.headings(out / f"{stem}.html")
         assert listed == [h.id for h in there if h.level in (2, 3)] and len(listed) > 10
     parts = re.findall(r"<h2><span>(Part I+)</span> [^<]+</h2>\n<section[^>]* id=\"(\d\d)", text)
     assert parts == [("Part I", "01"), ("Part II", "04"), ("Part III", "08")]
@@ -156,7 +156,7 @@ def test_the_search_knows_every_heading_and_every_word(out, site):
     found = index_of(out)
     places = {where for _, where, _, _ in found}
     for name in {*site} - {"index.html", "explorer.html"}:
-        heads = website.headings((out / name).read_text(encoding="utf-8"))
+        heads = website.headings(out / name)
         assert heads and {f"{name}#{h.id}" for h in heads if h.level > 1} <= places
     for _, where, _, _ in found:
         file, _, anchor = where.partition("#")
