@@ -289,11 +289,8 @@ def test_a_reader_finds_a_section_and_a_word(opened, pages):
     page.keyboard.press("/")
     page.keyboard.type("kv cac")
     assert results.first.inner_text().startswith(("KV cache", "Optional: the KV cache"))
-    assert field.get_attribute("aria-expanded") == "true"
-    assert field.get_attribute("aria-activedescendant") is None
-    page.keyboard.press("ArrowUp")  # the last one, and from there around to the first
-    page.keyboard.press("ArrowDown")
-    assert field.get_attribute("aria-activedescendant") == "found-0"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == results.first.text_content()
     screenshot(page, "search")
     page.keyboard.press("Escape")
     assert not results.first.is_visible()
@@ -303,7 +300,6 @@ def test_a_reader_finds_a_section_and_a_word(opened, pages):
     texts = results.all_inner_texts()
     assert len(texts) > 2 and not any(text.startswith("LoRA") for text in texts)
     field.fill("exercise 5.3")
-    page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.wait_for_url("**/05_kl_and_family.html#exercise-53-the-whole-loss")
     assert page.locator("#exercise-53-the-whole-loss").bounding_box()["y"] < 400

@@ -32,24 +32,19 @@ from minigrpo.notebook import kept, progress
 MARKS = {"passed": "✓", "not passed": "✗", "not attempted": "–"}
 PAGE = """<!DOCTYPE html>
 <html lang="en">
-<head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>minigrpo: what you solved</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ max-width: 50rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.5 sans-serif; }}
+main {{ max-width: 50rem; margin: 2rem auto; font: 1rem/1.5 sans-serif; }}
 pre {{ white-space: pre-wrap; }}
 </style>
-</head>
-<body>
 <main>
 <h1>minigrpo: what you solved</h1>
 <p>{today:%B %d, %Y}: <strong>{solved}</strong></p>
 {body}
 </main>
-</body>
-</html>
 """
 
 

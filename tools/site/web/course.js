@@ -37,56 +37,39 @@
     }
 
     const field = make("input", {
-        type: "search", role: "combobox", placeholder: "Search", "aria-label": "Search the course",
-        "aria-autocomplete": "list", "aria-controls": "found", autocomplete: "off",
+        type: "search", placeholder: "Search", "aria-label": "Search the course",
+        autocomplete: "off",
     });
-    const list = make("ul", {id: "found", role: "listbox", "aria-label": "Results"});
+    const list = make("ul", {"aria-label": "Results"});
     const said = make("p", {class: "said", role: "status"});
-    let found = [], at = -1;
-
-    function choose(next) {
-        at = next;
-        [...list.children].forEach((item, i) => item.setAttribute("aria-selected", i === at));
-        list.children[at]?.scrollIntoView({block: "nearest"});
-        if (at < 0) field.removeAttribute("aria-activedescendant");
-        else field.setAttribute("aria-activedescendant", `found-${at}`);
-    }
-
-    function open(yes) {
-        list.hidden = !yes;
-        field.setAttribute("aria-expanded", yes);
-    }
-
-    function go(entry) {
-        open(false);
-        location.href = entry.where;
-    }
 
     function show() {
-        found = find(field.value);
-        list.replaceChildren(...found.map((entry, i) => {
-            const item = make("li", {role: "option", id: `found-${i}`}, entry.what);
-            item.append(make("small", {}, entry.says || entry.page));
-            item.addEventListener("click", () => go(entry));
+        const found = find(field.value);
+        list.replaceChildren(...found.map(entry => {
+            const link = make("a", {href: entry.where}, entry.what);
+            link.append(make("small", {}, entry.says || entry.page));
+            const item = make("li", {});
+            item.append(link);
             return item;
         }));
-        open(found.length > 0);
+        list.hidden = !found.length;
         const many = found.length === 1 ? "1 result" : `${found.length} results`;
         said.textContent = field.value.trim() && many;
-        choose(-1);
     }
 
+    const place = document.querySelector(".search");
+    place.append(field, list, said);
+    place.hidden = false;
+    show();
     field.addEventListener("input", show);
-    field.addEventListener("focus", () => field.value && show());
-    field.addEventListener("blur", () => setTimeout(open, 200, false)); // a click comes first
-    field.addEventListener("keydown", event => {
-        const move = {ArrowDown: 1, ArrowUp: -1}[event.key];
-        const from = at < 0 && move < 0 ? 0 : at;
-        if (move && found.length) choose((from + move + found.length) % found.length);
-        else if (event.key === "Enter" && found.length) go(found[Math.max(at, 0)]);
-        else if (event.key === "Escape") open(false);
-        else return;
-        event.preventDefault();
+    field.addEventListener("focus", show);
+    list.addEventListener("click", () => { list.hidden = true; });
+    place.addEventListener("focusout", () => setTimeout(() => { // a click comes first
+        if (!place.matches(":focus-within")) list.hidden = true;
+    }, 200));
+    place.addEventListener("keydown", event => {
+        if (event.key === "Escape") list.hidden = true;
+        if (event.key === "Enter" && event.target === field) list.querySelector("a")?.click();
     });
     document.addEventListener("keydown", event => {
         const typing = event.target.closest("input, textarea, select, [contenteditable]");
@@ -94,10 +77,6 @@
         event.preventDefault();
         field.focus();
     });
-    open(false);
-    const place = document.querySelector(".search");
-    place.append(field, list, said);
-    place.hidden = false;
 
     // The section being read, in the column of contents.
     const column = document.querySelector(".contents.column");
