@@ -143,5 +143,5 @@ def test_a_notebook_whose_library_is_missing_is_named(tmp_path):
     with (root / "course.toml").open("a") as entries:
         entries.write('needs = "no_such_library"\n')
     assert exam.main(["--root", str(root)]) == 0
-    said = text((root / "build" / "exam" / "index.html").read_text(encoding="utf-8"))
-    assert "Ten: not run, no_such_library isn't installed" in said
+    page = (root / "build" / "exam" / "index.html").read_text(encoding="utf-8")
+    assert "Ten: not run, no_such_library isn't installed" in page

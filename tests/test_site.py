@@ -60,7 +60,6 @@ def site(out) -> dict[str, Page]:
 
 
 def index_of(out: Path) -> list[list[str]]:
-    """The entries of the search."""
     text = (out / "course.js").read_text(encoding="utf-8")
     return json.loads(text[len("const INDEX = ") : text.index("];\n") + 1])
 
@@ -172,12 +171,8 @@ def test_the_search_knows_every_heading_and_every_word(out, site):
 
 def test_a_course_without_an_explorer_has_no_link_to_one(tmp_path):
     course.begin(made_up.course(tmp_path, {"01_one": made_up.notebook("1")}), tmp_path / "out")
-    assert made_up.files(tmp_path / "out") == [
-        "01_one.html",
-        "01_one.ipynb",
-        "course.js",
-        "index.html",
-    ]
+    there = made_up.files(tmp_path / "out")
+    assert there == ["01_one.html", "01_one.ipynb", "course.js", "index.html"]
     links = [a["href"] for a in Page(tmp_path / "out" / "index.html").all("a")]
     assert "01_one.html" in links and "explorer.html" not in links
     assert index_of(tmp_path / "out") == [["A title", "01_one.html", "A title", ""]]

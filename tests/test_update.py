@@ -19,7 +19,8 @@ TEST = "line = 4\n\n\ndef test_token_log_probs(function):\n    assert function"
 
 
 def git(folder: Path, *words: str) -> None:
-    update.git(*words, root=folder)
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    update.git(*identity, *words, root=folder)
 
 
 def read(path: Path) -> dict:
@@ -38,9 +39,8 @@ def write(path: Path, sources: dict[str, str], text: str) -> None:
     for key, _, cells in update.exercises(notebook):
         if key in sources:
             cells[-1]["source"] = sources[key]
-    notebook["cells"].insert(
-        0, {"cell_type": "markdown", "id": "n", "metadata": {}, "source": text}
-    )
+    note = {"cell_type": "markdown", "id": "n", "metadata": {}, "source": text}
+    notebook["cells"].insert(0, note)
     path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -52,8 +52,6 @@ def course(tmp_path):
     for name in (NAME, CLINIC):
         shutil.copy(update.ROOT / "notebooks" / name, published / "notebooks")
     git(published, "init", "-q", "-b", "main")
-    git(published, "config", "user.name", "n")
-    git(published, "config", "user.email", "e@example.org")
     git(published, "add", ".")
     git(published, "commit", "-qm", "first")
     git(tmp_path, "clone", "-q", "published", "mine")
