@@ -147,37 +147,6 @@ def test_a_long_cell_of_a_table_gets_room(tmp_path):
     assert cells[-1].startswith('<td class="long" style="text-align: right">a sentence')
 
 
-def links(page: str) -> list[str]:
-    """Where the links of the text lead."""
-    (text,) = re.findall("<article>.*</article>", page, re.DOTALL)
-    return re.findall('<a (?!aria)[^>]*href="([^"]*)"', text)
-
-
-LINKED = (
-    "[a](02_two.ipynb#Here's-one) [b](../README.md) [c](../GLOSSARY.md#words) "
-    "[d](https://example.org/x.ipynb) [e](03_three.ipynb) [f](#What-you-can-do-now) "
-    "[g](../docs/knobs.md#a-b) [h](../recipes/run.py#L3) [i](../recipes) [j](../recipes/README.md)"
-)
-
-
-def test_links_lead_to_pages_where_there_are_any(tmp_path):
-    for folder in ("docs", "recipes", "notebooks"):
-        (tmp_path / folder).mkdir()
-    texts = ["GLOSSARY.md", "README.md", "docs/knobs.md", "recipes/README.md", "recipes/run.py"]
-    for name in [*texts, "notebooks/02_two.ipynb"]:
-        (tmp_path / name).touch()
-    address = "https://github.com/me/course"
-    (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}"\n')
-    # what has no page is read where the course is published
-    files = [f"{address}/{at}" for at in ("blob/main/README.md", "blob/main/recipes/run.py#L3")]
-    files += [f"{address}/tree/main/recipes"]
-    assert links(page_of(tmp_path, LINKED)) == [
-        *("02_two.html#heres-one", files[0], "glossary.html#words"),
-        *("https://example.org/x.ipynb", "03_three.ipynb", "#what-you-can-do-now"),
-        *("knobs.html#a-b", files[1], files[2], "recipes.html"),
-    ]
-
-
 def test_an_output_is_shown_as_it_is(tmp_path):
     """Its links are not touched, and a page inside it works."""
     frame = "<iframe title='x' srcdoc='&lt;script&gt;1 &lt; 2&lt;/script&gt;'></iframe>"
