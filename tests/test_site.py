@@ -69,14 +69,14 @@ def test_every_notebook_and_text_has_its_page_and_nothing_else_has(site):
     assert {"glossary", "cheatsheet", "knobs", "results", "speed", "help", "recipes"} <= TEXTS
 
 
-def test_a_page_shows_every_formula_and_tells_every_picture(out, site):
-    for notebook in COURSE:
-        page = (out / f"{notebook.stem}.html").read_text(encoding="utf-8")
-        told = [image.get("alt", "") for image in site[f"{notebook.stem}.html"].all("img")]
-        assert told and all(len(alt) >= 40 for alt in told), notebook.stem
-        assert not any("No description" in alt for alt in told)  # the words of nbconvert
-        text = re.sub(r"<pre.*?</pre>|<code.*?</code>|<style.*?</style>", "", page, flags=re.DOTALL)
-        assert not re.findall(r"\$\$|\\(?:frac|sum|log|pi)\b", re.sub(r"<[^>]*>", "", text))
+@pytest.mark.parametrize("notebook", COURSE, ids=lambda notebook: notebook.stem)
+def test_a_page_shows_every_formula_and_tells_every_picture(out, site, notebook):
+    page = (out / f"{notebook.stem}.html").read_text(encoding="utf-8")
+    told = [image.get("alt", "") for image in site[f"{notebook.stem}.html"].all("img")]
+    assert told and all(len(alt) >= 40 for alt in told)
+    assert not any("No description" in alt for alt in told)  # the words of nbconvert
+    text = re.sub(r"<pre.*?</pre>|<code.*?</code>|<style.*?</style>", "", page, flags=re.DOTALL)
+    assert not re.findall(r"\$\$|\\(?:frac|sum|log|pi)\b", re.sub(r"<[^>]*>", "", text))
 
 
 def test_links_inside_the_folder_lead_somewhere(site):
