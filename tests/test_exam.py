@@ -41,6 +41,7 @@ def root(tmp_path_factory) -> Path:
     two = [IMPORTS, *checked("2.1", solution_source("2.1")), *checked("2.3", WRONG)]
     two += [*checked("2.4", stub("2.4")), *checked("2.5", stub("2.5")), USED]
     two += ["raise ValueError('a slip of mine')", 'predict("02.factor", None)']
+    two += ['check("1.2", None)']  # of another notebook
     two += ['predict("02.new", 3)', 'outcome("02.factor", 150000)', 'outcome("02.new", 4)']
     three = [IMPORTS, *checked("3.1", "def letter_share(:"), "assert letter_share"]
     three += [*checked("3.3", stub("3.3")), "import os\nos._exit(1)"]

@@ -62,7 +62,7 @@ def with_answers(nb: NotebookNode, remembered: dict[str, dict]) -> NotebookNode:
     code = [cell for cell in nb.cells if cell.cell_type == "code"]
     for cell in code:
         cell.outputs = []
-    code[0].source = f"{' = '.join(names)} = None\n{code[0].source}"
+    code[0].source = f"globals().update(dict.fromkeys({names}))\n{code[0].source}"
     return nb
 
 
@@ -73,11 +73,12 @@ def heard(nb: NotebookNode, notebook: Notebook) -> tuple[dict[str, str], list[st
     for index, cell in enumerate(nb.cells):
         check = CHECK.search(cell.source) if cell.cell_type == "code" else None
         for output in cell.get("outputs", []):
-            raised = f"{output.get('ename')}: {output.get('evalue')}".splitlines()[0]
-            if check:
-                said[check[1]] += output.get("text", raised)
-            elif output.output_type == "error" and "raises-exception" not in str(cell.metadata):
-                errors.append(f"{place(nb, index)}: {raised}")
+            error = output.output_type == "error"
+            text = f"{output.ename}: {output.evalue}".splitlines()[0] if error else ""
+            if check and check[1] in said:
+                said[check[1]] += output.get("text", text)
+            elif error and "raises-exception" not in str(cell.metadata):
+                errors.append(f"{place(nb, index)}: {text}")
     return said, errors
 
 
