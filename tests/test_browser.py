@@ -17,6 +17,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import course
@@ -89,14 +90,11 @@ def lab(tmp_path) -> Iterator[str]:
 
 def answers(address: str) -> bool:
     """Whether a server is up."""
-    try:
+    with suppress(OSError):
         return urllib.request.urlopen(address, timeout=5).status == 200
-    except OSError:
-        return False
 
 
-def wait_for(condition: object, what: str, seconds: float = SECONDS) -> None:
-    """Ask until it is so."""
+def wait_for(condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
@@ -161,7 +159,6 @@ LOOK = """() => {
     const box = element => element.getBoundingClientRect();
     const drawn = math => box(math).width > 0 && box(math).height > 0;
     const fits = image => image.naturalWidth && box(image).width <= innerWidth;
-    const style = element => getComputedStyle(element);
     return {
         // Wide tables and code scroll in themselves; the text beside them must not.
         clipped: [...document.querySelectorAll("main, .jp-RenderedHTMLCommon")].filter(
@@ -169,8 +166,6 @@ LOOK = """() => {
         scrolls: document.documentElement.scrollWidth > innerWidth,
         formulas: [...document.querySelectorAll("math")].filter(e => !drawn(e)).length,
         pictures: [...document.images].filter(e => !fits(e)).length,
-        colours: [document.body, document.documentElement].map(
-            element => [style(element).backgroundColor, style(element).color]),
     };
 }"""
 
@@ -253,10 +248,7 @@ def test_pages_can_be_read_without_a_network(opened, pages, width):
     for path in pages:
         page = opened(path, viewport=size)
         seen = page.evaluate(LOOK)
-        assert not seen["scrolls"], f"{path.name}: the text scrolls sideways at {size['width']}"
-        assert not seen["clipped"], f"{path.name}: {seen['clipped']} texts are wider than the page"
-        assert not seen["formulas"], f"{path.name}: {seen['formulas']} formulas are not drawn"
-        assert not seen["pictures"], f"{path.name}: {seen['pictures']} figures are too wide"
+        assert not any(seen.values()), f"{path.name} at {size['width']}: {seen}"
         shown = [page.locator(f".contents.{kind}").is_visible() for kind in ("column", "fold")]
         if page.locator(".contents").count():
             assert shown == [width == "laptop", width == "phone"], path.name
@@ -264,18 +256,12 @@ def test_pages_can_be_read_without_a_network(opened, pages, width):
         page.close()
 
 
-def brightness(colour: str) -> float:
-    """Of `rgb(17, 17, 17)`, from 0 to 1."""
-    return sum(map(int, re.findall(r"\d+", colour)[:3])) / (3 * 255)
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_stands_out_from_its_ground(opened, pages, scheme):
     for path in pages:
         page = opened(path, color_scheme=scheme)
-        (ground, text), _ = page.evaluate(LOOK)["colours"]
-        assert (brightness(ground) < 0.2) == (scheme == "dark"), path.name
-        assert (brightness(text) > 0.7) == (scheme == "dark"), path.name
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}[scheme]
         screenshot(page, f"{path.stem}-{scheme}")
         found = page.evaluate(CONTRAST)
         faint = [entry for entry in found if entry[0] < 4.5]
@@ -289,11 +275,8 @@ def test_a_reader_finds_a_section_and_a_word(opened, pages):
     page.keyboard.press("/")
     page.keyboard.type("kv cac")
     assert results.first.inner_text().startswith(("KV cache", "Optional: the KV cache"))
-    assert field.get_attribute("aria-expanded") == "true"
-    assert field.get_attribute("aria-activedescendant") is None
-    page.keyboard.press("ArrowUp")  # the last one, and from there around to the first
-    page.keyboard.press("ArrowDown")
-    assert field.get_attribute("aria-activedescendant") == "found-0"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == results.first.text_content()
     screenshot(page, "search")
     page.keyboard.press("Escape")
     assert not results.first.is_visible()
@@ -303,7 +286,6 @@ def test_a_reader_finds_a_section_and_a_word(opened, pages):
     texts = results.all_inner_texts()
     assert len(texts) > 2 and not any(text.startswith("LoRA") for text in texts)
     field.fill("exercise 5.3")
-    page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.wait_for_url("**/05_kl_and_family.html#exercise-53-the-whole-loss")
     assert page.locator("#exercise-53-the-whole-loss").bounding_box()["y"] < 400
@@ -359,9 +341,6 @@ def test_a_notebook_prints_as_a_text(opened, pages):
     assert all(pictures.nth(i).is_visible() for i in range(pictures.count()))
     cut = "e => e.scrollWidth > e.clientWidth + 1"
     assert page.evaluate(f"[...document.querySelectorAll('pre')].filter({cut}).length") == 0
-    pdf = page.pdf(format="A4")
-    assert 15 <= sheets(pdf) <= 60
-    if folder := os.environ.get("MINIGRPO_SCREENSHOTS"):
-        Path(folder, "07_grpo.pdf").write_bytes(pdf)
+    assert 15 <= sheets(page.pdf(format="A4")) <= 60
     page.evaluate("document.querySelector('details:not(.predict, nav details)').open = true")
     assert page.locator("details[open]:not(.predict) > *:not(summary)").first.is_visible()

@@ -17,7 +17,7 @@ import doors
 import pytest
 import yaml
 from listing import notebooks
-from test_drawings import BADGES, self_contained, well_formed
+from test_drawings import BADGES, self_contained
 from test_project import project, targets, text
 
 ROOT = doors.ROOT
@@ -134,7 +134,7 @@ def pythons() -> list[str]:
 @pytest.mark.parametrize("path", BADGES, ids=lambda path: path.stem)
 def test_a_badge_says_what_is_true_and_loads_nothing(path):
     text = path.read_text(encoding="utf-8")
-    assert well_formed(text) == self_contained(text) == []
+    assert self_contained(text) == []
     shown = [" ".join(e.itertext()) for e in ElementTree.fromstring(text) if not e.get("d")]
     true = {
         "badge-python": f"Python {pythons()[0]} to {pythons()[-1]}",
@@ -181,7 +181,7 @@ def test_the_pages_are_published_from_where_make_course_writes_them():
     build = WORKFLOWS["pages"]["jobs"]["build"]
     assert "make course SCALE=1" in steps(build, "run")
     assert {"path": "build/course"} in steps(build, "with")
-    assert '"build" / "course"' in text("tools/course/course.py")
+    assert 'root / "build" / "course"' in text("tools/course/course.py")
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)

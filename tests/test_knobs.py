@@ -20,7 +20,6 @@ ELSEWHERE = {"reward_funcs"}  # an argument of the trainer
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of each line of a table."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in re.split(r"\|", line)[1:-1]] for line in lines]
 

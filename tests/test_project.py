@@ -124,9 +124,12 @@ def test_files_called_by_the_makefile_exist():
         assert (ROOT / path).is_file(), f"the Makefile calls {path}"
 
 
+def recipe(target: str) -> str:
+    return re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text("Makefile"), re.MULTILINE)[1]
+
+
 def test_make_results_makes_every_stored_result():
-    recipe = re.search(r"^results:.*\n((?:\t.*\n)+)", text("Makefile"), re.MULTILINE)[1]
-    tools = re.findall(r"(tools/[\w/]+\.py)", recipe)
+    tools = re.findall(r"(tools/[\w/]+\.py)", recipe("results"))
     assert len(set(tools)) == len(tools)
     assert tools[-1] == "tools/course/readme.py"  # which shows what was measured
     stored = {path.stem for path in (ROOT / "data" / "results").glob("*.json")}
@@ -135,13 +138,15 @@ def test_make_results_makes_every_stored_result():
         makers = [tool for tool in tools[:-1] if f'"{name}.json"' in text(tool)]
         assert len(makers) == 1, f"{name}.json is made by {makers}"
         assert f"| `{name}.json` | " in text("data/README.md")
-    assert recipe.count(".py $(if $(AGAIN),--again)\n") == len(tools) - 1
+    assert recipe("results").count(".py $(if $(AGAIN),--again)\n") == len(tools) - 1
 
 
 def test_make_real_makes_the_real_run():
-    recipe = re.search(r"^real:.*\n((?:\t.*\n)+)", text("Makefile"), re.MULTILINE)[1]
-    assert '"real_run.json"' in text(re.search(r"tools/[\w/]+\.py", recipe)[0])
+    assert '"real_run.json"' in text(re.search(r"tools/[\w/]+\.py", recipe("real"))[0])
     assert "| `real_run.json` | " in text("data/README.md")
+
+
+NUMBERS = [notebook.number for notebook in notebooks()]
 
 
 def glossary() -> list[tuple[str, str]]:
@@ -152,9 +157,6 @@ def glossary() -> list[tuple[str, str]]:
 def names(word: str) -> list[str]:
     """All names of a word such as "supervised fine-tuning (SFT), warm-up"."""
     return [name for name in re.split(r"[,()]\s*|\s\(", word) if name]
-
-
-NUMBERS = [notebook.number for notebook in notebooks()]
 
 
 def cells(number: str) -> list[nbformat.NotebookNode]:

@@ -24,14 +24,7 @@ from minigrpo.study.oracle import list_world
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "GLOSSARY.md",
-    "data/README.md",
-    "recipes/README.md",
-    *DOCS,
-]
+PAGES = "README.md CONTRIBUTING.md GLOSSARY.md data/README.md recipes/README.md".split() + DOCS
 LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
 
 
@@ -117,18 +110,14 @@ def anchors(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_link_of_a_page_leads_somewhere(name):
-    lost = []
     prose = re.sub(r"```.*?```|`[^`\n]*`", "code", text(name), flags=re.DOTALL)
     for link in LINK.findall(prose):
         if re.match(r"https?:|mailto:", link):
             continue
         path, _, anchor = link.partition("#")
-        place = (ROOT / name).parent / path if path else ROOT / name
-        if not place.exists():
-            lost.append(link)
-        elif anchor and anchor not in anchors(place.resolve().relative_to(ROOT).as_posix()):
-            lost.append(link)
-    assert lost == [], name
+        place = ((ROOT / name).parent / path if path else ROOT / name).resolve()
+        assert place.exists(), link
+        assert not anchor or anchor in anchors(place.relative_to(ROOT).as_posix()), link
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -155,9 +144,8 @@ def test_the_citation_agrees_with_the_project():
     about = project()["project"]
     assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
     assert (cited["license"], cited["version"]) == (about["license"], about["version"])
-    assert cited["repository-code"] == about["urls"]["Repository"] and cited["title"].startswith(
-        about["name"]
-    )
+    assert cited["repository-code"] == about["urls"]["Repository"]
+    assert cited["title"].startswith(about["name"])
 
 
 # ---------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import nbformat
 import pages
 import pytest
 import website
-from shell import slug
 
 COURSE = course.notebooks()
 TEXTS = {*pages.documents(course.ROOT).values()}
@@ -60,7 +59,6 @@ def site(out) -> dict[str, Page]:
 
 
 def index_of(out: Path) -> list[list[str]]:
-    """The entries of the search."""
     text = (out / "course.js").read_text(encoding="utf-8")
     return json.loads(text[len("const INDEX = ") : text.index("];\n") + 1])
 
@@ -117,6 +115,7 @@ def test_files_without_a_page_are_linked_where_the_course_is_published(site):
         path = course.ROOT / place.partition("#")[0]
         if kind in ("blob", "tree"):
             assert path.is_dir() if kind == "tree" else path.is_file(), link
+            assert path not in pages.documents(course.ROOT) and path.suffix != ".ipynb", link
 
 
 def test_every_page_has_landmarks_and_pictures_are_told(site):
@@ -144,7 +143,7 @@ def test_the_index_says_what_each_notebook_gives(out, site):
         assert ("executed in 62 s" in card) == (notebook is EXECUTED)
         assert ("make course SCALE=1 executes it" in card) == (notebook is STORED)
         listed = re.findall(rf'<a href="{stem}\.html#([^"]+)"', card)
-        there = website.headings((out / f"{stem}.html").read_text(encoding="utf-8"))
+        there = website.headings(out / f"{stem}.html")
         assert listed == [h.id for h in there if h.level in (2, 3)] and len(listed) > 10
     parts = re.findall(r"<h2><span>(Part I+)</span> [^<]+</h2>\n<section[^>]* id=\"(\d\d)", text)
     assert parts == [("Part I", "01"), ("Part II", "04"), ("Part III", "08")]
@@ -156,7 +155,7 @@ def test_the_search_knows_every_heading_and_every_word(out, site):
     found = index_of(out)
     places = {where for _, where, _, _ in found}
     for name in {*site} - {"index.html", "explorer.html"}:
-        heads = website.headings((out / name).read_text(encoding="utf-8"))
+        heads = website.headings(out / name)
         assert heads and {f"{name}#{h.id}" for h in heads if h.level > 1} <= places
     for _, where, _, _ in found:
         file, _, anchor = where.partition("#")
@@ -172,24 +171,8 @@ def test_the_search_knows_every_heading_and_every_word(out, site):
 
 def test_a_course_without_an_explorer_has_no_link_to_one(tmp_path):
     course.begin(made_up.course(tmp_path, {"01_one": made_up.notebook("1")}), tmp_path / "out")
-    assert made_up.files(tmp_path / "out") == [
-        "01_one.html",
-        "01_one.ipynb",
-        "course.js",
-        "index.html",
-    ]
+    there = made_up.files(tmp_path / "out")
+    assert there == ["01_one.html", "01_one.ipynb", "course.js", "index.html"]
     links = [a["href"] for a in Page(tmp_path / "out" / "index.html").all("a")]
     assert "01_one.html" in links and "explorer.html" not in links
     assert index_of(tmp_path / "out") == [["A title", "01_one.html", "A title", ""]]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("3 What's a good loss? Unigram &amp; bigram", "3-whats-a-good-loss-unigram--bigram"),
-        ("3-What's-a-good-loss?-Unigram-&amp;-bigram", "3-whats-a-good-loss-unigram--bigram"),
-        ("trls-defaults-over-time", "trls-defaults-over-time"),
-    ],
-)
-def test_an_anchor_of_jupyterlab_or_github_becomes_the_same(text, expected):
-    assert slug(text) == expected

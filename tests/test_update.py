@@ -19,7 +19,8 @@ TEST = "line = 4\n\n\ndef test_token_log_probs(function):\n    assert function"
 
 
 def git(folder: Path, *words: str) -> None:
-    update.git(*words, root=folder)
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    update.git(*identity, *words, root=folder)
 
 
 def read(path: Path) -> dict:
@@ -38,9 +39,8 @@ def write(path: Path, sources: dict[str, str], text: str) -> None:
     for key, _, cells in update.exercises(notebook):
         if key in sources:
             cells[-1]["source"] = sources[key]
-    notebook["cells"].insert(
-        0, {"cell_type": "markdown", "id": "n", "metadata": {}, "source": text}
-    )
+    note = {"cell_type": "markdown", "id": "n", "metadata": {}, "source": text}
+    notebook["cells"].insert(0, note)
     path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -52,8 +52,6 @@ def course(tmp_path):
     for name in (NAME, CLINIC):
         shutil.copy(update.ROOT / "notebooks" / name, published / "notebooks")
     git(published, "init", "-q", "-b", "main")
-    git(published, "config", "user.name", "n")
-    git(published, "config", "user.email", "e@example.org")
     git(published, "add", ".")
     git(published, "commit", "-qm", "first")
     git(tmp_path, "clone", "-q", "published", "mine")
@@ -87,7 +85,10 @@ def test_answers_survive_an_update_that_a_plain_pull_refuses(course, capsys):
     out = capsys.readouterr().out
     assert f"{NAME}: answers put back: 2.1, 2.2, 2.3\n" in out
     assert f"because the exercise has changed: 2.5\n  Yours: {kept}\n" in out
-    update.update(mine)  # and once more, with nothing new
+    tool = mine / "tools" / "course" / "update.py"
+    tool.parent.mkdir(parents=True)
+    shutil.copy(update.__file__, tool)  # once more, with nothing new and without any package
+    subprocess.run([sys.executable, "-S", tool], check=True)
     assert source_of(new, "2.1") == ANSWER
 
 
@@ -114,24 +115,10 @@ def test_a_notebook_that_is_gone_is_in_the_copy_and_one_that_was_deleted_comes_b
     assert f"{NAME}: is not part of the course any more. Yours: {kept}\n" in said
 
 
-def test_answers_of_another_copy_without_git_or_any_package(course, tmp_path):
-    published, mine = course
-    for path in ("tools/course/update.py", "minigrpo/__init__.py", "minigrpo/files.py"):
-        (published / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(update.ROOT / path, published / path)
-    tool = [sys.executable, "-S", published / "tools" / "course" / "update.py", "--answers-of"]
-    done = subprocess.run([*tool, mine], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"{NAME}: answers put back: 2.1, 2.2, 2.3, 2.5\n" in done.stdout
-    assert f"{CLINIC}: answers put back: 8.1\n" in done.stdout
-    assert source_of(published / "notebooks" / NAME, "2.1") == ANSWER
-    assert subprocess.run([*tool, tmp_path], capture_output=True).returncode == 1
-
-
 def test_every_exercise_of_the_course_is_found_and_is_a_stub():
     for path in sorted((update.ROOT / "notebooks").glob("*.ipynb")):
         found = [*update.exercises(read(path))]
         assert len(found) >= 3
         for _, name, cells in found:
             code = update.source(cells[-1])
-            assert update.parameters(code, name) and update.STUB.search(code), name
+            assert f"def {name}(" in code and update.STUB.search(code), name

@@ -25,10 +25,10 @@ class TimeIsUp(BaseException):
 
 
 class Output(io.TextIOBase):
-    """What was printed, its beginning."""
+    """What was printed, its beginning, and the exception that ended the block."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self.text, self.error = "", None
 
     def write(self, text: str) -> int:
         self.text += text[: KEPT - len(self.text)]
@@ -37,7 +37,7 @@ class Output(io.TextIOBase):
 
 @contextmanager
 def contained(seconds: float, seed: int = 0) -> Iterator[Output]:
-    """A block whose output is caught, that draws from a seed, and that ends by TimeIsUp."""
+    """A block whose output and exception are kept, that draws from a seed, and ends by TimeIsUp."""
     out, printing = Output(), dict(vars(torch._tensor_str.PRINT_OPTS))
     state, legacy, dtype = random.getstate(), np.random.get_state(), torch.get_default_dtype()
     try:
@@ -47,7 +47,10 @@ def contained(seconds: float, seed: int = 0) -> Iterator[Output]:
                 begin(seed)
             warnings.simplefilter("ignore")  # they name a file and a line of this machine
             with redirect_stdout(out), redirect_stderr(out), time_limit(seconds):
-                yield out
+                try:
+                    yield out
+                except BaseException as error:  # whatever the reader's function raises
+                    out.error = error  # and nothing more here, where the alarm still rings
     finally:
         random.setstate(state)
         np.random.set_state(legacy)

@@ -150,17 +150,17 @@ def run_case(exercise: Exercise, function: Function, case: Case, seconds: float)
     given = {n: v.clone() if isinstance(v, Tensor) else v for n, v in leaves.items()}
     by_name = {name: given.pop(name, None) for name in exercise.keywords}
     with contained(seconds) as out:
-        try:
-            value = function(*given.values(), **by_name)
-        except BaseException as error:  # whatever the reader's function raises
-            return failed(error, out.text)
-        result = Outcome(plain(value), printed=out.text)
-        try:
-            needed = [leaves[name] for name in exercise.gradient]
-            result.gradients = gradients(value, needed, exercise.graph)
-        except BaseException as error:
-            result.backward = describe_error(error)
-            result.stopped = isinstance(error, TimeIsUp)
+        value = function(*given.values(), **by_name)
+        result = Outcome(plain(value))
+    if out.error is not None:
+        return failed(out.error, out.text)
+    result.printed = out.text
+    with contained(seconds) as out:
+        needed = [leaves[name] for name in exercise.gradient]
+        result.gradients = gradients(value, needed, exercise.graph)
+    if out.error is not None:
+        result.backward = describe_error(out.error)
+        result.stopped = isinstance(out.error, TimeIsUp)
     given |= by_name
     now = zip(names, (given[name] for name in names if name in given), copies(case.arguments))
     result.changed = next((name for name, after, before in now if not same(after, before)), None)
@@ -176,14 +176,13 @@ def run_test(exercise: Exercise, test: Function, case: Case, seconds: float) -> 
         return case.arguments[0](*args, **kwargs)
 
     with contained(seconds) as out:
-        try:
-            test(function)
-        except AssertionError as error:
-            return Outcome(assertion(test, error), printed=out.text)
-        except BaseException as error:  # pytest.fail raises something that is no Exception
-            if type(error).__name__ == "Failed":
-                return Outcome(", by pytest.fail", printed=out.text)
-            return failed(error, out.text)
+        test(function)
+    if isinstance(out.error, AssertionError):
+        return Outcome(assertion(test, out.error), printed=out.text)
+    if type(out.error).__name__ == "Failed":  # pytest.fail raises it
+        return Outcome(", by pytest.fail", printed=out.text)
+    if out.error is not None:
+        return failed(out.error, out.text)
     return Outcome(None if calls else "", printed=out.text)
 
 

@@ -3,10 +3,9 @@
     python tools/course/check.py test [tests | notebooks]
     python tools/course/check.py audit
 
-The audit is tests/audit/: proofs of data, and of the proofs, that change when the data does. Files
-go to one process per core, with one thread each, the longest first (see conftest.py). The first
-command that fails ends the run with its exit status. A notebook whose library there is not for this
-Python is left out, and a line says so.
+Files go to one process per core, with one thread each, the longest first (see conftest.py). The
+first command that fails ends the run with its exit status. A notebook whose library there is not
+for this Python is left out, and a line says so.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from course import lacks
+from course import ROOT, lacks
 
-ROOT = Path(__file__).resolve().parents[2]
 AUDIT = "tests/audit"
 STRICT = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=600"]  # it waits for dead kernels
 
@@ -32,8 +29,7 @@ def cores() -> int:
 
 def commands(what: str, part: str = "") -> Iterator[list[str]]:
     """What is run, as arguments of `python -m`."""
-    pytest = ["pytest", "-q", "-rs", "-n", str(cores()), "--dist", "loadfile"]
-    pytest += ["--no-loadscope-reorder"]
+    pytest = f"pytest -q -rs -n {cores()} --dist loadfile --no-loadscope-reorder".split()
     if what == "audit":
         yield [*pytest, AUDIT]
         return

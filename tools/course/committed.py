@@ -51,14 +51,13 @@ def committed_form(nb: NotebookNode) -> NotebookNode:
     nb.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
     for cell in nb.cells:
         keys = ("alt", "tags") if cell.cell_type == "code" else ("tags",)
-        cell.metadata = nbformat.from_dict(
-            {k: cell.metadata[k] for k in keys if k in cell.metadata}
-        )
+        kept = {key: cell.metadata[key] for key in keys if key in cell.metadata}
+        for tag in filter(FOLDED.get, kept.get("tags", [])):
+            kept["jupyter"] = FOLDED[tag]
+        cell.metadata = nbformat.from_dict(kept)
         if cell.cell_type == "code":
             cell.outputs = merge_streams(cell.outputs)
             describe(cell)
-            if folded := [FOLDED[tag] for tag in cell.metadata.get("tags", []) if tag in FOLDED]:
-                cell.metadata["jupyter"] = nbformat.from_dict(folded[0])
     return nb
 
 
@@ -70,12 +69,8 @@ def alts(cell: NotebookNode) -> list[str]:
 
 def figures(cell: NotebookNode) -> list[tuple[NotebookNode, str]]:
     """Each figure among the outputs of a cell, and of which kind it is."""
-    return [
-        (output, kind)
-        for output in cell.get("outputs", [])
-        for kind in FIGURES
-        if kind in output.get("data", {})
-    ]
+    outputs = cell.get("outputs", [])
+    return [(out, kind) for out in outputs for kind in FIGURES if kind in out.get("data", {})]
 
 
 def describe(cell: NotebookNode) -> None:
@@ -87,13 +82,12 @@ def describe(cell: NotebookNode) -> None:
 def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
     """Join neighboring pieces of one stream, and keep what a carriage return left visible.
 
-    Where the kernel cuts a stream depends on timing. nbval joins the pieces before it compares,
-    too, so that the stored output and a new one agree.
+    Where the kernel cuts a stream depends on timing, and nbval joins the pieces before it compares.
     """
     merged: list[NotebookNode] = []
     for output in outputs:
-        last = merged[-1] if merged else None
-        if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+        last = merged[-1] if merged else {}
+        if output.output_type == "stream" and output.name == last.get("name"):
             last.text += output.text
         else:
             merged.append(output)
@@ -111,11 +105,8 @@ def uncommittable(nb: NotebookNode) -> list[str]:
         if cell.execution_count != number:
             findings.append(f"{where} was not executed (is it empty, or tagged to be skipped?)")
         for output in cell.outputs:
-            if output.output_type == "stream" and output.name == "stderr":
+            if output.get("name") == "stderr":
                 findings.append(f"{where} wrote to stderr: {output.text.strip()[:300]}")
-            expected = "raises-exception" in cell.metadata.get("tags", [])
-            if output.output_type == "error" and not expected:
-                findings.append(f"{where} raised {output.ename}: {output.evalue}")
             if any("widget" in kind for kind in output.get("data", {})):
                 findings.append(f"{where} shows a widget, which a stored notebook cannot")
         drawn, told = len(figures(cell)), len(alts(cell))

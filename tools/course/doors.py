@@ -29,7 +29,7 @@ def repository(root: Path = ROOT) -> str:
 
 
 def forms(name: str) -> list[str]:
-    """How links name a repository such as "you/minigrpo"; the last one leads to its pages."""
+    """How links name a repository such as "you/minigrpo"."""
     sites = ("github.com", "colab.research.google.com/github", "codespaces.new")
     return [*(f"{site}/{name}" for site in sites), "{}.github.io/{}".format(*name.split("/"))]
 

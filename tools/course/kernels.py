@@ -16,8 +16,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 
+# Notebooks that are going: with a core each they are done sooner than one with all cores.
 AT_A_TIME = min(2, os.cpu_count() or 1)
-"""Notebooks that are going: with a core each they are done sooner than one with all cores."""
+TIMEOUT = 600  # seconds that a cell may take
 TRACEBACK_LINES = 12  # of a failure, the last ones: they name the line and the error
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -39,52 +40,41 @@ def place(nb: NotebookNode, index: int) -> str:
     return f"code cell {number} (id {nb.cells[index].id})" if number else "the first code cell"
 
 
-def told(error: CellExecutionError) -> tuple[str, list[str]]:
-    """What a cell has raised, and the end of the traceback."""
-    # nbclient puts the cell's source and output first, and a line of dashes after them.
-    last = ANSI.sub("", error.traceback).rstrip().rpartition("-" * 18 + "\n")[2]
-    return ANSI.sub("", f"{error.ename}: {error.evalue}"), last.splitlines()[-TRACEBACK_LINES:]
-
-
 async def execute(
-    notebook: Notebook,
-    nb: NotebookNode,
-    timeout: float,
-    environment: dict[str, str],
-    failed: Callable[[NotebookClient, int, CellExecutionError], Awaitable[None]],
+    notebook: Notebook, nb: NotebookNode, environment: dict[str, str], allow_errors: bool = False
 ) -> None:
     """Run the cells `nb` of a notebook in a fresh kernel, in the notebook's folder.
 
-    Args:
-        timeout: seconds that one cell may take.
-        failed: is awaited after a cell that raises an error, and may raise one to end it all.
-
-    Raises:
-        CourseError: says in which cell the kernel died or the time was up.
+    A CourseError says in which cell the kernel died, the time was up, or an error was raised, if
+    those are not allowed.
     """
+    at = 0
+
+    def begin(cell: NotebookNode, cell_index: int) -> None:
+        nonlocal at
+        at = cell_index
+
     resources = {"metadata": {"path": str(notebook.location.parent)}}
-    client = NotebookClient(nb, kernel_name="python3", timeout=timeout, resources=resources)
+    client = NotebookClient(nb, kernel_name="python3", timeout=TIMEOUT, resources=resources)
+    client.allow_errors, client.on_cell_start = allow_errors, begin
     client.shutdown_kernel = "immediate"  # one that is busy would be waited for
-    client.reset_execution_trackers()
-    index, lines = 0, []
     # The log of the kernel process: its advice would stand between the lines of progress.
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         try:
-            async with client.async_setup_kernel(env=environment, stderr=log):
-                for index, cell in enumerate(nb.cells):
-                    try:
-                        number = client.code_cells_executed + 1
-                        await client.async_execute_cell(cell, index, execution_count=number)
-                    except CellExecutionError as error:
-                        await failed(client, index, error)
-            return
-        except CellTimeoutError as error:
-            what, cause = f"TimeoutError: no end after {timeout:g} seconds", error
+            await client.async_execute(env=environment, stderr=log)
+        except CellExecutionError as error:
+            # nbclient puts the cell's source and output first, and a line of dashes after them.
+            last = error.traceback.rstrip().rpartition("-" * 18 + "\n")[2]
+            what, lines = f"{error.ename}: {error.evalue}", last.splitlines()
+        except CellTimeoutError:
+            what, lines = f"TimeoutError: no end after {TIMEOUT} seconds", []
         except (RuntimeError, OSError) as error:  # DeadKernelError is one: out of memory?
             log.seek(0)
-            lines = log.read().splitlines()[-TRACEBACK_LINES:]
-            what, cause = f"{type(error).__name__}: {error}", error
-    raise CourseError("\n".join([f"{place(nb, index)}: {what}", *lines])) from cause
+            what, lines = f"{type(error).__name__}: {error}", log.read().splitlines()
+        else:
+            return
+    told = "\n".join([f"{place(nb, at)}: {what}", *lines[-TRACEBACK_LINES:]])
+    raise CourseError(ANSI.sub("", told))
 
 
 async def each(
@@ -100,13 +90,12 @@ async def each(
 
     async def one(number: int, notebook: Notebook) -> None:
         await places.acquire()  # a failure keeps its place, so that nothing follows it
-        head, began = f"[{number}/{len(notebooks)}] {notebook.stem}", time.perf_counter()
+        said, began = "stopped after", time.perf_counter()
         try:
-            said = await act(notebook)
-        except BaseException:
-            print(f"{head}: stopped after {time.perf_counter() - began:.1f} s", flush=True)
-            raise
-        print(f"{head}: {said} in {time.perf_counter() - began:.1f} s", flush=True)
+            said = f"{await act(notebook)} in"
+        finally:
+            took = f"{time.perf_counter() - began:.1f} s"
+            print(f"[{number}/{len(notebooks)}] {notebook.stem}: {said} {took}", flush=True)
         places.release()
 
     order = [*enumerate(notebooks, start=1)]

@@ -26,11 +26,9 @@ def solution_cell(key: str) -> NotebookNode:
 
     # A < begins HTML in Markdown, unless it is code.
     why = re.sub(r"(`[^`]*`)|<", lambda match: match[1] or r"\<", " ".join(find(key).why.split()))
-    return nbformat.v4.new_markdown_cell(
-        SOLUTION.format(code=solution_source(key).strip(), why=why),
-        id=f"solution-{key.replace('.', '-')}",
-        metadata={"tags": [TAG]},
-    )
+    text = SOLUTION.format(code=solution_source(key).strip(), why=why)
+    name = f"solution-{key.replace('.', '-')}"
+    return nbformat.v4.new_markdown_cell(text, id=name, metadata={"tags": [TAG]})
 
 
 def with_solutions(cells: list[NotebookNode]) -> list[NotebookNode]:

@@ -1,7 +1,6 @@
 """Bring the course up to date, and keep what you have written into its notebooks.
 
-    python tools/course/update.py                    # make update
-    python tools/course/update.py --answers-of OLD   # OLD: another copy of the course
+    python tools/course/update.py    # make update
 
 First your notebooks are copied to `answers/`, where they stay. Then the new edition is fetched
 with `git pull`, and each of your answers takes the place of its stub again. An exercise that asks
@@ -10,8 +9,6 @@ for other arguments now keeps its new stub; your answer to the old one is in the
 
 from __future__ import annotations
 
-import argparse
-import ast
 import json
 import re
 import shutil
@@ -20,9 +17,6 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))  # any Python will do
-from minigrpo.files import atomic_path
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = re.compile(r"\bcheck\(\s*\"([\d.]+)\",\s*(\w+)")
@@ -43,16 +37,6 @@ def exercises(notebook: dict) -> Iterator[tuple[str, str, list[dict]]]:
         cells = [*cells, cell] if cell["cell_type"] == "code" and not check else []
 
 
-def parameters(code: str, name: str) -> list[str] | None:
-    """Of the function of this name; None if the code is unfinished or has no such function."""
-    try:
-        functions = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
-    except SyntaxError:
-        return None
-    asked = [[a.arg for a in node.args.args] for node in functions if node.name == name]
-    return asked[-1] if asked else None
-
-
 def bring_back(mine: Path, new: Path) -> None:
     """Put the answers of one notebook into its new edition, and say what was done."""
     if not new.is_file():
@@ -66,16 +50,14 @@ def bring_back(mine: Path, new: Path) -> None:
         code = "\n\n\n".join(source(cell) for cell in cells if source(cell) not in printed)
         if not code or STUB.search(code):
             continue
-        asked = parameters(source(stubs[key]), name) if key in stubs else None
-        if asked is None or parameters(code, name) not in (None, asked):
+        asked = re.search(rf"def {name}\(.*?\)", source(stubs.get(key, {"source": ""})), re.DOTALL)
+        if asked and asked[0] in code:
+            stubs[key] |= {"source": code.splitlines(keepends=True), "outputs": []}
+            carried.append(key)
+        else:
             left.append(key)
-            continue
-        stubs[key] |= {"source": code.splitlines(keepends=True), "outputs": []}
-        carried.append(key)
-    if carried:
-        with atomic_path(new) as unfinished:
-            text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-            unfinished.write_text(text, encoding="utf-8", newline="\n")
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    new.write_text(text, encoding="utf-8", newline="\n")
     print(f"{mine.name}: answers put back: {', '.join(carried) or 'none'}")
     if left:
         print(f"  not put back, because the exercise has changed: {', '.join(left)}")
@@ -90,39 +72,26 @@ def git(*words: str, root: Path) -> str:
 
 
 def update(root: Path = ROOT) -> None:
-    """Copy the notebooks, fetch the new edition, put the answers back.
-
-    Raises:
-        RuntimeError: git refuses; the notebooks are then as they were.
-    """
+    """All three steps; on a RuntimeError git refuses, and the notebooks are as they were."""
     changed = git("diff", "--name-only", "HEAD", "--", "notebooks/*.ipynb", root=root).splitlines()
-    mine = [root / name for name in changed if (root / name).is_file()]
     backup = root / "answers" / datetime.now().strftime("%Y-%m-%d %H.%M.%S.%f")
-    if mine:
-        backup.mkdir(parents=True)
-        print(f"{len(mine)} notebooks that you have changed are copied to {backup}")
-    copies = [Path(shutil.copy2(path, backup)) for path in mine]
-    if changed:
-        git("checkout", "HEAD", "--", *changed, root=root)
+    backup.mkdir(parents=True)
+    mine = [root / name for name in changed if (root / name).is_file()]
+    copies = {path: Path(shutil.copy2(path, backup)) for path in mine}
+    print(f"{len(mine)} notebooks that you have changed are copied to {backup}")
     try:
+        if changed:
+            git("checkout", "HEAD", "--", *changed, root=root)
         print(git("pull", "--ff-only", root=root).strip())
     except RuntimeError:
-        for path, copy in zip(mine, copies):
+        for path, copy in copies.items():
             shutil.copy2(copy, path)
         raise
-    for path, copy in zip(mine, copies):
+    for path, copy in copies.items():
         bring_back(copy, path)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--answers-of", type=Path, metavar="OLD", help="another copy of the course")
-    if old := parser.parse_args().answers_of:
-        if not (copies := sorted(old.glob("notebooks/*.ipynb"))):
-            sys.exit(f"{old}: expected a copy of the course, with notebooks/ in it")
-        for path in copies:
-            bring_back(path, ROOT / "notebooks" / path.name)
-        sys.exit()
     try:
         update()
     except RuntimeError as error:

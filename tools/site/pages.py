@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import html
 import re
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from committed import CourseError, describe, read
+from committed import CourseError, read
 from doors import repository
 from jinja2 import DictLoader
 from latex2mathml.converter import convert
@@ -25,7 +24,6 @@ from nbformat import NotebookNode
 from shell import Heading, plain, shell, slug
 
 GLOSSARY = "GLOSSARY.md"
-"""In the folder above the notebooks; it gets a page too."""
 LONG = 24  # characters of a table's cell that need room
 LINK = re.compile(r"""(?P<head>\b(?:href|src)=")(?P<path>[^"#?:]*)(?P<anchor>#[^"]*)?(?=")""")
 
@@ -61,11 +59,7 @@ SIGN = re.compile(r"((?:&#x000(?:28|3D|2C|5B|B7);|\[)</mo>(?:<mspace[^>]*>)?<mo)
 
 
 def mathml(formula: str, display: str) -> str:
-    """A LaTeX formula as MathML; `display` is "inline" or "block".
-
-    Raises:
-        CourseError: names the formula that cannot be converted.
-    """
+    """A LaTeX formula as MathML, "inline" or "block"; a CourseError names one that fails."""
     source = formula = formula.strip()
     for old, new in REWRITTEN:
         source = re.sub(old, new, source)
@@ -103,9 +97,8 @@ class Renderer(IPythonRenderer):
 
     def table_cell(self, text: str, align: str | None = None, head: bool = False) -> str:
         """A cell with a sentence in it gets some width on a telephone, too."""
-        kind = ' class="long"' if len(plain(text)) > LONG else ""
+        name, kind = "th" if head else "td", ' class="long"' if len(plain(text)) > LONG else ""
         style = f' style="text-align: {align}"' if align else ""
-        name = "th" if head else "td"
         return f"  <{name}{kind}{style}>{text}</{name}>\n"
 
     def paragraph(self, text: str) -> str:
@@ -123,40 +116,33 @@ def title_of(nb: NotebookNode, default: str) -> str:
     return default
 
 
-def attributes(about: dict[str, object]) -> str:
-    """Those of a picture: its description and its size."""
-    names = [name for name in ("alt", "width", "height") if name in about]
-    return "".join(f' {name}="{html.escape(str(about[name]))}"' for name in names)
+def image(src: str, about: dict[str, object]) -> str:
+    """A picture with its description and its size."""
+    told = [(name, about[name]) for name in ("alt", "width", "height") if name in about]
+    more = "".join(f' {name}="{html.escape(str(value))}"' for name, value in told)
+    return f'<img src="{src}"{more}>'
+
+
+def inlined(data: bytes, kind: str) -> str:
+    """The address of a picture that is in the page."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def picture(output: NotebookNode, kind: str) -> str:
     """A figure with its size and its description, which the template of nbconvert leaves out."""
     data = output.data[kind]
-    if kind == "image/svg+xml":
-        data = base64.b64encode(data.encode()).decode()
-    about = attributes(output.metadata.get(kind, {}))
-    image = f'<img src="data:{kind};base64,{"".join(data.split())}"{about}>'
-    return f'<div class="jp-RenderedImage jp-OutputArea-output">{image}</div>'
-
-
-def for_readers(nb: NotebookNode) -> NotebookNode:
-    """A copy without the cells that judge, and with a description of every figure."""
-    nb = copy.deepcopy(nb)
-    for cell in nb.cells:
-        if cell.cell_type == "code":
-            describe(cell)
-    nb.cells = [cell for cell in nb.cells if "verdict" not in cell.metadata.get("tags", [])]
-    return nb
+    data = data.encode() if kind == "image/svg+xml" else base64.b64decode(data)
+    shown = image(inlined(data, kind), output.metadata.get(kind, {}))
+    return f'<div class="jp-RenderedImage jp-OutputArea-output">{shown}</div>'
 
 
 def neighbors(path: Path, root: Path) -> list[tuple[str, str] | None]:
     """Name and title of the notebook before this one and of the one after it."""
-    if path.suffix != ".ipynb":
+    files = [notebook.location for notebook in notebooks(root)]
+    if path not in files:
         return [None, None]
-    course = notebooks(root)
-    at = [notebook.file for notebook in course].index(path.name)
-    beside = [course[at - 1] if at else None, *course[at + 1 : at + 2], None][:2]
-    return [n and (n.stem, title_of(read(n.location), n.stem)) for n in beside]
+    beside = [None, *files, None][files.index(path) :][:3:2]
+    return [file and (file.stem, title_of(read(file), file.stem)) for file in beside]
 
 
 def words(text: str) -> str:
@@ -172,11 +158,8 @@ def documents(root: Path) -> dict[Path, str]:
     """The texts beside the notebooks that get a page too, and its name."""
     paths = [root / GLOSSARY, *sorted((root / "docs").glob("*.md"))]
     paths += [root / "recipes" / "README.md", root / "data" / "README.md"]
-    return {
-        path: (path.parent.name if path.stem == "README" else path.stem).lower()
-        for path in paths
-        if path.is_file()
-    }
+    names = (path.parent.name if path.stem == "README" else path.stem for path in paths)
+    return {path: name.lower() for path, name in zip(paths, names) if path.is_file()}
 
 
 def moved(path: Path, root: Path) -> Callable[[re.Match[str]], str]:
@@ -185,7 +168,7 @@ def moved(path: Path, root: Path) -> Callable[[re.Match[str]], str]:
     Pictures are in the page. A notebook or a text that has a page is linked there, and any other
     file of the course to where it is published, so that the folder of the pages is complete.
     """
-    pages, address = documents(root), f"https://github.com/{repository(root)}"
+    pages = documents(root) | {file: file.stem for file in (root / "notebooks").glob("*.ipynb")}
 
     def link(match: re.Match[str]) -> str:
         anchor = match["anchor"] or ""  # JupyterLab and GitHub write the same one in two ways
@@ -196,16 +179,13 @@ def moved(path: Path, root: Path) -> Callable[[re.Match[str]], str]:
         if not target.exists():
             return match[0]
         if match["head"].startswith("src"):
-            kind, data = guess_type(target.name)[0], base64.b64encode(target.read_bytes())
-            return f"{match['head']}data:{kind};base64,{data.decode()}"
+            return match["head"] + inlined(target.read_bytes(), guess_type(target.name)[0])
         target = target.resolve()
-        name = pages.get(target)
-        if target.suffix == ".ipynb" and target.parent == root / "notebooks":
-            name = target.stem
-        if name:
-            return f"{match['head']}{name}.html{here}"
+        if target in pages:
+            return f"{match['head']}{pages[target]}.html{here}"
         kind, inside = "tree" if target.is_dir() else "blob", target.relative_to(root).as_posix()
-        return f"{match['head']}{address}/{kind}/main/{inside}{anchor}"
+        address = f"https://github.com/{repository(root)}/{kind}/main/{inside}{anchor}"
+        return match["head"] + address
 
     return link
 
@@ -214,23 +194,19 @@ def page(nb: NotebookNode, path: Path, root: Path | None = None) -> str:
     """The HTML page of a notebook, or of a text as a notebook of one cell.
 
     Its links start from `path`; `root` is by default the folder above that of `path`.
-
-    Raises:
-        CourseError: a formula cannot be converted.
     """
     root = (root or path.parent.parent).resolve()
-    exporter = HTMLExporter(
-        template_name="lab",
-        template_file="course.html.j2",
-        extra_loaders=[DictLoader({"course.html.j2": TEMPLATE})],
-    )
+    loader = DictLoader({"course.html.j2": TEMPLATE})
+    exporter = HTMLExporter(template_file="course.html.j2", extra_loaders=[loader])
     renderer, link = Renderer(), moved(path, root)
     markdown = MarkdownWithMath(renderer=renderer)
     exporter.register_filter("markdown2html", lambda text: LINK.sub(link, markdown.render(text)))
     exporter.register_filter("picture", picture)
     exporter.register_filter("highlight_code", Highlight2HTML(pygments_lexer="ipython3"))
+    shown = [cell for cell in nb.cells if "verdict" not in cell.metadata.get("tags", [])]
+    nb = NotebookNode({**nb, "cells": shown})
     try:  # without the pass over the finished page that HTMLExporter makes: nothing is left to it
-        text, _ = TemplateExporter.from_notebook_node(exporter, for_readers(nb))
+        text, _ = TemplateExporter.from_notebook_node(exporter, nb)
     except CourseError as error:
         raise CourseError(f"{path.name}: {error}") from error
     if path.name == GLOSSARY:

@@ -25,7 +25,6 @@
 
     function find(text) {
         const asked = words(text);
-        if (!asked.length) return [];
         return entries.map(entry => [fit(entry, asked), entry]).filter(([sum]) => sum > 0)
             .sort((a, b) => b[0] - a[0]).slice(0, 12).map(([, entry]) => entry);
     }
@@ -37,61 +36,40 @@
         return element;
     }
 
-    const place = document.querySelector(".search");
     const field = make("input", {
-        type: "search", role: "combobox", placeholder: "Search", "aria-label": "Search the course",
-        "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": "found",
-        autocomplete: "off", spellcheck: "false",
+        type: "search", placeholder: "Search", "aria-label": "Search the course",
+        autocomplete: "off",
     });
-    const list = make("ul", {id: "found", role: "listbox", "aria-label": "Results"});
+    const list = make("ul", {"aria-label": "Results"});
     const said = make("p", {class: "said", role: "status"});
-    let found = [], at = -1;
-
-    function choose(next) {
-        at = next;
-        [...list.children].forEach((item, i) => item.setAttribute("aria-selected", i === at));
-        const item = list.children[at];
-        if (item) item.scrollIntoView({block: "nearest"});
-        if (item) field.setAttribute("aria-activedescendant", item.id);
-        else field.removeAttribute("aria-activedescendant");
-    }
-
-    function close() {
-        list.hidden = true;
-        field.setAttribute("aria-expanded", "false");
-    }
-
-    function go(entry) {
-        close();
-        location.href = entry.where;
-    }
 
     function show() {
-        found = find(field.value);
-        list.replaceChildren(...found.map((entry, i) => {
-            const item = make("li", {role: "option", id: `found-${i}`}, entry.what);
-            item.append(make("small", {}, entry.says || entry.page));
-            item.addEventListener("click", () => go(entry));
+        const found = find(field.value);
+        list.replaceChildren(...found.map(entry => {
+            const link = make("a", {href: entry.where}, entry.what);
+            link.append(make("small", {}, entry.says || entry.page));
+            const item = make("li", {});
+            item.append(link);
             return item;
         }));
-        const asked = field.value.trim() !== "";
         list.hidden = !found.length;
-        field.setAttribute("aria-expanded", String(!list.hidden));
-        said.textContent = !asked ? "" : found.length === 1 ? "1 result" : `${found.length} results`;
-        choose(-1);
+        const many = found.length === 1 ? "1 result" : `${found.length} results`;
+        said.textContent = field.value.trim() && many;
     }
 
+    const place = document.querySelector(".search");
+    place.append(field, list, said);
+    place.hidden = false;
+    show();
     field.addEventListener("input", show);
-    field.addEventListener("focus", () => field.value && show());
-    field.addEventListener("blur", () => setTimeout(close, 200)); // a click comes first
-    field.addEventListener("keydown", event => {
-        const move = {ArrowDown: 1, ArrowUp: -1}[event.key];
-        const from = at < 0 && move < 0 ? 0 : at;
-        if (move && found.length) choose((from + move + found.length) % found.length);
-        else if (event.key === "Enter" && found.length) go(found[Math.max(at, 0)]);
-        else if (event.key === "Escape") close();
-        else return;
-        event.preventDefault();
+    field.addEventListener("focus", show);
+    list.addEventListener("click", () => { list.hidden = true; });
+    place.addEventListener("focusout", () => setTimeout(() => { // a click comes first
+        if (!place.matches(":focus-within")) list.hidden = true;
+    }, 200));
+    place.addEventListener("keydown", event => {
+        if (event.key === "Escape") list.hidden = true;
+        if (event.key === "Enter" && event.target === field) list.querySelector("a")?.click();
     });
     document.addEventListener("keydown", event => {
         const typing = event.target.closest("input, textarea, select, [contenteditable]");
@@ -99,37 +77,25 @@
         event.preventDefault();
         field.focus();
     });
-    close();
-    place.append(field, list, said);
-    place.hidden = false;
 
     // The section being read, in the column of contents.
     const column = document.querySelector(".contents.column");
-    const links = column ? [...column.querySelectorAll("li a")] : [];
+    const links = column ? [...column.querySelectorAll("a")] : [];
     const heads = links.map(link => document.getElementById(link.hash.slice(1)));
-    let current = null, waiting = false;
+    let current = null;
 
     function mark() {
-        waiting = false;
         const end = innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
         const line = end ? innerHeight : 120;
         const passed = heads.filter(head => head.getBoundingClientRect().top < line);
-        const link = links[passed.length - 1] || null;
+        const link = links[passed.length - 1];
         if (link === current) return;
-        if (current) current.removeAttribute("aria-current");
+        current?.removeAttribute("aria-current");
+        link?.setAttribute("aria-current", "true");
+        if (link) column.scrollTop = link.offsetTop - column.clientHeight / 2;
         current = link;
-        if (!link) return;
-        link.setAttribute("aria-current", "true");
-        const [inside, around] = [link, column].map(element => element.getBoundingClientRect());
-        if (inside.top < around.top + 40) column.scrollTop += inside.top - around.top - 40;
-        if (inside.bottom > around.bottom - 40) column.scrollTop += inside.bottom - around.bottom + 40;
     }
 
-    if (links.length) {
-        mark();
-        addEventListener("scroll", () => {
-            if (!waiting) requestAnimationFrame(mark);
-            waiting = true;
-        }, {passive: true});
-    }
+    addEventListener("scroll", mark, {passive: true});
+    mark();
 })();
