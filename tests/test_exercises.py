@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minigrpo.exercises import all_exercises
-from minigrpo.exercises.form import Exercise, changed, compiled, notebooks
+from minigrpo.exercises.form import ATTRIBUTES, Exercise, changed, compiled, notebooks
 from minigrpo.exercises.judge import close, judge_exercise, plain, wanted
 
 EXERCISES = all_exercises()
@@ -28,6 +28,11 @@ def test_the_solution_and_the_other_right_ways_pass_without_a_remark(exercise):
     ):
         status, message = judge_exercise(exercise, function)
         assert status == "passed" and "remark" not in message, message
+
+
+@each
+def test_what_is_said_of_a_solution_has_a_name_that_is_read(exercise):
+    assert {*vars(exercise.reference)} <= {*ATTRIBUTES, "settings"}
 
 
 @each_plain

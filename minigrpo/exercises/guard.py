@@ -49,8 +49,8 @@ def contained(seconds: float, seed: int = 0) -> Iterator[Output]:
             with redirect_stdout(out), redirect_stderr(out), time_limit(seconds):
                 try:
                     yield out
-                except BaseException as error:  # whatever the reader's function raises
-                    out.error = error  # and nothing more here, where the alarm still rings
+                except BaseException as error:  # no more here, where the alarm still rings
+                    out.error = error
     finally:
         random.setstate(state)
         np.random.set_state(legacy)

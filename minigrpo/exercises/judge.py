@@ -151,13 +151,11 @@ def run_case(exercise: Exercise, function: Function, case: Case, seconds: float)
     by_name = {name: given.pop(name, None) for name in exercise.keywords}
     with contained(seconds) as out:
         value = function(*given.values(), **by_name)
-        result = Outcome(plain(value))
+        result = Outcome(plain(value), printed=out.text)
     if out.error is not None:
         return failed(out.error, out.text)
-    result.printed = out.text
     with contained(seconds) as out:
-        needed = [leaves[name] for name in exercise.gradient]
-        result.gradients = gradients(value, needed, exercise.graph)
+        result.gradients = gradients(value, [leaves[n] for n in exercise.gradient], exercise.graph)
     if out.error is not None:
         result.backward = describe_error(out.error)
         result.stopped = isinstance(out.error, TimeIsUp)

@@ -76,9 +76,8 @@ class Progress:
         made = f", {len(guesses)} guess{'es' * (len(guesses) != 1)} made" if guesses else ""
         self.headline = f"You've passed {_score(marks)} exercises{made}."
         if not self.begun:
-            self.headline = "Your progress will show up here as soon as you pass one of the "
-            self.headline += f"{len(marks)} exercises, write down a guess, or diagnose one of the "
-            self.headline += f"{patients()} patients in notebook 08."
+            self.headline = "Your progress will show up here as soon as you pass an exercise, "
+            self.headline += "write down a guess, or diagnose a patient in notebook 08."
 
     def __repr__(self) -> str:
         lines, room = [self.headline], max(len(marks) for *_, marks in self.rows)

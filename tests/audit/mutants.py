@@ -267,8 +267,9 @@ def survivors(exercise: Exercise) -> tuple[int, list[str]]:
 
 
 def main(keys: list[str]) -> None:
-    for exercise in all_exercises():
-        if not exercise.code and (not keys or exercise.key.startswith(tuple(keys))):
+    chosen = [e for e in all_exercises() if not keys or e.key.startswith(tuple(keys))]
+    for exercise in chosen or sys.exit(f"there is no exercise {' or '.join(keys)}"):
+        if not exercise.code:
             start = time.monotonic()
             number, passed = survivors(exercise)
             seconds = time.monotonic() - start

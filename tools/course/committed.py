@@ -107,6 +107,9 @@ def uncommittable(nb: NotebookNode) -> list[str]:
         for output in cell.outputs:
             if output.get("name") == "stderr":
                 findings.append(f"{where} wrote to stderr: {output.text.strip()[:300]}")
+            expected = "raises-exception" in cell.metadata.get("tags", [])
+            if output.output_type == "error" and not expected:
+                findings.append(f"{where} raised {output.ename}: {output.evalue}")
             if any("widget" in kind for kind in output.get("data", {})):
                 findings.append(f"{where} shows a widget, which a stored notebook cannot")
         drawn, told = len(figures(cell)), len(alts(cell))
