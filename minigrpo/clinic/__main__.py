@@ -13,6 +13,7 @@ from typing import Any
 
 from minigrpo.clinic.asking import Unjudged, judge_file, unjudged
 from minigrpo.clinic.losses import judge_loss
+from minigrpo.files import atomic_path
 
 HELP = """\
 Your function gets (log_probs, old_log_probs, advantages, completion_mask), and those options of
@@ -80,9 +81,8 @@ def child(path: str, words: str) -> None:
         report = judge_loss(load(target), **built_in)
     except Unjudged as error:
         report = unjudged(error)
-    partial = Path(path).with_suffix(".part")
-    partial.write_text(json.dumps(report), "utf-8")
-    os.replace(partial, path)
+    with atomic_path(path) as unfinished:
+        unfinished.write_text(json.dumps(report), "utf-8")
     os._exit(0)
 
 
