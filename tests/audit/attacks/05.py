@@ -7,7 +7,7 @@ import math
 import torch
 from attack import right, wrong
 
-NAN, INF = math.nan, math.inf
+INF = math.inf
 
 OLD = torch.tensor([[-1.0, -2.0, -3.0], [-1.5, -1.0, -2.0], [-4.0, -3.0, -2.0]])
 NEW = OLD + torch.tensor([[-0.6, 0.1, 0.5], [-0.6, 0.0, 0.4], [1.6, -0.3, 0.2]])
