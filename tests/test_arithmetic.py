@@ -67,10 +67,6 @@ class Writer(nn.Module):
         return type("Output", (), {"logits": logits * self.scale, "past_key_values": None})
 
 
-# ---------------------------------------------------------------------------------------------
-# vocabulary and questions
-
-
 def test_the_vocabulary():
     assert len(VOCABULARY) == len(set(VOCABULARY)) == 32
     assert VOCABULARY[:10] == tuple("0123456789")
@@ -146,10 +142,6 @@ def test_questions_that_do_not_exist_are_refused(options, message):
         draw_questions(0, generator())
 
 
-# ---------------------------------------------------------------------------------------------
-# prompts and text
-
-
 def test_a_prompt_in_words():
     assert to_text(prompt_ids((7, 4, 9))) == (
         "<s> 2 3 4 <think> 2 5 9 </think> <answer> 9 </answer> 7 4 9 _ _ _ _ _ _ <think>"
@@ -180,10 +172,6 @@ def test_the_question_is_read_back_from_its_prompt(question, thinking):
 def test_a_prompt_without_a_question_is_refused(spoil):
     with pytest.raises(ValueError, match="prompt: expected|question: expected"):
         read_question(spoil(prompt_ids((1, 2, 3))))
-
-
-# ---------------------------------------------------------------------------------------------
-# demonstrations
 
 
 @pytest.mark.parametrize("length", ALL_LENGTHS)
@@ -282,10 +270,6 @@ def test_a_share_is_between_0_and_1(name):
         warmup_batch(4, generator(), **{name: 1.5})
 
 
-# ---------------------------------------------------------------------------------------------
-# nothing leaks
-
-
 def test_held_out_questions_are_in_neither_warm_up_nor_training():
     """Everything asked is collected from the very ids that a model gets to see."""
     seen = set()
@@ -361,10 +345,6 @@ def test_without_room_to_think_the_answer_comes_at_once():
     answer = running_totals(read_question(prompt))[-1]
     at_once = completion_ids([], answer)[1:]
     assert task.reward([prompt] * 2, [at_once, completion_ids([], answer)]) == [1.0, 0.0]
-
-
-# ---------------------------------------------------------------------------------------------
-# measuring a policy
 
 
 def thinker(question):

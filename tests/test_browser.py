@@ -53,10 +53,6 @@ def screenshot(page: object, name: str) -> None:
         page.screenshot(path=str(Path(folder, f"{name}.png")))
 
 
-# ---------------------------------------------------------------------------------------------
-# JupyterLab
-
-
 @pytest.fixture
 def lab(tmp_path) -> Iterator[str]:
     """The address of a JupyterLab on a copy of the notebooks, with settings of its own."""
@@ -151,9 +147,6 @@ def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
         wait_for(lambda m=message, o=output: m in " ".join(o.all_inner_texts()), message, 30)
         screenshot(page, f"lab-{'passed' if source == right else 'wrong'}")
 
-
-# ---------------------------------------------------------------------------------------------
-# the pages
 
 LOOK = """() => {
     const box = element => element.getBoundingClientRect();

@@ -45,10 +45,6 @@ def same(one, other) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-# ---------------------------------------------------------------------------------------------
-# results and reuse
-
-
 def test_an_experiment_is_measured_with_its_seed(monkeypatch):
     def one(experiment, base, *, seed):
         assert (experiment, seed) == (EXPERIMENTS["dapo"], 2)
@@ -111,10 +107,6 @@ def test_a_cell_of_the_sweep_has_its_rewards_and_both_sides_of_the_clip(monkeypa
     assert all(min(m.clip_low, m.clip_high) > 0 for m in kept)
 
 
-# ---------------------------------------------------------------------------------------------
-# thinking: tasks and documents
-
-
 def task(seed: int, **settings) -> thinking.Task:
     return thinking.Task(generator=torch.Generator().manual_seed(seed), **settings)
 
@@ -146,10 +138,6 @@ def test_solved_documents_are_right_and_only_the_completion_is_learned(thinks):
         totals = running_totals(question)
         wanted = arithmetic.completion_ids(totals if thinks else [], totals[-1])
         assert row[learn].tolist() == wanted and not is_held_out(question)
-
-
-# ---------------------------------------------------------------------------------------------
-# thinking: ways to train
 
 
 def test_a_rewarded_variant_is_trained_on_its_task_with_its_settings(monkeypatch):
@@ -250,10 +238,6 @@ def test_rejection_sampling_imitates_the_right_ones(base, monkeypatch):
     assert not same(policy, base)
 
 
-# ---------------------------------------------------------------------------------------------
-# thinking: a run
-
-
 def test_a_start_is_random_shipped_or_warmed_up_with_its_own_pages(base, monkeypatch):
     asked = []
 
@@ -297,10 +281,6 @@ def test_a_measurement_keeps_the_scores_where_it_looks(monkeypatch):
     assert found == {"seed": 1, "base": {"whole": 0.25}, "curve": curve}
     found = thinking.measure(thinking.imitating("right answers", 1e-3, 200), Seed(1))
     assert found == {"seed": 1, "loss": [0.1, 0.2], "curve": curve}
-
-
-# ---------------------------------------------------------------------------------------------
-# PPO beside GRPO
 
 
 def test_three_runs_are_compared_with_one_seed_and_each_with_its_own_settings(monkeypatch):
@@ -405,10 +385,6 @@ def test_noise_and_signal_by_hand_and_the_noise_does_not_count_as_signal():
     assert ppo.noise_to_signal(noise + 0.1) == pytest.approx(10, rel=0.1)
 
 
-# ---------------------------------------------------------------------------------------------
-# the text models
-
-
 def test_the_soft_reward_counts_tags_that_occur_once():
     rewards = {name: function.__name__ for name, function in text_runs.REWARDS.items()}
     assert rewards == {"form": "format_reward", "answer": "answer_reward", "tags": "soft_reward"}
@@ -430,10 +406,6 @@ def test_a_chat_asks_the_same_and_is_almost_never_right():
     said = [{"role": "user", "content": rows[0]["prompt"].strip()}]
     assert chats[0] == {**rows[0], "prompt": said} and len(rows) == len(chats) == 128
     assert len(text_runs.problems(True, held_out=False)) == 2000
-
-
-# ---------------------------------------------------------------------------------------------
-# stale rollouts and two trainers
 
 
 def losses(behavior, proximal, new, advantage=1.0):
@@ -489,10 +461,6 @@ def test_an_exact_run_is_in_float64_and_an_interrupted_one_leaves_no_file(tmp_pa
     with pytest.raises(KeyboardInterrupt):
         scaling.main(command)
     assert [*tmp_path.iterdir()] == []
-
-
-# ---------------------------------------------------------------------------------------------
-# the real run
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.28, 0.5])

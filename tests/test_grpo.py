@@ -69,10 +69,6 @@ def weights(policy: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in policy.parameters()])
 
 
-# ---------------------------------------------------------------------------------------------
-# it learns
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_raises_the_reward(variant):
     """Held out from sampling: the exact expected reward of a table policy, before and after."""
@@ -125,10 +121,6 @@ def test_one_step_is_the_gradient_of_the_loss_by_hand():
     moved = policy.table.detach() - before
     touched = gradient.abs() > 1e-6
     assert_close(moved[touched], -1e-3 * gradient[touched].sign(), atol=1e-6, rtol=1e-2)
-
-
-# ---------------------------------------------------------------------------------------------
-# what is held fixed, and what is counted
 
 
 def test_a_step_shows_the_mean_of_its_updates_and_the_extremes_of_the_ratio():
@@ -300,10 +292,6 @@ def test_dropout_is_off_and_the_mode_is_put_back():
     with pytest.raises(ValueError):
         run(policy, Fault(lambda n: [math.nan] * n))
     assert policy.training
-
-
-# ---------------------------------------------------------------------------------------------
-# faults end in an error that names the cause
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,6 @@ def ends_after(lengths: list[int], width: int) -> Tensor:
     return torch.arange(width) < torch.tensor(lengths)[:, None]
 
 
-# ---------------------------------------------------------------------------------------------
-# generalized advantage estimation
-
-
 def test_advantages_by_hand():
     """gamma 0.5 and lam 0.25, so that gamma lam is 0.125; the second text ends after two tokens.
 
@@ -106,10 +102,6 @@ def test_whitened_advantages_have_mean_0_and_std_1_over_the_real_tokens():
     assert_close(white[mask].std().item(), 1.0, atol=1e-3, rtol=0)  # 1e-4 is added to the std
     assert not white[~mask].any()
     assert_close(whiten(torch.where(mask, 3 + uniform(3, 4), NAN), mask), white)
-
-
-# ---------------------------------------------------------------------------------------------
-# the critic
 
 
 def test_the_value_loss_by_hand():
@@ -183,10 +175,6 @@ def test_the_reward_of_a_text_comes_with_its_last_token():
     assert torch.equal(per_token != 0, ends)
 
 
-# ---------------------------------------------------------------------------------------------
-# what PPO and GRPO share
-
-
 def batch(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """New and old log-probs and mask of 2 groups of 3 ragged texts."""
     mask = ends_after([4, 2, 3, 1, 4, 4], 4)
@@ -234,10 +222,6 @@ class Threes:
 CONFIG = GRPOConfig(
     steps=1, prompts_per_step=2, group_size=8, max_new_tokens=6, how="token_mean", lr=3e-3
 )
-
-
-# ---------------------------------------------------------------------------------------------
-# the loop
 
 
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)

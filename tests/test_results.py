@@ -38,10 +38,6 @@ def ends(family: str, name: str, score: str = "accuracy") -> list[float]:
     return results.final(stored(family, name), score)
 
 
-# ---------------------------------------------------------------------------------------------
-# docs/results.md and the README
-
-
 def test_what_the_course_promises_holds_for_every_stored_seed():
     for name in (SUMMIT_NAME, "a warm-up of its own for each seed"):
         for one in STORED[name]["runs"]:
@@ -110,10 +106,6 @@ def test_what_the_page_says_of_the_torn_pages():
     assert max(few) < min(many)
 
 
-# ---------------------------------------------------------------------------------------------
-# the notebooks
-
-
 def test_answering_without_a_thought_stays_at_chance():
     for lr in ("0.001", "0.005"):
         assert max(ends("a thought or none", f"without a thought, lr {lr}")) < 0.15
@@ -176,10 +168,6 @@ def test_notebook_11_opens_with_the_first_transcripts_of_seed_0():
     for way in ("greedy", "sampled"):
         shown = re.findall(rf"{way} +(<think>.*)", title)
         assert shown == [found[step][way]["transcripts"][0].strip() for step in ("0", "20")]
-
-
-# ---------------------------------------------------------------------------------------------
-# tables and figures
 
 
 @pytest.mark.parametrize("page", readme.TABLES)

@@ -46,10 +46,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-# ---------------------------------------------------------------------------------------------
-# what is stored
-
-
 @pytest.mark.parametrize("one", STORES, ids=place)
 def test_every_run_is_stored_with_todays_settings(one):
     """A changed setting, other code or another base model asks for `make results`."""
@@ -95,10 +91,6 @@ def test_the_runs_are_as_long_as_they_say():
         assert len(run["steps"]) == 20 and list(run["held out"]) == ["0", "10", "20"]
         assert run["held out"]["0"]["questions"] == run["held out"]["20"]["questions"] == 256
         assert 1 < run["peak GiB"] < 24
-
-
-# ---------------------------------------------------------------------------------------------
-# a changed setting is noticed
 
 
 def another(*_, **__):
@@ -215,10 +207,6 @@ def test_every_file_of_a_model_counts(tmp_path, file):
     assert store.of_folder(model) == before
     (model / file).write_bytes((model / file).read_bytes() + b" ")
     assert store.of_folder(model) != before
-
-
-# ---------------------------------------------------------------------------------------------
-# what is missing is measured
 
 
 class Cell(NamedTuple):

@@ -46,9 +46,6 @@ def tokenizer():
     return train_tokenizer(TEXTS * 5, vocab_size=300)
 
 
-# text to ids and back -----------------------------------------------------------------------
-
-
 @given(st.text(max_size=40))
 def test_any_text_comes_back_byte_by_byte(tokenizer, text):
     if "<" not in text:
@@ -136,8 +133,6 @@ def test_a_text_that_ends_with_a_token_of_its_own_is_not_filled_with_padding(tok
     rollouts, texts = write(model, tokenizer, prompts, max_new_tokens=6)
     assert not rollouts.completion_mask.all() and texts[0] == tokenizer.decode(first[0, :1])
 
-
-# rewards ------------------------------------------------------------------------------------
 
 FORM = {  # what cheats there are, test_rewards.py has, for the same rule
     RIGHT: 1,
@@ -228,9 +223,6 @@ def test_whatever_is_no_number_is_none_and_no_error(text):
     assert value is None or any(character.isdigit() for character in text)
 
 
-# the task -----------------------------------------------------------------------------------
-
-
 def rows(n: int = 3) -> list[dict]:
     return [{"prompt": f"What is {k} + 1?", "answer": str(k + 1)} for k in range(n)]
 
@@ -293,9 +285,6 @@ def test_as_many_weights_as_reward_functions(tokenizer):
     task = TextProblems(tokenizer, rows(1), weights=(1.0,))
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         task.reward(task.prompts(1, torch.Generator()), [torch.tensor([5])])
-
-
-# policies from a folder ---------------------------------------------------------------------
 
 
 def tiny(family: str, vocab_size: int):

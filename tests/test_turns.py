@@ -65,10 +65,6 @@ TALK = GRPOConfig(
 )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------
-# sampling
-
-
 @must_fail_on(
     (sample, WRITE, "token = token[:, 0]"),
     (
@@ -177,10 +173,6 @@ def test_the_cache_changes_nothing():
     assert_close(first.log_probs, r.log_probs, atol=1e-10, rtol=0)
 
 
-# ---------------------------------------------------------------------------------------------
-# reading
-
-
 @pytest.mark.parametrize("make", [tiny_gpt, tiny_llama])
 @pytest.mark.parametrize("prompts", PADDED.values(), ids=PADDED)
 def test_one_reading_of_the_finished_text_gives_the_sampled_log_probs(make, prompts):
@@ -218,10 +210,6 @@ def test_a_mask_with_a_hole_is_no_mask_to_read():
         token_log_probs(model, r.input_ids, torch.cat([r.prompt_mask, r.own], dim=1))
     with pytest.raises(ValueError, match=f"attention_mask: {hole}"):
         sample(model, torch.ones(1, 3).long(), torch.tensor([[1, 0, 1]]), max_new_tokens=2)
-
-
-# ---------------------------------------------------------------------------------------------
-# learning
 
 
 @pytest.mark.parametrize("how", ["sequence_mean", "token_mean", "constant"])
@@ -291,10 +279,6 @@ def test_loss_and_gradient_are_those_of_trl_with_its_tool_mask(how, loss_type):
     assert (gradients[0][~own] == 0).all()
 
 
-# ---------------------------------------------------------------------------------------------
-# the loop
-
-
 @pytest.mark.parametrize("make", [tiny_gpt, tiny_llama])
 def test_the_loop_learns_from_the_policys_own_tokens_alone(make, monkeypatch):
     """The ratio begins at 1, and the loss gets `own` for its mask."""
@@ -347,10 +331,6 @@ def test_one_process_or_several_turns_a_row_stays_what_it_was():
     assert torch.equal(r[some].trimmed().own, r.own[some][:, :T])
     rows = r.unpadded(r.own)
     assert [len(row) for row in rows] == r.completion_mask.sum(dim=1).tolist()
-
-
-# ---------------------------------------------------------------------------------------------
-# bad input
 
 
 @pytest.mark.parametrize(

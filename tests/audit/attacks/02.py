@@ -27,20 +27,9 @@ def eps_of_the_dtype(probs):
 
 
 @wrong("2.1", TINY)
-def cross_entropy_that_clamps(probs):
-    loss = F.binary_cross_entropy(probs, torch.ones_like(probs), reduction="none")
-    return -loss.sum(dim=-1)
-
-
-@wrong("2.1", TINY)
 def logs_only_after_underflow(probs):
     product = probs.prod(dim=-1)
     return torch.where(product > 0, product.log(), probs.log().sum(dim=-1))
-
-
-@wrong("2.1", TINY)
-def log1p_of_the_distance_to_one(probs):
-    return torch.log1p(probs - 1).sum(dim=-1)
 
 
 @wrong("2.1", CERTAIN)
@@ -52,11 +41,6 @@ def minimum_with_zero_halves_the_gradient(probs):
 @right("2.1")
 def unbound_and_added(probs):
     return functools.reduce(torch.add, [torch.log(p) for p in probs.unbind(-1)])
-
-
-@right("2.1")
-def einsum_of_the_logs(probs):
-    return torch.einsum("...l->...", torch.log(probs))
 
 
 # 2.2
@@ -84,23 +68,12 @@ def negative_cross_entropy(logits, input_ids):
     return -F.cross_entropy(scores, tokens, reduction="none").view(len(input_ids), -1)
 
 
-@right("2.2")
-def rolled_as_one_long_row(logits, input_ids):
-    chosen = torch.take_along_dim(logits, input_ids.roll(-1).unsqueeze(-1), dim=2)
-    return (chosen[..., 0] - torch.logsumexp(logits, dim=2))[:, :-1]
-
-
 # 2.3
 
 HOLES = rows([-1.0, -2.0, -4.0, -0.5], [-3.0, 0.0, -INF, -7.0])
 HOLES_MASK = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]])
 IMPOSSIBLE = rows([-1.0, -INF, NAN], [0.0, -2.0, INF]), torch.tensor([[1, 1, 0], [1, 1, 0]])
 DEEP = rows([-500.0, -400.0, -3.0], [-1.0, -2.0, -3.0]), torch.tensor([[1, 1, 0], [0, 1, 1]])
-
-
-@wrong("2.3", *IMPOSSIBLE)
-def infinities_taken_for_padding(log_probs, mask):
-    return (log_probs.nan_to_num(neginf=0.0, posinf=0.0) * mask).sum(dim=-1)
 
 
 @wrong("2.3", *IMPOSSIBLE)
@@ -125,17 +98,6 @@ def zeroed_in_the_argument(log_probs, mask):
     return (log_probs * mask).sum(dim=-1)
 
 
-@wrong("2.3", HOLES, HOLES_MASK)
-def minimum_halves_real_zeros(log_probs, mask):
-    real = torch.where(mask.bool(), log_probs, 0.0)
-    return torch.minimum(real, torch.zeros_like(real)).sum(dim=-1)
-
-
-@right("2.3")
-def sum_without_nan(log_probs, mask):
-    return torch.nansum(torch.where(mask == 1, log_probs, NAN), dim=1)
-
-
 @right("2.3")
 def selected_row_by_row(log_probs, mask):
     return torch.stack([sum(row[real != 0]) for row, real in zip(log_probs, mask)])
@@ -158,19 +120,11 @@ def nan_to_num_then_mask(log_probs, old_log_probs, mask):
     return torch.exp(torch.sum((log_probs - old_log_probs).nan_to_num() * mask, dim=1))
 
 
-@right("2.4")
-def row_by_row_with_subtraction(log_probs, old_log_probs, mask):
-    rows = zip(log_probs, old_log_probs, mask.bool())
-    return torch.stack([(new[real] - old[real]).sum().exp() for new, old, real in rows])
-
-
 # 2.5
 
-TEXTS = torch.tensor([[5, 0, 0, 0], [5, 6, 7, 8], [0, 5, 0, 5], [5, 6, 7, 0]])
 TWOS = torch.cat([torch.full((1, 100), 2), torch.tensor([[0, 1]])], dim=1)
 ENDED = torch.cat([torch.tensor([[7, 3]]), torch.full((1, 3000), 3)], dim=1)
 ENDLESS = torch.arange(1, 3001)[None]
-POSITIONS = torch.arange(1024)
 
 
 @wrong("2.5", ENDED, 3)
@@ -186,13 +140,6 @@ def product_of_the_differences(completions, eos_id):
 
 
 @wrong("2.5", ENDLESS, 0)
-def table_of_positions(completions, eos_id):
-    is_eos = completions == eos_id
-    first = torch.where(is_eos.any(dim=1), is_eos.int().argmax(dim=1), 1024)
-    return POSITIONS[: completions.shape[1]] <= first[:, None]
-
-
-@wrong("2.5", ENDLESS, 0)
 def recursive_over_the_columns(completions, eos_id):
     if completions.shape[1] == 1:
         return torch.ones_like(completions, dtype=torch.bool)
@@ -201,27 +148,11 @@ def recursive_over_the_columns(completions, eos_id):
     return torch.cat([torch.ones_like(alive), alive & rest], dim=1)
 
 
-@wrong("2.5", TEXTS, 0)
-def ids_overwritten(completions, eos_id):
-    completions -= eos_id
-    completions[completions != 0] = 1
-    return F.pad(completions.cumprod(dim=1), (1, -1), value=1).bool()
-
-
 @right("2.5")
 def lists_with_index(completions, eos_id):
     n, rows = completions.shape[1], completions.tolist()
     ends = [row.index(eos_id) if eos_id in row else n for row in rows]
     return torch.tensor([[t <= end for t in range(n)] for end in ends], dtype=torch.bool)
-
-
-@right("2.5")
-def alive_in_a_loop(completions, eos_id):
-    alive, columns = torch.ones(len(completions), dtype=torch.bool), []
-    for tokens in completions.T:
-        columns.append(alive)
-        alive = alive & (tokens != eos_id)
-    return torch.stack(columns, dim=1)
 
 
 # 2.6
@@ -238,12 +169,6 @@ def empty_rows_count_as_one(log_probs, mask):
     return (-sums.sum() / mask.sum(dim=-1).clamp(min=1).sum()).exp()
 
 
-@wrong("2.6", WORDS, WORDS_MASK)
-def certain_tokens_not_counted(log_probs, mask):
-    real = torch.where(mask.bool(), log_probs, 0.0)
-    return (-real.sum() / real.count_nonzero()).exp()
-
-
 @wrong("2.6", *RARE)
 def loss_capped_at_20(log_probs, mask):
     loss = -log_probs[mask.bool()].mean()
@@ -254,11 +179,6 @@ def loss_capped_at_20(log_probs, mask):
 def maximum_with_one(log_probs, mask):
     ppl = (-log_probs[mask == 1].mean()).exp()
     return torch.maximum(ppl, torch.ones_like(ppl))
-
-
-@right("2.6")
-def mean_of_the_selected(log_probs, mask):
-    return torch.exp(-torch.masked_select(log_probs, mask > 0).mean())
 
 
 @right("2.6")

@@ -22,7 +22,6 @@ OLD = floats([-1.5, -1.0, -0.7], [-0.2, -1.0, -1.1], [-1.0, NAN, -0.4])
 OLD_CLEAN = floats([-1.5, -1.0, -0.7], [-0.2, -INF, -1.1], [-1.0, -1.0, -0.4])
 REAL = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 1]])
 TIGHT = NEW, OLD_CLEAN, floats(1.0, -0.5, 2.0), torch.tensor([[1, 1, 1], [1, 0, 1], [0, 1, 1]]), 0.2
-LOGITS, WORDS = floats(0.3, -1.0, 0.5, 2.0), torch.tensor([0, 1, 2, 0])
 
 
 @wrong("3.1", IDS, HOLES, 4)
@@ -30,12 +29,6 @@ def share_of_the_first_tokens(completions, mask, letter_id):
     lengths = mask.sum(dim=-1).long().tolist()
     shares = [(row[:n] == letter_id).float().mean() for row, n in zip(completions, lengths)]
     return torch.stack(shares)
-
-
-@wrong("3.1", IDS.clone(), HOLES, 4)
-def padding_overwritten(completions, mask, letter_id):
-    completions[mask == 0] = -1
-    return (completions == letter_id).sum(dim=-1) / mask.sum(dim=-1)
 
 
 @wrong("3.1", torch.arange(600)[None], torch.ones(1, 600), 4)
@@ -59,34 +52,11 @@ def share_row_by_row(completions, mask, letter_id):
     return torch.tensor(shares)
 
 
-@right("3.1")
-def share_by_einsum(completions, mask, letter_id):
-    weights = mask.float() / mask.float().sum(dim=1, keepdim=True)
-    return torch.einsum("nt,nt->n", completions.eq(letter_id).float(), weights)
-
-
 @wrong("3.2", floats(1, 2, 1, 3, 4, 5), 3)
 def equal_by_first_and_last(rewards, group_size):
     r = rewards.view(-1, group_size)
     a = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)
     return torch.where(r[:, :1] == r[:, -1:], 0.0, a).flatten()
-
-
-@wrong("3.2", floats(1, 2, 3, 10), 2)
-def rewards_centred_in_place(rewards, group_size):
-    r = rewards.view(-1, group_size)
-    equal = r.amax(1, keepdim=True) == r.amin(1, keepdim=True)
-    r -= r.mean(dim=1, keepdim=True)
-    return torch.where(equal, 0.0, r / (r.std(dim=1, keepdim=True) + 1e-4)).flatten()
-
-
-@right("3.2")
-def group_by_group(rewards, group_size):
-    def compare(r):
-        same = bool((r == r[0]).all())
-        return torch.zeros_like(r) if same else (r - r.mean()) / (r.std() + 1e-4)
-
-    return torch.cat([compare(r) for r in rewards.split(group_size)])
 
 
 @right("3.2")
@@ -115,19 +85,6 @@ def one_bound_per_sign(ratio, advantages, low, high):
     return capped * advantages
 
 
-@right("3.3")
-def smaller_of_a_stack(ratio, advantages, low, high):
-    both = torch.stack((ratio, ratio.clip(min=max(1 - low, 0.0), max=1 + high)))
-    return (both * advantages).min(dim=0).values
-
-
-@wrong("3.4", NEW, OLD.clone(), REAL)
-def reference_overwritten(log_probs, ref_log_probs, mask):
-    padding = mask == 0
-    x = ref_log_probs.masked_fill_(padding, 0.0) - log_probs.masked_fill(padding, 0.0)
-    return x.exp() - x - 1
-
-
 @wrong("3.4", NEW, OLD, REAL)
 def certain_tokens_taken_for_padding(log_probs, ref_log_probs, mask):
     x = torch.where(mask.bool() & (log_probs < 0), ref_log_probs - log_probs, 0.0)
@@ -140,12 +97,6 @@ def real_tokens_picked(log_probs, ref_log_probs, mask):
     x = ref_log_probs[real] - log_probs[real]
     k3[real] = torch.expm1(x) - x
     return k3
-
-
-@right("3.4")
-def both_filled(log_probs, ref_log_probs, mask):
-    new, ref = (x.masked_fill(mask == 0, -1.0) for x in (log_probs, ref_log_probs))
-    return torch.exp(ref - new) + (new - ref) - 1
 
 
 def sequence_ratio(log_probs, old_log_probs, mask):
@@ -168,35 +119,9 @@ def text_by_text(log_probs, old_log_probs, advantages, mask, clip):
     return sum(losses) / len(losses)
 
 
-@right("3.5")
-def cleaned_by_nan_to_num(log_probs, old_log_probs, advantages, mask, clip):
-    ratio = ((log_probs - old_log_probs).nan_to_num() * mask).sum(-1).exp()
-    good, bad = ratio.clamp(max=1 + clip), ratio.clamp(min=1 - clip)
-    return (torch.where(advantages > 0, good, bad) * -advantages).mean()
-
-
 def compared(rewards):
     same = rewards.max() == rewards.min()
     return torch.where(same, 0.0, (rewards - rewards.mean()) / (rewards.std() + 1e-4))
-
-
-def climb(logits, objective, lr):
-    policy = logits.clone().requires_grad_()
-    return logits + lr * torch.autograd.grad(objective(policy), policy)[0]
-
-
-@wrong("3.6", LOGITS, WORDS, floats(1.0, 0.0, -0.5, 2.0), 0.7)
-def rewards_overwritten(logits, tokens, rewards, lr):
-    equal = rewards.max() == rewards.min()
-    rewards -= rewards.mean()
-    A = torch.where(equal, 0.0, rewards / (rewards.std() + 1e-4))
-    return climb(logits, lambda p: (A * p.log_softmax(-1)[tokens]).mean(), lr)
-
-
-@right("3.6")
-def softmax_parts_cancel(logits, tokens, rewards, lr):
-    push = compared(rewards).to(logits.dtype) * lr / len(tokens)
-    return logits.index_add(0, tokens, push)
 
 
 @right("3.6")

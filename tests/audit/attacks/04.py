@@ -10,27 +10,13 @@ from attack import right, wrong
 NAN, INF = math.nan, math.inf
 
 # 4.1 ----------------------------------------------------------------------------------------------
-PAIR = torch.tensor([6.0, 2.0, 1.0, 1.0, 0.0, -4.0]), 3
 TIED = torch.tensor([1.0, 1.0, 0.0, 0.0]), 4
-
-
-@wrong("4.1", *PAIR)
-def rewards_overwritten(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    groups -= groups.mean(dim=1, keepdim=True)
-    return rewards * group_size / (group_size - 1)
 
 
 @wrong("4.1", *TIED)
 def others_with_another_reward(rewards, group_size):
     groups = rewards.view(-1, group_size)
     return torch.stack([r - g[g != r].mean().nan_to_num(r.item()) for g in groups for r in g])
-
-
-@right("4.1")
-def mean_rescaled(rewards, group_size):
-    groups = rewards.reshape(-1, group_size)
-    return (groups - groups.mean(1, True)).reshape(-1) * group_size / (group_size - 1)
 
 
 @right("4.1")
@@ -53,13 +39,6 @@ def three(kept, lengths, how, max_length):
 
 
 @wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
-def empty_rows_leave_n(per_token, mask, how, max_length):
-    rows = mask.bool().any(-1)
-    kept = per_token[rows].masked_fill(~mask[rows].bool(), 0.0)
-    return three(kept, mask[rows].sum(-1), how, max_length)
-
-
-@wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
 def zeros_do_not_count(per_token, mask, how, max_length):
     kept = torch.where(mask.bool(), per_token, 0.0)
     return three(kept, (kept != 0).sum(-1), how, max_length)
@@ -73,28 +52,12 @@ def cut_at_max_length(per_token, mask, how, max_length):
     return three(kept, mask.sum(-1), how, max_length)
 
 
-@wrong("4.2", TABLE, HOLES, CONSTANT, 3)
-def at_least_the_width(per_token, mask, how, max_length):
-    kept = torch.where(mask.bool(), per_token, 0.0)
-    return three(kept, mask.sum(-1), how, max(max_length, mask.shape[1]))
-
-
 @wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
 def empty_rows_with_a_nan_gradient(per_token, mask, how, max_length):
     kept, n = per_token.nan_to_num() * mask, mask.sum(-1)
     if how == SEQUENCE:
         return torch.where(n > 0, kept.sum(-1) / n, 0.0).mean()
     return three(kept, n, how, max_length)
-
-
-@right("4.2")
-def nan_to_num_first(per_token, mask, how, max_length):
-    weights = mask.to(per_token.dtype)
-    per_row = torch.einsum("nt,nt->n", per_token.nan_to_num(0.0, 0.0, 0.0), weights)
-    counts = weights.sum(dim=1)
-    if how == SEQUENCE:
-        return (per_row / torch.maximum(counts, torch.ones_like(counts))).mean()
-    return per_row.sum() / {TOKEN: counts.sum(), CONSTANT: counts.numel() * max_length}[how]
 
 
 @right("4.2")
@@ -117,12 +80,3 @@ def token_by_token(log_probs, old_log_probs, advantages, mask, cap):
             weight = (new[keep] - old[keep]).clamp(max=math.log(cap)).exp() * a
         total = total - weight @ new[keep] / len(weight)
     return total / len(mask)
-
-
-@right("4.3")
-def picked_and_weighted(log_probs, old_log_probs, advantages, mask, cap):
-    i, t = (mask > 0.5).nonzero(as_tuple=True)
-    rho = torch.exp(log_probs.detach()[i, t] - old_log_probs[i, t])
-    each = 1 / (len(mask) * (mask > 0.5).sum(1)[i])
-    weight = torch.minimum(rho, rho.new_tensor(cap)) * advantages[i]
-    return -(each * weight * log_probs[i, t]).sum()

@@ -7,7 +7,7 @@ import math
 import torch
 from attack import right, wrong
 
-NAN, INF = math.nan, math.inf
+INF = math.inf
 
 OLD = torch.tensor([[-1.0, -2.0, -3.0], [-1.5, -1.0, -2.0], [-4.0, -3.0, -2.0]])
 NEW = OLD + torch.tensor([[-0.6, 0.1, 0.5], [-0.6, 0.0, 0.4], [1.6, -0.3, 0.2]])
@@ -50,14 +50,6 @@ def known_gradient(log_probs, old_log_probs, ref_log_probs, mask):
     return ratio * (x.expm1() - x) - ratio * x * (new - new.detach())
 
 
-@right("5.1")
-def scattered_back(log_probs, old_log_probs, ref_log_probs, mask):
-    real = mask.bool()
-    new, old, ref = log_probs[real], old_log_probs[real].detach(), ref_log_probs[real].detach()
-    values = torch.exp(new - old) * (torch.special.expm1(ref - new) + new - ref)
-    return torch.zeros_like(log_probs).masked_scatter(real, values)
-
-
 # 5.2 ----------------------------------------------------------------------------------------------
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, -1.0], [3.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 2.0]])
 LOGITS = torch.stack([LOGITS, LOGITS.flip(0) * 2])
@@ -86,14 +78,6 @@ def log_under_no_grad(logits, mask):
     picked = logits[mask.bool()]
     surprise = -picked.detach().log_softmax(-1).nan_to_num(neginf=0.0)
     return (picked.softmax(-1) * surprise).sum() / len(picked)
-
-
-@right("5.2")
-def logsumexp_minus_mean(logits, mask):
-    z = logits.clamp(min=-1e9)
-    expected = torch.einsum("ntv,ntv->nt", z.softmax(-1), z - z.amax(-1, keepdim=True).detach())
-    top = torch.logsumexp(z - z.amax(-1, keepdim=True).detach(), -1)
-    return (top - expected)[mask == 1].mean()
 
 
 # 5.3 ----------------------------------------------------------------------------------------------
@@ -128,14 +112,3 @@ def one_text_after_the_other(new, old, ref, H, A, mask, clip, beta, alpha):
         total = total + (beta * (x.expm1() - x) - push).mean()
         entropies, tokens = entropies + h[keep].sum(), tokens + len(x)
     return total / len(mask) - alpha / tokens * entropies
-
-
-@right("5.3")
-def only_the_policy_filled(new, old, ref, H, A, mask, clip, beta, alpha):
-    hidden, a = mask == 0, A.view(-1, 1)
-    filled = new.masked_fill(hidden, 0.0)
-    rho, x = (filled - old).exp(), ref - filled
-    push = torch.where(a >= 0, rho.clamp(max=1 + clip), rho.clamp(min=1 - clip)) * a
-    loss = (beta * (x.exp() - x - 1) - push).masked_fill(hidden, 0.0)
-    bonus = alpha * H.masked_fill(hidden, 0.0) / (~hidden).sum()
-    return (loss.sum(1) / mask.sum(1)).mean() - bonus.sum()

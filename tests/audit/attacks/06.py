@@ -6,10 +6,8 @@ import functools
 import math
 import re
 import unittest
-from fractions import Fraction
 
 import torch
-import torch.nn.functional as F
 from attack import right, wrong
 
 from minigrpo.arithmetic import TAGS
@@ -18,7 +16,6 @@ LOGITS = torch.sin(torch.arange(84.0) ** 2).view(3, 4, 7)
 TEXT = torch.tensor([[5, 6, 2, 3], [5, 0, 3, 0], [5, 6, 1, 4]])
 PROMPTS, REAL = torch.tensor([2, 1, 3]), torch.tensor([4, 3, 4])[:, None] > torch.arange(4)
 SURE = 1000 * LOGITS, TEXT, PROMPTS, REAL
-LONE = LOGITS[:1], TEXT[:1], PROMPTS[:1], REAL[:1]
 WIDE = torch.sin(torch.arange(1200.0) ** 2).view(1, 4, 300), torch.tensor([[5, 299, 258, 2]])
 WIDE += PROMPTS[1:2], REAL[:1]
 
@@ -44,12 +41,6 @@ def ids_in_a_byte(logits, input_ids, prompt_lengths, mask):
     return -scores(logits, ids)[behind(prompt_lengths, mask)[:, 1:]].mean()
 
 
-@wrong("6.1", *LONE)
-def labels_written_into_the_ids(logits, input_ids, prompt_lengths, mask):
-    input_ids[~behind(prompt_lengths, mask)] = -100
-    return F.cross_entropy(logits[:, :-1].mT, input_ids[:, 1:])
-
-
 @right("6.1")
 def row_by_row_and_token_by_token(logits, input_ids, prompt_lengths, mask):
     losses = []
@@ -59,15 +50,7 @@ def row_by_row_and_token_by_token(logits, input_ids, prompt_lengths, mask):
     return torch.stack(losses).mean()
 
 
-@right("6.1")
-def sum_over_count(logits, input_ids, prompt_lengths, mask):
-    labels = input_ids.masked_fill(~behind(prompt_lengths, mask), -100)[:, 1:].flatten()
-    total = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels, reduction="sum")
-    return total / (labels != -100).sum()
-
-
 HERE = type(TAGS)(20, 2, 13, 4, 9)  # think, end_think, answer, end_answer, eos
-FAR = type(TAGS)(3000, 2000, 1000, 4000, 5000)
 END = [2, 13, 7, 4, 9]
 
 
@@ -105,13 +88,6 @@ def digits_of_a_longer_id(completion, answer, tags):
     return float(ends and not set(ids[:-5]) & set(tags))
 
 
-@wrong("6.2", *asked([5, 2000, 1000, 7, 4000, 5000], tags=FAR))
-def as_bytes(completion, answer, tags):
-    ids = completion.to(torch.uint8).tolist()
-    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    return float(bytes(ids).endswith(bytes(ending)) and not set(ids[:-5]) & set(tags))
-
-
 @wrong("6.2", *asked([5, 2, 13, 0, 4, 9], 0))
 def answer_zero_is_no_answer(completion, answer, tags):
     ids = completion.tolist()
@@ -137,13 +113,6 @@ def a_small_machine(completion, answer, tags):
             return 0.0
         state += 1
     return 1.0 if state == 5 else 0.0
-
-
-@right("6.2")
-def with_torch_equal(completion, answer, tags):
-    end = completion.new_tensor([tags.end_think, tags.answer, answer, tags.end_answer, tags.eos])
-    known = torch.isin(completion[:-5], completion.new_tensor(list(tags)))
-    return float(torch.equal(completion[-5:], end) and not known.any())
 
 
 SHOWN = "1 1 1 <think> 1 2 3 </think> <answer> {} </answer> 4 5 0 <think> "
@@ -197,13 +166,6 @@ def with_unittest(reward):
     check.assertEqual(reward(NINE, "</think> <answer> 9 </answer> </s>", "9"), 1)
 
 
-@wrong("6.4", 5, 2, 3)
-def as_many_wrong_as_drawn(samples, correct, k):
-    if samples - correct <= k:
-        return 1.0
-    return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
 @wrong("6.4", 4, 0, 4)
 def all_drawn_hit_always(samples, correct, k):
     if k == samples:
@@ -230,10 +192,3 @@ def one_after_the_other(samples, correct, k):
         return 0.0
     later = one_after_the_other(samples - 1, correct, k - 1) if samples > correct else 0.0
     return correct / samples + (samples - correct) / samples * later
-
-
-@right("6.4")
-def with_fractions(samples, correct, k):
-    wrong_ones = range(samples - correct, samples - correct - k, -1)
-    miss = math.prod(Fraction(max(w, 0), samples - i) for i, w in enumerate(wrong_ones))
-    return float(1 - miss)

@@ -23,15 +23,8 @@ def by_recursion(stop, rewards):
     return stop[0] * rewards[0] + (1 - stop[0]) * by_recursion(stop[1:], rewards[1:])
 
 
-@right("7.1")
-def what_each_total_adds(stop, rewards):
-    """The first reward, and for each further total what it adds, if it's written."""
-    return rewards[0] + ((1 - stop).cumprod(0) * rewards.diff()).sum()
-
-
 PROBS = torch.tensor([[0.9, 0.2, 0.5], [0.6, 0.99, 0.05]])
-PAIR, THREE = torch.tensor([1.0, -2.0]), torch.tensor([[1, 1, 1], [1, 1, 0]])
-MOVES = PROBS, PAIR, THREE
+THREE = torch.tensor([[1, 1, 1], [1, 1, 0]])
 CALM = PROBS, torch.tensor([0.0, 1.0]), THREE
 
 
@@ -41,24 +34,12 @@ def calm_rows_do_not_count(probs, advantages, mask):
     return torch.where(real, (1 - probs) * advantages[:, None], 0.0) / real.sum()
 
 
-@wrong("7.2", *MOVES)
-def into_the_probs(probs, advantages, mask):
-    probs.neg_().add_(1).mul_(advantages[:, None])
-    return probs.masked_fill(mask == 0, 0.0) / mask.sum()
-
-
 @right("7.2")
 def of_real_tokens_alone(probs, advantages, mask):
     rows, places = mask.nonzero(as_tuple=True)
     out = torch.zeros_like(probs)
     out[rows, places] = advantages[rows] * (1 - probs[rows, places]) / len(rows)
     return out
-
-
-@right("7.2")
-def complement_of_the_rest(probs, advantages, mask):
-    rest = 1 - probs.masked_fill(mask == 0, 1.0)
-    return rest * (advantages / (mask != 0).sum()).unsqueeze(-1)
 
 
 @right("7.3")
@@ -71,23 +52,9 @@ def token_by_token(ratio, advantages, mask, clip):
     return out
 
 
-@right("7.3")
-def where_the_minimum_is_the_first(ratio, advantages, mask, clip):
-    A = advantages.unsqueeze(1)
-    first, second = ratio * A, ratio.clamp(1 - clip[0], 1 + clip[1]) * A
-    passes = torch.logical_and(mask != 0, first <= second)
-    return first.masked_fill(~passes, 0.0).div(mask.count_nonzero())
-
-
 @right("7.4")
 def with_sets(rewards, group_size):
     values, stays = rewards.tolist(), []
     for start in range(0, len(values), group_size):
         stays += [len(set(values[start : start + group_size])) > 1] * group_size
     return torch.tensor(stays)
-
-
-@right("7.4")
-def any_unlike_the_first(rewards, group_size):
-    groups = rewards.reshape(-1, group_size)
-    return (groups != groups[:, [0]]).any(1, keepdim=True).expand_as(groups).flatten()

@@ -24,12 +24,6 @@ def constant_without_tokens(per_token, mask, tokens_per_rank):
 
 
 @right("10.1")
-def sum_of_the_chosen(per_token, mask, tokens_per_rank):
-    factor = tokens_per_rank.numel() / tokens_per_rank.sum().item()
-    return factor * per_token[mask != 0].sum()
-
-
-@right("10.1")
 def over_the_mean_number(per_token, mask, tokens_per_rank):
     return per_token.masked_fill(mask == 0, 0).sum() / tokens_per_rank.double().mean()
 
@@ -65,13 +59,6 @@ def row_by_row(rewards_per_rank, group_size, rank):
     return torch.stack(out)
 
 
-@right("10.2")
-def all_then_its_part(rewards_per_rank, group_size, rank):
-    groups = torch.cat(list(rewards_per_rank)).split(group_size)
-    advantages = torch.cat([(g - g.mean()) / (g.std() + 1e-4) for g in groups])
-    return advantages.split(rewards_per_rank.shape[1])[rank]
-
-
 TRAINER = torch.tensor([[-1.0, -0.2, -3.0], [-0.5, -2.0, -1.0]]).double()
 SAMPLER = torch.tensor([[-1.2, -0.7, -1.0], [-2.5, -2.0, -1.5]]).double()
 NEVER = (
@@ -104,12 +91,6 @@ def eps_below_the_fraction(per_token, log_probs, sampler_log_probs, mask, cap):
 
 
 @right("10.3")
-def chosen_first(per_token, log_probs, sampler_log_probs, mask, cap):
-    weights = weigh(log_probs, sampler_log_probs, mask, cap)
-    return torch.dot(weights, per_token[mask.bool()]) / len(weights)
-
-
-@right("10.3")
 def zeros_before_all(per_token, log_probs, sampler_log_probs, mask, cap):
     loss, new, old = (
         x.masked_fill(mask == 0, 0) for x in (per_token, log_probs, sampler_log_probs)
@@ -137,8 +118,3 @@ def tick_after_tick(lengths):
             empty += sum(length <= tick for length in batch)
             places += len(batch)
     return empty / places
-
-
-@right("10.4")
-def ratio_of_means(lengths):
-    return 1 - lengths.double().mean() / lengths.double().amax(dim=-1).mean()

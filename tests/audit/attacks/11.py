@@ -26,13 +26,6 @@ def padded_to_whole_parts(mask, rows):
     return lengths.view(-1, rows).sum(dim=1) / lengths.sum()
 
 
-@right("11.2")
-def differences_of_a_running_sum(mask, rows):
-    ends = [min(i + rows, len(mask)) - 1 for i in range(0, len(mask), rows)]
-    running = mask.double().sum(dim=1).cumsum(dim=0)[ends]
-    return running.diff(prepend=running.new_zeros(1)) / running[-1]
-
-
 LOGITS = torch.tensor([[[1.0, 0.5, -1.0], [2.0, 0.0, 3.0]], [[0.0, -2.0, 1.0], [1.0, 1.0, 4.0]]])
 LOGITS = torch.cat([LOGITS, -LOGITS[:1]])
 TOKENS = torch.tensor([[0, 2], [1, 1], [2, 0]])
@@ -67,15 +60,6 @@ def small_number_in_the_log(logits, tokens, temperature, rows):
             for x, t in slices(logits, tokens, rows)
         ]
     )
-
-
-@right("11.3")
-def row_by_row(logits, tokens, temperature, rows):
-    found = []
-    for x, t in zip(logits, tokens):
-        x = x / temperature
-        found.append(x[torch.arange(len(t)), t] - x.logsumexp(-1))
-    return torch.stack(found)
 
 
 @right("11.3")
@@ -130,11 +114,6 @@ def order_of_those_that_occur_once(prompt, completion, answer):
 def one_line_alone(prompt, completion, answer):
     found = re.fullmatch(PATTERN, completion)
     return eighths(completion) + bool(found and complete(completion, answer)) / 2
-
-
-@right("11.1")
-def eighths_and_a_half(prompt, completion, answer):
-    return eighths(completion) + 0.5 * complete(completion, answer)
 
 
 @right("11.1")
