@@ -1,4 +1,4 @@
-"""tools/check.py: what it runs, without options from outside; and how files are shared out."""
+"""tools/course/check.py: what it runs, and how files are shared out."""
 
 from __future__ import annotations
 

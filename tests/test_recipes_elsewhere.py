@@ -176,7 +176,7 @@ def test_the_page_has_every_recipe_and_the_table_that_the_command_prints(monkeyp
     for name in recipes - {"__pycache__", "gsm8k.py", "memory.py", "running.py"}:
         assert f"]({name})" in page, name
     monkeypatch.syspath_prepend(RECIPES)
-    monkeypatch.delitem(sys.modules, "memory", raising=False)  # the benchmarks have one, too
+    monkeypatch.delitem(sys.modules, "memory", raising=False)
     import memory
 
     memory.main([])
@@ -188,7 +188,7 @@ def test_the_page_has_every_recipe_and_the_table_that_the_command_prints(monkeyp
 
 def test_the_memory_of_a_model_is_its_parameters(monkeypatch):
     monkeypatch.syspath_prepend(RECIPES)
-    monkeypatch.delitem(sys.modules, "memory", raising=False)  # the benchmarks have one, too
+    monkeypatch.delitem(sys.modules, "memory", raising=False)
     import memory
     from transformers import AutoConfig, AutoModelForCausalLM
 

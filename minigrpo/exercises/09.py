@@ -114,7 +114,7 @@ COMPLETIONS = {
     "no tags of ours": ["<think>3 < 4, <b>so</b>\n<THINK>, answer</think><answer>> 3</answer>"],
     "other answers": [f"<think>7</think><answer>{x}</answer>" for x in ("sand", ">", "a < </b>")],
     "an answer in the thought": ["<think><answer>4</answer></think> <answer>5</answer>"],
-    "text outside": inserted("So 7", (0, 4, 9)) + inserted(".", (0, 5, 8)),
+    "text outside": inserted("So 7\n", (0, 4, 9)) + inserted(".", (0, 5, 8)),
     "an empty answer": [f"<think>7</think> <answer>{x}</answer>" for x in ("", " \n ")],
     "a tag too many": [text for tag in TAGS for text in inserted(tag, range(9))],
     "a tag missing": ["".join(PIECES).replace(tag, "") for tag in TAGS],
