@@ -131,12 +131,12 @@ def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
     assert page.locator('[data-mime-type="application/vnd.jupyter.error"]').count() == 0
     assert page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').count() == 0
 
-    stub, check = place("2.4")
-    right = solution_source("2.4")
-    upside_down = right.replace("return (new - old)", "return (old - new)")
-    assert upside_down != right
-    sentence, _ = find("2.4").slips[0]
-    for source, message in ((upside_down, sentence), (right, ": passed")):
+    stub, check = place("2.3")
+    right = solution_source("2.3")
+    unmasked = right.replace("torch.where(mask.bool(), log_probs, 0.0)", "log_probs")
+    assert unmasked != right
+    sentence, _ = find("2.3").slips[0]
+    for source, message in ((unmasked, sentence), (right, ": passed")):
         cells.nth(stub).locator(".cm-content").click()
         page.keyboard.press("Control+a")
         page.keyboard.insert_text(source)

@@ -300,8 +300,22 @@ def test_of_errors_alike_the_one_that_is_quickest_to_read_is_shown():
 
 
 def test_a_function_of_another_name_is_asked_about():
-    message = says(find("2.6").reference)
-    assert "The exercise asks for sequence_log_probs, you gave perplexity." in message
+    message = says(find("2.1").reference)
+    assert "The exercise asks for sequence_log_probs, you gave log_product." in message
+
+
+def test_two_tables_are_compared_as_one_and_a_generator_may_be_drawn_from():
+    def both(x, generator):
+        drawn = torch.multinomial(x, 1, generator=generator)
+        return drawn, x.gather(1, drawn)
+
+    record = made(both, (torch.ones(2, 3) / 3, torch.Generator().manual_seed(1)))
+    assert judge_exercise(record, both)[0] == "passed"
+    assert judge_exercise(record, lambda *given: [*both(*given)])[0] == "passed"
+    negative = judge_exercise(record, lambda x, g: (both(x, g)[0], -both(x, g)[1]))[1]
+    assert "expected [[[" in negative and "generator" not in negative
+    assert "shape (2, 2, 1), got (8,)" in judge_exercise(record, lambda x, g: (x, x[:, :1]))[1]
+    assert "shape (2, 2, 1), got (2, 3)" in judge_exercise(record, lambda x, g: x)[1]
 
 
 def test_a_branch_that_is_not_written_yet_is_no_stub():

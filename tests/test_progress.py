@@ -354,7 +354,7 @@ def test_what_was_done_is_drawn_the_same_in_both_forms():
     assert "1.5 measurements" in clinic_line()
     text, drawn = repr(progress()), progress()._repr_html_()
     assert f"You've passed 2 of {len(all_exercises())} exercises, 2 guesses made." in text
-    assert re.search(r"^  02  #\.#\.\.\.  +2 of 6  The probability", text, re.M)
+    assert re.search(r"^  02  #\.#\.\.  +2 of 5  The probability", text, re.M)
     assert "  07.accuracy: you guessed 0.6, and it came out at 0.98\n" in text
     assert "  03.leash: you guessed 5\n" in text and text.endswith(f"\n{clinic_line()}")
     plain = re.sub(r"<[^>]*>", " ", drawn)

@@ -57,7 +57,7 @@ def course(tmp_path):
     git(tmp_path, "clone", "-q", "published", "mine")
     answers = {"2.1": ANSWER, "2.3": "def sequence_log_probs(log_probs, mask):\n    return ("}
     answers["2.2"] = "def token_log_probs(logits, input_ids):\n    return logits  # not"
-    answers["2.5"] = "def completion_mask(completions, eos_id):\n    return completions"
+    answers["2.4"] = "def completion_mask(completions, eos_id):\n    return completions"
     write(mine / "notebooks" / NAME, answers, "my notes")
     write(mine / "notebooks" / CLINIC, {"8.1": TEST}, "my notes")
     return published, mine
@@ -68,7 +68,7 @@ def test_answers_survive_an_update_that_a_plain_pull_refuses(course, capsys):
     new = mine / "notebooks" / NAME
     before = new.read_bytes()
     stub = 'def completion_mask(completions, eos_ids):\n    """It"""\n    raise NotImplementedError'
-    write(published / "notebooks" / NAME, {"2.5": stub}, "# A new text\n")
+    write(published / "notebooks" / NAME, {"2.4": stub}, "# A new text\n")
     git(published, "commit", "-qam", "second")
     with pytest.raises(RuntimeError, match="would be overwritten"):
         git(mine, "pull", "--ff-only")
@@ -76,15 +76,15 @@ def test_answers_survive_an_update_that_a_plain_pull_refuses(course, capsys):
     update.update(mine)
     assert source_of(new, "2.1") == ANSWER
     assert "# not" in source_of(new, "2.2") and "return (" in source_of(new, "2.3")
-    assert "raise NotImplementedError" in source_of(new, "2.4")
-    assert source_of(new, "2.5") == stub
+    assert "raise NotImplementedError" in source_of(new, "2.5")
+    assert source_of(new, "2.4") == stub
     assert read(new)["cells"][0]["source"] == "# A new text\n"
     assert source_of(mine / "notebooks" / CLINIC, "8.1") == TEST  # a line and a test
     (kept,) = (mine / "answers").glob(f"*/{NAME}")
     assert kept.read_bytes() == before
     out = capsys.readouterr().out
     assert f"{NAME}: answers put back: 2.1, 2.2, 2.3\n" in out
-    assert f"because the exercise has changed: 2.5\n  Yours: {kept}\n" in out
+    assert f"because the exercise has changed: 2.4\n  Yours: {kept}\n" in out
     tool = mine / "tools" / "course" / "update.py"
     tool.parent.mkdir(parents=True)
     shutil.copy(update.__file__, tool)  # once more, with nothing new and without any package

@@ -205,13 +205,17 @@ def gradients(value: Any, inputs: list[Tensor], graph: bool) -> tuple[Tensor, ..
 
 
 def plain(value: Any) -> Any:
-    """A tensor without its graph; numbers, and lists of numbers, as tensors too."""
+    """A tensor without its graph; numbers, lists of numbers, and several tables as one tensor."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, list | tuple) and value and all(map(is_number, value)):
         value = [x.item() if hasattr(x, "item") else x for x in value]
         whole = all(isinstance(x, int) for x in value)
         return torch.tensor(value, dtype=None if whole else torch.float64)
+    if isinstance(value, list | tuple) and value and all(isinstance(x, Tensor) for x in value):
+        tables = [x.detach().double() for x in value]
+        alike = len({x.shape for x in tables}) == 1
+        return torch.stack(tables) if alike else torch.cat([x.flatten() for x in tables])
     return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
 
 
@@ -226,7 +230,7 @@ def same(after: Any, before: Any) -> bool:
     if isinstance(before, Tensor):
         shaped = after.shape == before.shape and after.dtype == before.dtype
         return shaped and torch.allclose(after, before, rtol=0.0, atol=0.0, equal_nan=True)
-    return after == before
+    return after == before or isinstance(before, torch.Generator)  # to draw is its purpose
 
 
 def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fault | None:
@@ -257,9 +261,7 @@ def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fa
         if not close(exercise, gradient, expected).all():
             text = f"its gradient is not:{difference(exercise, expected, gradient)}"
             if not gradient.any():
-                text = (
-                    f"no gradient flows back to {name}. Is there a detach(), item() or no_grad()?"
-                )
+                text = f"no gradient flows back to {name}. Is there a detach() or a no_grad()?"
             return Fault("gradient", f"the value is right, but {text}")
     return None
 
@@ -444,11 +446,9 @@ def brief(value: Any, room: int = 200) -> str:
         if len(text) > room:
             text = f"{digits_of(value.flatten()[:5], 6)[:-1]}, ...] of shape {tuple(value.shape)}"
         return f"{text} ({str(value.dtype).removeprefix('torch.')})"
+    text = repr(value)
     if isinstance(value, list | tuple):
-        ends = "[]" if isinstance(value, list) else "()"
-        text = ends[0] + ", ".join(map(brief, value)) + ends[1]
-    else:
-        text = repr(value)
+        text = text[0] + ", ".join(map(brief, value)) + text[-1]
     return "" if " at 0x" in text else text if len(text) <= room else f"{text[:room]} ..."
 
 
