@@ -119,6 +119,7 @@ sequence_log_probs.cases = {
         torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 1]]).bool(),
     ),
     "a token that is certain": (torch.tensor([[-9.0, 0.0, -2.0]]), torch.tensor([[0, 1, 1]])),
+    "an empty row": (torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[0, 0], [1, 0]])),
     "an impossible token": (torch.tensor([[-1.0, -torch.inf, -2.0]]), torch.ones(1, 3)),
     "a long text": (torch.full((1, 600), -0.5), torch.ones(1, 600)),
 }

@@ -101,7 +101,7 @@ def zeroed_in_the_argument(log_probs, mask):
 
 @right("2.3")
 def selected_row_by_row(log_probs, mask):
-    return torch.stack([sum(row[real != 0]) for row, real in zip(log_probs, mask)])
+    return torch.stack([row[real != 0].sum() for row, real in zip(log_probs, mask)])
 
 
 # 2.4
