@@ -4,6 +4,7 @@ from random import Random
 from types import SimpleNamespace
 
 import torch
+from torch.nn.functional import pad
 
 from minigrpo import logprobs, sampling
 from minigrpo.exercises.form import FAR, exercise, numbers, texts, whole
@@ -93,7 +94,11 @@ logits[:, :-1] and input_ids[:, 1:] belong together; log_softmax over the last d
 log_p.gather(-1, tokens[..., None]).squeeze(-1) picks one entry per position."""
 
 
-@exercise("log-prob of a sequence", package=logprobs.sequence_log_probs, gradient="log_probs")
+def with_a_one(log_probs, mask):  # as a text needs it in the package
+    return logprobs.sequence_log_probs(pad(log_probs, (0, 1)), pad(mask, (0, 1), value=1))
+
+
+@exercise("log-prob of a sequence", package=with_a_one, gradient="log_probs")
 def sequence_log_probs(log_probs, mask):
     """log_probs (N, T), mask (N, T) with 1 = real token -> (N,), in nats"""
     real = torch.where(mask.bool(), log_probs, 0.0)  # not a product: 0 * inf would be NaN
