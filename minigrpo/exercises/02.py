@@ -185,9 +185,7 @@ def sample(model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, 
     return ids[:, prompt_ids.shape[1] :], torch.cat(log_probs, dim=1)
 
 
-def chain(table, ends=True):
-    """A model: the token before, (V, V), and the number of real tokens decide; after 0 comes 0."""
-
+def chain(table, ends=True):  # the token before and the number of real tokens decide; 0 is EOS
     def model(input_ids, attention_mask=None, **_):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         assert mask.shape == input_ids.shape, "the attention mask has another shape than the ids"
@@ -229,5 +227,4 @@ GO_ON = "After the end of a row yours differs from ours. The completion mask hid
 sample.corners = {"more text after EOS": (some_prompts(Random(5), 6, ends=False), GO_ON)}
 sample.hints = """
 In each turn: read everything so far, draw a token per row, store its log-prob, append it.
-log_p.gather(1, token) is the log-prob of what was drawn. The mask gets a one for each new token.
-Stop when every row of ids[:, P:] has an EOS somewhere."""
+log_p.gather(1, token) is its log-prob. Stop when every row of ids[:, P:] has an EOS somewhere."""
