@@ -4,7 +4,6 @@ In a review, cases are versions of the code, and the value is whether a test rai
 """
 
 import ast
-import copy
 import dis
 import inspect
 import re
@@ -12,6 +11,7 @@ import textwrap
 import time
 import traceback
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
@@ -151,6 +151,9 @@ def run_case(exercise: Exercise, function: Function, case: Case, seconds: float)
     by_name = {name: given.pop(name, None) for name in exercise.keywords}
     with contained(seconds) as out:
         value = function(*given.values(), **by_name)
+        models = [model for model in given.values() if isinstance(model, nn.Module)]
+        made = [x for m in models for w in m.parameters() for x in w.flatten().tolist()]
+        value = [value, *made] if made and is_number(value) else value  # what the call made of them
         result = Outcome(plain(value), printed=out.text)
     if out.error is not None:
         return failed(out.error, out.text)
@@ -191,7 +194,8 @@ def failed(error: BaseException, printed: str) -> Outcome:
 
 
 def copies(values: Any) -> list[Any]:
-    return [v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for v in values]
+    known: dict = {}  # so that an optimizer still belongs to its model
+    return [v.detach().clone() if isinstance(v, Tensor) else deepcopy(v, known) for v in values]
 
 
 def gradients(value: Any, inputs: list[Tensor], graph: bool) -> tuple[Tensor, ...]:
@@ -226,7 +230,7 @@ def same(after: Any, before: Any) -> bool:
     if isinstance(before, Tensor):
         shaped = after.shape == before.shape and after.dtype == before.dtype
         return shaped and torch.allclose(after, before, rtol=0.0, atol=0.0, equal_nan=True)
-    return after == before
+    return isinstance(after, nn.Module | torch.optim.Optimizer) or after == before  # to be trained
 
 
 def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fault | None:
@@ -255,11 +259,9 @@ def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fa
         return Fault("gradient", f"right, but taking the gradient raised {got.backward}.")
     for name, gradient, expected in zip(exercise.gradient, got.gradients, right.gradients):
         if not close(exercise, gradient, expected).all():
-            text = f"its gradient is not:{difference(exercise, expected, gradient)}"
-            if not gradient.any():
-                text = (
-                    f"no gradient flows back to {name}. Is there a detach(), item() or no_grad()?"
-                )
+            text = f"no gradient flows back to {name}. Is there a detach(), item() or no_grad()?"
+            if gradient.any():
+                text = f"its gradient is not:{difference(exercise, expected, gradient)}"
             return Fault("gradient", f"the value is right, but {text}")
     return None
 
@@ -276,9 +278,8 @@ def of_another_kind(value: Any, expected: Any) -> Fault | None:
 
 
 def kind(value: Tensor) -> str:
-    if value.dtype == torch.bool:
-        return "true or false (bool)"
-    return "floating point" if value.is_floating_point() else "whole numbers"
+    number = "floating point" if value.is_floating_point() else "whole numbers"
+    return "true or false (bool)" if value.dtype == torch.bool else number
 
 
 def close(exercise: Exercise, a: Tensor, b: Tensor) -> Tensor:
@@ -448,7 +449,7 @@ def brief(value: Any, room: int = 200) -> str:
         ends = "[]" if isinstance(value, list) else "()"
         text = ends[0] + ", ".join(map(brief, value)) + ends[1]
     else:
-        text = repr(value)
+        text = repr(value) if "\n" not in repr(value) else ""
     return "" if " at 0x" in text else text if len(text) <= room else f"{text[:room]} ..."
 
 
