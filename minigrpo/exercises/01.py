@@ -164,9 +164,9 @@ F.cross_entropy wants (tokens, V) and (tokens,): flatten windows and positions t
 
 
 @exercise("training step")
-def training_step(model, input_ids, optimizer):
+def training_step(model, input_ids, optimizer, loss_of):
     """one step on input_ids (N, S) -> the loss before the step, a number"""
-    loss = next_token_loss(model(input_ids).logits, input_ids)
+    loss = loss_of(model(input_ids).logits, input_ids)
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -190,7 +190,7 @@ class Pairs(nn.Embedding):
 
 def a_step(table, input_ids):
     model = Pairs.from_pretrained(table, freeze=False)
-    return model, input_ids, torch.optim.SGD(model.parameters(), lr=0.5)
+    return model, input_ids, torch.optim.SGD(model.parameters(), lr=0.5), next_token_loss
 
 
 training_step.why = """PyTorch adds each gradient to the one before, so empty it before backward(),
@@ -201,7 +201,7 @@ training_step.wrong = {
     "Empty it first.",
     "nn.utils.clip_grad_norm_(model.parameters(), 1e9)": "You don't clip before the step.",
     (("optimizer.step()", "pass"),): "The weights don't move: no step(), or a late zero_grad()?",
-    "return next_token_loss(model(input_ids).logits, input_ids).item()": "That's the loss after "
+    "return loss_of(model(input_ids).logits, input_ids).item()": "That's the loss after "
     "the step. Return the one before it.",
 }
 training_step.cases = {

@@ -98,7 +98,7 @@ def solution(key: str) -> None:
     """Print a solution with its imports, and why; in a review the lines and their cure, too."""
     exercise = find(key)
     ways = [f"# Another way: {way}" for way in exercise.right if isinstance(way, str)]
-    print(solution_source(key), comment(exercise.why), *ways, sep="\n")
+    print(solution_source(key), comment(exercise.why.strip()), *ways, sep="\n")
 
 
 def solution_source(key: str) -> str:

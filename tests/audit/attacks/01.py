@@ -120,18 +120,14 @@ class Table(nn.Embedding):
         return SimpleNamespace(logits=super().forward(input_ids))
 
 
-def loss_of(model, ids):
-    return CRITERION(model(ids).logits[:, :-1].transpose(1, 2), ids[:, 1:])
-
-
 TABLE = Table.from_pretrained(torch.tensor([[4.0, -4.0], [-4.0, 4.0]]), freeze=False)
-STEP = TABLE, torch.tensor([[0, 1]]), torch.optim.SGD(TABLE.parameters(), lr=1.0)
+STEP = TABLE, torch.tensor([[0, 1]]), torch.optim.SGD(TABLE.parameters(), lr=1.0), with_a_criterion
 
 
 @wrong("1.5", *STEP)
-def clipped_entry_by_entry(model, input_ids, optimizer):
+def clipped_entry_by_entry(model, input_ids, optimizer, loss_of):
     optimizer.zero_grad()
-    loss = loss_of(model, input_ids)
+    loss = loss_of(model(input_ids).logits, input_ids)
     loss.backward()
     nn.utils.clip_grad_value_(model.parameters(), 1.0)
     optimizer.step()
@@ -139,9 +135,9 @@ def clipped_entry_by_entry(model, input_ids, optimizer):
 
 
 @wrong("1.5", *STEP)
-def clipped_too_late(model, input_ids, optimizer):
+def clipped_too_late(model, input_ids, optimizer, loss_of):
     optimizer.zero_grad()
-    loss = loss_of(model, input_ids)
+    loss = loss_of(model(input_ids).logits, input_ids)
     loss.backward()
     optimizer.step()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -149,16 +145,16 @@ def clipped_too_late(model, input_ids, optimizer):
 
 
 @wrong("1.5", *STEP)
-def two_steps(model, input_ids, optimizer):
-    first_and_last(model, input_ids, optimizer)
-    return first_and_last(model, input_ids, optimizer)
+def two_steps(model, input_ids, optimizer, loss_of):
+    first_and_last(model, input_ids, optimizer, loss_of)
+    return first_and_last(model, input_ids, optimizer, loss_of)
 
 
 @right("1.5")
-def first_and_last(model, input_ids, optimizer):
+def first_and_last(model, input_ids, optimizer, loss_of):
     for parameter in model.parameters():
         parameter.grad = None
-    loss = loss_of(model, input_ids)
+    loss = loss_of(model(input_ids).logits, input_ids)
     value = float(loss)
     loss.backward()
     nn.utils.clip_grad_norm_([*model.parameters()], max_norm=1)
@@ -168,8 +164,8 @@ def first_and_last(model, input_ids, optimizer):
 
 
 @right("1.5")
-def gradients_by_hand(model, input_ids, optimizer):
-    loss, weights = loss_of(model, input_ids), [*model.parameters()]
+def gradients_by_hand(model, input_ids, optimizer, loss_of):
+    loss, weights = loss_of(model(input_ids).logits, input_ids), [*model.parameters()]
     gradients = torch.autograd.grad(loss, weights)
     norm = torch.stack([g.norm() for g in gradients]).norm()
     for weight, gradient in zip(weights, gradients, strict=True):
