@@ -4,7 +4,6 @@ In a review, cases are versions of the code, and the value is whether a test rai
 """
 
 import ast
-import copy
 import dis
 import inspect
 import re
@@ -12,6 +11,7 @@ import textwrap
 import time
 import traceback
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
@@ -151,6 +151,9 @@ def run_case(exercise: Exercise, function: Function, case: Case, seconds: float)
     by_name = {name: given.pop(name, None) for name in exercise.keywords}
     with contained(seconds) as out:
         value = function(*given.values(), **by_name)
+        models = [model for model in given.values() if isinstance(model, nn.Module)]
+        made = [x for m in models for w in m.parameters() for x in w.flatten().tolist()]
+        value = [value, *made] if made and is_number(value) else value  # what the call made of them
         result = Outcome(plain(value), printed=out.text)
     if out.error is not None:
         return failed(out.error, out.text)
@@ -185,13 +188,13 @@ def run_test(exercise: Exercise, test: Function, case: Case, seconds: float) -> 
 
 
 def failed(error: BaseException, printed: str) -> Outcome:
-    stopped = isinstance(error, TimeIsUp | KeyboardInterrupt)
-    words, attempted = describe_error(error), not is_stub(error)
-    return Outcome(error=words, attempted=attempted, stopped=stopped, printed=printed)
+    how = {"attempted": not is_stub(error), "printed": printed, "error": describe_error(error)}
+    return Outcome(**how, stopped=isinstance(error, TimeIsUp | KeyboardInterrupt))
 
 
 def copies(values: Any) -> list[Any]:
-    return [v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for v in values]
+    known: dict = {}  # so that an optimizer still belongs to its model
+    return [v.detach().clone() if isinstance(v, Tensor) else deepcopy(v, known) for v in values]
 
 
 def gradients(value: Any, inputs: list[Tensor], graph: bool) -> tuple[Tensor, ...]:
@@ -230,7 +233,8 @@ def same(after: Any, before: Any) -> bool:
     if isinstance(before, Tensor):
         shaped = after.shape == before.shape and after.dtype == before.dtype
         return shaped and torch.allclose(after, before, rtol=0.0, atol=0.0, equal_nan=True)
-    return after == before or isinstance(before, torch.Generator)  # to draw is its purpose
+    changes = isinstance(after, torch.Generator | nn.Module | torch.optim.Optimizer)  # to be used
+    return changes or after == before
 
 
 def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fault | None:
@@ -278,9 +282,8 @@ def of_another_kind(value: Any, expected: Any) -> Fault | None:
 
 
 def kind(value: Tensor) -> str:
-    if value.dtype == torch.bool:
-        return "true or false (bool)"
-    return "floating point" if value.is_floating_point() else "whole numbers"
+    number = "floating point" if value.is_floating_point() else "whole numbers"
+    return "true or false (bool)" if value.dtype == torch.bool else number
 
 
 def close(exercise: Exercise, a: Tensor, b: Tensor) -> Tensor:
@@ -449,7 +452,9 @@ def brief(value: Any, room: int = 200) -> str:
     text = repr(value)
     if isinstance(value, list | tuple):
         text = text[0] + ", ".join(map(brief, value)) + text[-1]
-    return "" if " at 0x" in text else text if len(text) <= room else f"{text[:room]} ..."
+    return (
+        "" if re.search(" at 0x|\n", text) else text if len(text) <= room else text[:room] + "..."
+    )
 
 
 def difference(exercise: Exercise, right: Tensor, value: Tensor) -> str:
