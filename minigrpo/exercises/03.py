@@ -116,10 +116,10 @@ reinforce.wrong = {
     "return -(advantages * log_p.exp()).mean()": "You weight the probability. It's the log-prob.",
 }
 reinforce.cases = {
-    "one good and one bad": (
-        -tensor([[1.0, 2], [3, 0.5]]),
-        tensor([[1, 1], [1, 0]]),
-        tensor([1.0, -1]),
+    "a good one, a bad one, an idle one": (
+        -tensor([[1.0, 2], [3, 0.5], [1, 1]]),
+        tensor([[1, 1], [1, 0], [1, 1]]),
+        tensor([1.0, -1, 0]),
     ),
     "600 tokens": (torch.full((2, 600), -0.5), torch.ones(2, 600), tensor([0.5, -2.0])),
 }
