@@ -113,14 +113,10 @@ reinforce.wrong = {
     "log_p = log_probs.sum(dim=-1)": "You don't use the mask, so what comes after the end counts.",
     "log_p = sequence_log_probs(log_probs, mask)[:, None]": "An (N, 1) times an (N,) is a table "
     "(N, N), in which each completion meets all advantages. Keep the log-probs (N,).",
-    "return -(advantages * log_p.exp()).mean()": "You weight the probability. It's the log-prob.",
 }
+some, ends = -tensor([[1.0, 2], [3, 0.5], [1, 1]]), tensor([[1, 1], [1, 0], [1, 1]])
 reinforce.cases = {
-    "a good one, a bad one, an idle one": (
-        -tensor([[1.0, 2], [3, 0.5], [1, 1]]),
-        tensor([[1, 1], [1, 0], [1, 1]]),
-        tensor([1.0, -1, 0]),
-    ),
+    "a good one, a bad one, an idle one": (some, ends, tensor([1.0, -1, 0])),
     "600 tokens": (torch.full((2, 600), -0.5), torch.ones(2, 600), tensor([0.5, -2.0])),
 }
 reinforce.garbage = True
@@ -160,22 +156,22 @@ def nearness(batch):
     return -((batch.x - tensor([[1.5], [-1.0]])) ** 2).flatten() / 10
 
 
-def plain_loss(policy, batch, advantages):
-    return -(advantages * policy.log_prob(batch.x)).mean()
-
-
 def ratio_loss(policy, batch, advantages):
     return -(advantages * (policy.log_prob(batch.x) - batch.log_probs).exp()).mean()
 
 
-@exercise("the loop", keywords="group_size passes lr")
-def train(policy, write, reward, loss_of, *, group_size, passes, lr):
+def in_fours(rewards):
+    return group_advantages(rewards, 4)
+
+
+@exercise("the loop", keywords="passes lr")
+def train(policy, write, reward, compare, loss_of, *, passes, lr):
     """passes: a list, the number of updates on each batch -> as many mean rewards"""
     optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
     for updates in passes:  # one batch each
         batch = write(policy)
         rewards = reward(batch)
-        advantages = group_advantages(rewards, group_size)
+        advantages = compare(rewards)
         for _ in range(updates):
             loss = loss_of(policy, batch, advantages)
             optimizer.zero_grad()
@@ -193,27 +189,25 @@ train.wrong = {
     "so the advantages belong to other completions. Keep the batch for all its passes.",
     (("optimizer.zero_grad()", "pass"),): "The old gradients are still there when you call "
     "backward(), and it adds to them. Call zero_grad() before each.",
-    "advantages = group_advantages(rewards, len(rewards))": "You compare across prompts. A group "
-    "has group_size completions.",
+    "advantages = rewards": "You weight with the raw rewards. Compare them first.",
     (("range(updates)", "range(1)"),): "You take one update per batch, whatever `passes` says.",
     (
         (
-            "batch = write(policy)",
-            "optimizer = torch.optim.Adam(policy.parameters(), lr=lr); batch = write(policy)",
+            "compare(rewards)",
+            "compare(rewards); optimizer = torch.optim.Adam(policy.parameters(), lr)",
         ),
     ): ("You make a new Adam for each batch, so it forgets. Make one before the loop."),
     "history.append(reward(write(policy)).mean().item())": "What you return is measured after the "
     "updates. We want the mean reward of the batch that was learned from.",
 }
-WORLD = Writer(), write_numbers, nearness
+WORLD = Writer(), write_numbers, nearness, in_fours, ratio_loss
 train.cases = {
-    "one pass, four batches": (*WORLD, plain_loss, 4, [1, 1, 1, 1], 0.1),
-    "three passes": (*WORLD, plain_loss, 4, [3, 3, 3], 0.05),
-    "a loss with the ratio, and passes that change": (*WORLD, ratio_loss, 4, [2, 1, 4, 1, 1], 0.1),
-    "groups of two": (*WORLD, ratio_loss, 2, [1, 2, 1], 0.2),
+    "one pass, four batches": (*WORLD, [1, 1, 1, 1], 0.1),
+    "three passes": (*WORLD, [3, 3, 3], 0.05),
+    "passes that change": (*WORLD, [2, 1, 4, 1, 1], 0.1),
 }
 train.hints = """
-One Adam before the loop. Per batch: write, reward, group_advantages. Then the passes.
+One Adam before the loop. Per batch: write, reward, compare. Then the passes.
 A pass: loss_of(policy, batch, advantages), zero_grad(), backward(), step(). The batch stays."""
 
 
@@ -281,7 +275,6 @@ recovery.wrong = {
 }
 recovery.cases = {
     "the same Adam, 5 batches": (False, 5),
-    "a new Adam, 5 batches": (True, 5),
     "a new Adam, 16 batches": (True, 16),
     "the same Adam, 2 batches": (False, 2),
 }

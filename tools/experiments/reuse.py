@@ -106,16 +106,14 @@ def measure(run: Run) -> Results:
         seen.append(batch)
         return page.letter_share(batch.completions, batch.completion_mask, tokenizer.encode("e"))
 
-    policy = copy.deepcopy(base)
+    policy, compare = copy.deepcopy(base), partial(page.group_advantages, group_size=GROUP)
     write = partial(sample, prompt_ids=ids, attention_mask=mask, generator=generator, **counts)
     curve = []
     cut = mock.patch.object(torch.optim, "Adam", CutAdam) if run.plan == "norm 1" else nullcontext()
     with cut:
         for updates in passes(run):
             loss = partial(loss_of, kind=run.loss)
-            curve += page.train(
-                policy, write, reward, loss, group_size=GROUP, passes=updates, lr=LR
-            )
+            curve += page.train(policy, write, reward, compare, loss, passes=updates, lr=LR)
     with torch.no_grad():
         nll = [-score(base, batch).mean().item() for batch in seen]
     return {

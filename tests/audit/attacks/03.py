@@ -124,36 +124,38 @@ def closeness(batch):
     return -((batch.x - floats([1.0], [-2.0])) ** 2).flatten()
 
 
+def in_pairs(rewards):
+    return group_advantages(rewards, 2)
+
+
 def squared(policy, batch, advantages):
     return (advantages * ((batch.x - policy.mean[:, None]) ** 2).flatten()).mean()
 
 
-WORLD = Shifted(), pairs, closeness, squared, 2, [2, 3, 1], 0.3
+WORLD = Shifted(), pairs, closeness, in_pairs, squared, [2, 3, 1], 0.3
 
 
 @wrong("3.4", *WORLD)
-def a_batch_for_each_pass(policy, write, reward, loss_of, *, group_size, passes, lr):
+def a_batch_for_each_pass(policy, write, reward, compare, loss_of, *, passes, lr):
     optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
     for updates in passes:
         for _ in range(updates):
             batch = write(policy)
             rewards = reward(batch)
             optimizer.zero_grad()
-            loss_of(policy, batch, group_advantages(rewards, group_size)).backward()
+            loss_of(policy, batch, compare(rewards)).backward()
             optimizer.step()
         history.append(rewards.mean().item())
     return history
 
 
 @wrong("3.4", *WORLD)
-def every_batch_gets_the_first_ones_passes(
-    policy, write, reward, loss_of, *, group_size, passes, lr
-):
+def every_batch_gets_the_first_ones_passes(policy, write, reward, compare, loss_of, *, passes, lr):
     optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
     for _ in passes:
         batch = write(policy)
         rewards = reward(batch)
-        advantages = group_advantages(rewards, group_size)
+        advantages = compare(rewards)
         for _ in range(passes[0]):
             optimizer.zero_grad()
             loss_of(policy, batch, advantages).backward()
@@ -163,13 +165,13 @@ def every_batch_gets_the_first_ones_passes(
 
 
 @wrong("3.4", *WORLD)
-def advantages_of_the_batch_before(policy, write, reward, loss_of, *, group_size, passes, lr):
+def advantages_of_the_batch_before(policy, write, reward, compare, loss_of, *, passes, lr):
     optimizer, history, before = torch.optim.Adam(policy.parameters(), lr=lr), [], None
     for updates in passes:
         batch = write(policy)
         rewards = reward(batch)
         before = rewards if before is None else before
-        advantages = group_advantages(before, group_size)
+        advantages = compare(before)
         for _ in range(updates):
             optimizer.zero_grad()
             loss_of(policy, batch, advantages).backward()
@@ -180,12 +182,12 @@ def advantages_of_the_batch_before(policy, write, reward, loss_of, *, group_size
 
 
 @wrong("3.4", *WORLD)
-def plain_gradient_descent(policy, write, reward, loss_of, *, group_size, passes, lr):
+def plain_gradient_descent(policy, write, reward, compare, loss_of, *, passes, lr):
     history = []
     for updates in passes:
         batch = write(policy)
         rewards = reward(batch)
-        advantages = group_advantages(rewards, group_size)
+        advantages = compare(rewards)
         for _ in range(updates):
             policy.zero_grad()
             loss_of(policy, batch, advantages).backward()
@@ -197,7 +199,7 @@ def plain_gradient_descent(policy, write, reward, loss_of, *, group_size, passes
 
 
 @right("3.4")
-def a_tensor_and_cleared_afterwards(policy, write, reward, loss_of, *, group_size, passes, lr):
+def a_tensor_and_cleared_afterwards(policy, write, reward, compare, loss_of, *, passes, lr):
     optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
     optimizer.zero_grad()
     means = torch.zeros(len(passes))
@@ -205,7 +207,7 @@ def a_tensor_and_cleared_afterwards(policy, write, reward, loss_of, *, group_siz
         batch = write(policy)
         rewards = reward(batch)
         means[step] = rewards.mean()
-        advantages = group_advantages(rewards, group_size)
+        advantages = compare(rewards)
         while updates:
             loss_of(policy, batch, advantages).backward()
             optimizer.step()
@@ -215,14 +217,14 @@ def a_tensor_and_cleared_afterwards(policy, write, reward, loss_of, *, group_siz
 
 
 @right("3.4")
-def adamw_without_decay(policy, write, reward, loss_of, *, group_size, passes, lr):
+def adamw_without_decay(policy, write, reward, compare, loss_of, *, passes, lr):
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=0.0)
     means = []
     for updates in passes:
         batch = write(policy)
         with torch.no_grad():
             rewards = reward(batch)
-            advantages = group_advantages(rewards, group_size)
+            advantages = compare(rewards)
         for _ in range(updates):
             optimizer.zero_grad(set_to_none=False)
             loss = loss_of(policy, batch, advantages)
