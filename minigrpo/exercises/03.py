@@ -103,7 +103,6 @@ def reinforce(log_probs, mask, advantages):
 reinforce.why = """Each completion's log-prob is weighted with its advantage, and the minus turns
 the hill around for an optimizer, which goes down. The mean is over completions, so a long one
 counts once, with all of its tokens."""
-reinforce.right = ["log_p = log_probs.masked_fill(~mask.bool(), 0.0).sum(-1)"]
 reinforce.wrong = {
     "return (advantages * log_p).mean()": "The minus is missing. An optimizer minimizes, so the "
     "bad completions would become more likely.",
@@ -265,8 +264,6 @@ differs in the end is Adam's doing."""
 recovery.wrong = {
     "spoiled, healthy = [4], [4] * (batches - 1)": "Four passes bring huge ratios in every batch, "
     "whichever Adam it is. If both runs fail, you can't tell the two suspects apart.",
-    "spoiled, healthy = [1], [1] * (batches - 1)": "Nothing is ever blown up here, so there's "
-    "nothing to recover from.",
     "return [spoiled + healthy]": "One call makes one Adam, so both of your runs keep the old one.",
     "return [spoiled, healthy]": "Each call makes a new Adam, so both of your runs get a new one.",
     "return [spoiled, *([n] for n in healthy)] if new_adam else [spoiled + healthy]": "You make a "

@@ -164,40 +164,6 @@ def every_batch_gets_the_first_ones_passes(policy, write, reward, compare, loss_
     return history
 
 
-@wrong("3.4", *WORLD)
-def advantages_of_the_batch_before(policy, write, reward, compare, loss_of, *, passes, lr):
-    optimizer, history, before = torch.optim.Adam(policy.parameters(), lr=lr), [], None
-    for updates in passes:
-        batch = write(policy)
-        rewards = reward(batch)
-        before = rewards if before is None else before
-        advantages = compare(before)
-        for _ in range(updates):
-            optimizer.zero_grad()
-            loss_of(policy, batch, advantages).backward()
-            optimizer.step()
-        history.append(rewards.mean().item())
-        before = rewards * torch.arange(len(rewards))
-    return history
-
-
-@wrong("3.4", *WORLD)
-def plain_gradient_descent(policy, write, reward, compare, loss_of, *, passes, lr):
-    history = []
-    for updates in passes:
-        batch = write(policy)
-        rewards = reward(batch)
-        advantages = compare(rewards)
-        for _ in range(updates):
-            policy.zero_grad()
-            loss_of(policy, batch, advantages).backward()
-            with torch.no_grad():
-                for weights in policy.parameters():
-                    weights -= lr * weights.grad
-        history.append(rewards.mean().item())
-    return history
-
-
 @right("3.4")
 def a_tensor_and_cleared_afterwards(policy, write, reward, compare, loss_of, *, passes, lr):
     optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
