@@ -81,7 +81,7 @@ def text(page: str) -> str:
 @pytest.mark.kernel
 def test_the_page_says_what_was_solved(done):
     said = done["said"]
-    assert done["status"] == 0 and "2 of 11 exercises passed" in said
+    assert done["status"] == 0 and "2 of 12 exercises passed" in said
     assert "02 Two 2 of 5 exercises passed" in said
     # 2.2 is not in the notebook
     assert "✓ 2.1 passed – 2.2 not attempted ✗ 2.3 not passed 2.3 (log-prob of a seq" in said
@@ -101,7 +101,7 @@ def test_it_goes_on_with_the_courses_version_and_says_what_went_wrong_elsewhere(
 @pytest.mark.kernel
 def test_a_notebook_that_ends_its_kernel_is_told_and_the_others_go_on(done):
     said = done["said"]
-    assert "03 Three 0 of 6 exercises passed code cell 2 (id cell-2): SyntaxError: " in said
+    assert "03 Three 0 of 7 exercises passed code cell 2 (id cell-2): SyntaxError: " in said
     died = r"did not run to its end: code cell 7 \(id cell-7\): DeadKernelError: Kernel died"
     assert re.search(rf"{died} ✗ 3\.1 not passed 3\.1 \([^)]*\): expected your function, got", said)
     assert "cell-4" not in said  # it has the course's version

@@ -79,8 +79,9 @@ def test_the_runs_are_as_long_as_they_say():
         assert [*run["noise"]] == [str(step) for step in ppo.BATCHES]
         assert ppo.Own(run["critic_lr"], run["lam"]) == ppo.best(ppo.SEARCHED.stored())
     for run in reuse.STORE.stored():
-        assert len(run["reward"]) == len(run["clipped"]) == reuse.STEPS
-        assert run["clipped"][0] == 0 or run["epochs"] > 1
+        batches = sum(map(len, reuse.passes(reuse.STORE.name(run))))
+        assert len(run["reward"]) == len(run["nll"]) == len(run["text"]) == batches
+        assert {len(text) for text in run["text"]} == {reuse.LENGTH}
     for run in text_runs.STORE.stored():
         steps = text_runs.ARMS[run["arm"]].steps
         assert run["curve"]["step"] == list(range(0, steps + 1, 5))
@@ -115,7 +116,8 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
         (thinking, thinking.store_of(*SHIPPED), "base_checksum", lambda: "another"),
         (ppo, ppo.SEARCHED, "SUMMIT", replace(SUMMIT, lr=3e-4)),
         (ppo, ppo.COMPARED, "BATCHES", {10: 64}),
-        (reuse, reuse.STORE, "STEPS", 8),
+        (reuse, reuse.STORE, "BATCHES", 8),
+        (reuse, reuse.STORE, "loss_of", another),
         (reuse, reuse.STORE, "BASE", store.ROOT / "data" / "README.md"),
         (text_runs, text_runs.STORE, "PROBLEMS_SEED", 2),
         (text_runs, text_runs.STORE, "HELD_OUT", 64),
