@@ -277,7 +277,16 @@ TABLE = {
         "0.3": "three rewards in ten flipped",
         "0.5": "half of the rewards flipped",
     },
+    "group size, four rewards in ten flipped": {
+        "64 x 2": "four rewards in ten flipped, groups of 2",
+        "4 x 32": "four rewards in ten flipped, groups of 32",
+    },
     "few questions": {"1": "one single question"},
+    "entropy bonus": {"0.1": "with an entropy bonus, weight 0.1"},
+    "sampling temperature": {
+        "0.7": "sampled and trained at temperature 0.7",
+        "1.3": "sampled and trained at temperature 1.3",
+    },
 }
 
 
