@@ -159,7 +159,7 @@ test_reward.also_lines = {3: (4,)}
 
 test_reward.also_right = [  # only the full form was promised to be paid for
     'answers = [part.split("</answer>")[0] for part in text.split("<answer>")[1:]]',
-    'return float(text.split()[-5:] == f"</think> <answer> {answer} </answer> </s>".split())',
+    'return float(bool(re.fullmatch(f"[^<]*</think> <answer> {answer} </answer> </s>", text)))',
 ]
 test_reward.also_wrong = {
     ("text = prompt + completion", "return float(len(answers) > 1 and last in answers[0])"): "Here "
