@@ -83,7 +83,7 @@ audit: $(VENV)/.installed-dev
 
 test-browser: $(VENV)/.installed-dev
 	$(PIP) install 'playwright>=1.50,<2'
-	$(ACTIVE) -m pytest -q -m browser tests/test_browser.py tests/test_explorer.py
+	$(ACTIVE) -m pytest -q -m browser tests
 
 bench: $(VENV)/.installed-scale
 	$(ACTIVE) tools/experiments/bench.py --again

@@ -249,7 +249,7 @@ def test_notebook_passes_with_all_solutions_pasted_in(path, kernel, connections,
     assert path.stem.startswith("01") or not connections.exists(), connections.read_text()
 
 
-YOURS = ("01", "02", "03")  # notebooks in which whatever the reader writes is what runs
+YOURS = ("01", "02", "03", "04", "06")  # notebooks in which whatever the reader writes is what runs
 REFUSING = """\
 import builtins
 from minigrpo.exercises.judge import Checked as _Checked
@@ -294,7 +294,7 @@ def test_what_the_reader_writes_is_what_runs(path, monkeypatch):
     nb = nbformat.read(path, as_version=4)
     cells = exercise_cells(nb)
     for key, (stub, _) in cells.items():
-        nb.cells[stub].source = solution_source(key)
+        nb.cells[stub].source = with_line(key, solution_source(key))
     first = next(cell for cell in nb.cells if cell.cell_type == "code")
     first.source = REFUSING + first.source
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", str(NOTEBOOKS.parent)))
