@@ -146,7 +146,6 @@ def run_case(exercise: Exercise, function: Function, case: Case, seconds: float)
     leaves = dict(zip(names, copies(case.arguments)))
     for name in exercise.gradient:
         leaves[name].requires_grad_()
-    # Copies once more: torch forbids to change a leaf in place, in words of its own.
     given = {n: v.clone() if isinstance(v, Tensor) else v for n, v in leaves.items()}
     by_name = {name: given.pop(name, None) for name in exercise.keywords}
     with contained(seconds) as out:
@@ -188,13 +187,12 @@ def run_test(exercise: Exercise, test: Function, case: Case, seconds: float) -> 
 
 
 def failed(error: BaseException, printed: str) -> Outcome:
-    how = {"attempted": not is_stub(error), "printed": printed, "error": describe_error(error)}
-    return Outcome(**how, stopped=isinstance(error, TimeIsUp | KeyboardInterrupt))
+    words, stopped = describe_error(error), isinstance(error, TimeIsUp | KeyboardInterrupt)
+    return Outcome(error=words, attempted=not is_stub(error), stopped=stopped, printed=printed)
 
 
 def copies(values: Any) -> list[Any]:
-    known: dict = {}  # so that an optimizer still belongs to its model
-    return [v.detach().clone() if isinstance(v, Tensor) else deepcopy(v, known) for v in values]
+    return deepcopy([v.detach() if isinstance(v, Tensor) else v for v in values])
 
 
 def gradients(value: Any, inputs: list[Tensor], graph: bool) -> tuple[Tensor, ...]:
@@ -233,8 +231,7 @@ def same(after: Any, before: Any) -> bool:
     if isinstance(before, Tensor):
         shaped = after.shape == before.shape and after.dtype == before.dtype
         return shaped and torch.allclose(after, before, rtol=0.0, atol=0.0, equal_nan=True)
-    changes = isinstance(after, torch.Generator | nn.Module | torch.optim.Optimizer)  # to be used
-    return changes or after == before
+    return after == before or isinstance(after, torch.Generator | nn.Module | torch.optim.Optimizer)
 
 
 def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fault | None:
@@ -301,8 +298,7 @@ def explanation(exercise: Exercise, function: Function, got: Outcomes, faults: F
     if len(of_bugs) > 1 and all(f == fault for f in of_bugs):
         first = first.replace("does not see one", "sees none").replace("on it", "on each")
     if not exercise.code:
-        colon = ":" if first.startswith("\n") else ": "
-        first = f"Case {case.name!r}{colon}{first}{inputs(exercise, case)}"
+        first = f"Case {case.name!r}: {first}{inputs(exercise, case)}".replace(": \n", ":\n")
     for sentence, does in slips(exercise):
         if explains(exercise, does, got, faults):
             return f"{first} {sentence}" if exercise.code else f"{sentence}\n{first}"
