@@ -150,9 +150,10 @@ def run_case(exercise: Exercise, function: Function, case: Case, seconds: float)
     by_name = {name: given.pop(name, None) for name in exercise.keywords}
     with contained(seconds) as out:
         value = function(*given.values(), **by_name)
-        models = [model for model in given.values() if isinstance(model, nn.Module)]
-        made = [x for m in models for w in m.parameters() for x in w.flatten().tolist()]
-        value = [value, *made] if made and is_number(value) else value  # what the call made of them
+        made = [
+            w.view(-1) for m in given.values() if isinstance(m, nn.Module) for w in m.parameters()
+        ]
+        value = [value, *torch.cat(made).tolist()] if made and is_number(value) else value
         result = Outcome(plain(value), printed=out.text)
     if out.error is not None:
         return failed(out.error, out.text)
@@ -192,7 +193,8 @@ def failed(error: BaseException, printed: str) -> Outcome:
 
 
 def copies(values: Any) -> list[Any]:
-    return deepcopy([v.detach() if isinstance(v, Tensor) else v for v in values])
+    known: dict = {}  # so that an optimizer still belongs to its model
+    return [v.detach().clone() if isinstance(v, Tensor) else deepcopy(v, known) for v in values]
 
 
 def gradients(value: Any, inputs: list[Tensor], graph: bool) -> tuple[Tensor, ...]:
