@@ -3,7 +3,6 @@
 # ruff: noqa: F811 (a fixture that is imported, and then an argument)
 from __future__ import annotations
 
-import base64
 import copy
 import html
 import json
@@ -15,19 +14,25 @@ from itertools import product
 from pathlib import Path
 
 import course
+import made_up
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
 import torch
 from test_browser import CONTRAST, NOTEBOOKS, browser, opened, screenshot  # noqa: F401
-from website import write_explorer
 
 from minigrpo import arithmetic
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.llama import load_policy
 from minigrpo.logprobs import token_log_probs
-from minigrpo.notebook import explorer
+from minigrpo.notebook import explorer, interactive
 from minigrpo.objective import ADVANTAGE_SETTINGS, VARIANTS, group_advantages, grpo_loss
 from minigrpo.study.experiments import SUMMIT
+
+
+def interactive_pages() -> list[Path]:
+    return sorted(Path(interactive.__file__).parent.glob("*.html"))
+
 
 PAGE = Path(explorer.__file__).with_name("page.html")
 CONFIG = replace(SUMMIT, steps=2, prompts_per_step=6, group_size=4, lr=1e-3)
@@ -117,40 +122,55 @@ def test_the_picture_says_where_a_row_goes_on():
         assert mark.get_position()[0] > 7 and 1 < mark.get_position()[1] < 2  # behind the second
 
 
-def test_show_gives_a_picture_and_the_page(recorded, monkeypatch):
-    shown = []
-    monkeypatch.setattr("IPython.display.display", lambda data, **more: shown.append((data, more)))
-    explorer.show(recorded[2])
-    (picture, about), (frame, _) = shown
-    png = base64.b64decode(picture["image/png"])
-    width, height = struct.unpack(">II", png[16:24])
-    assert png.startswith(b"\x89PNG") and width <= 1400 and height <= 800  # 7 x 4 in, at 200 dpi
-    assert about["metadata"]["image/png"] == {"width": width // 2, "height": height // 2}
-    srcdoc = re.search(r"srcdoc='([^']*)'></iframe>$", frame["text/html"])[1]
-    assert html.unescape(srcdoc) == explorer.page(recorded[2])
-    explorer.show(recorded[2], about="It's <b>.")
-    srcdoc = re.search(r"srcdoc='([^']*)'></iframe>$", shown[3][0]["text/html"])[1]
-    assert stored(html.unescape(srcdoc))["about"] == "It's <b>."
-
-
-def test_a_folder_of_pages_gets_the_explorer_of_its_notebook(recorded, monkeypatch, tmp_path):
+@pytest.fixture
+def shown(monkeypatch) -> list:
+    """What a cell shows: a figure, or an output as it is stored."""
     outputs = []
 
-    def shown(data, metadata=None, **raw):
-        outputs.append(nbformat.v4.new_output("display_data", data, metadata=metadata or {}))
+    def display(data: dict, raw: bool) -> None:
+        outputs.append(nbformat.v4.new_output("display_data", data))
 
-    monkeypatch.setattr("IPython.display.display", shown)
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: outputs.append(plt.gcf()))
+    yield outputs
+    plt.close("all")
+
+
+def framed(output: nbformat.NotebookNode) -> str:
+    """The page in an output."""
+    return html.unescape(re.search(r"srcdoc='([^']*)'></iframe>$", output.data["text/html"])[1])
+
+
+def test_show_gives_a_picture_and_the_page(recorded, shown):
     explorer.show(recorded[2])
-    cells = [nbformat.v4.new_markdown_cell("Text."), nbformat.v4.new_code_cell(outputs=outputs)]
-    assert not write_explorer(tmp_path)
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "07_grpo.ipynb")
-    assert write_explorer(tmp_path)
-    text = (tmp_path / "explorer.html").read_text("utf-8")
+    picture, frame = shown
+    assert len(picture.axes) == 2 and framed(frame) == explorer.page(recorded[2])
+    assert frame.data["text/plain"].startswith("The explorer: ")
+    explorer.show(recorded[2], about="It's <b>.")
+    assert stored(framed(shown[3]))["about"] == "It's <b>."
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem) for p in interactive_pages()])
+def test_a_page_of_the_folder_is_shown_whole(path, shown):
+    interactive.show(path.stem)
+    (frame,) = shown
+    text = path.read_text(encoding="utf-8")
+    assert framed(frame) == text and f'<iframe class="{path.stem}"' in frame.data["text/html"]
+    assert not re.search(r"(?:src|href)=|fetch\(|@import|https?:", text)  # it loads nothing
+
+
+def test_the_folder_of_pages_gets_what_is_shown_in_a_frame(recorded, shown, tmp_path):
+    explorer.show(recorded[2])
+    cells = [nbformat.v4.new_markdown_cell("Text."), nbformat.v4.new_code_cell(outputs=shown[1:])]
+    nb = made_up.notebook("1")
+    nb.cells += cells
+    root, out = made_up.course(tmp_path, {"01_one": nb}), tmp_path / "out"
+    course.begin(root, out)
+    text = (out / "explorer.html").read_text("utf-8")
     links = re.search(r"(<body>)\n(<nav.*?</nav>)", text, re.DOTALL)
-    assert {*re.findall('href="([^"]*)"', links[2])} == {"index.html", "07_grpo.html"}
+    assert {*re.findall('href="([^"]*)"', links[2])} == {"index.html", "01_one.html"}
     assert text.replace(links[0], links[1]) == explorer.page(recorded[2])
-    (tmp_path / "07_grpo.ipynb").unlink()
-    assert not write_explorer(tmp_path) and not (tmp_path / "explorer.html").exists()
+    assert 'href="explorer.html"' in (out / "index.html").read_text("utf-8")
 
 
 # what the page computes, in a browser --------------------------------------------------------

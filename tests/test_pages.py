@@ -98,12 +98,16 @@ def test_a_figure_has_its_own_description(tmp_path):
     assert second["src"] == "data:image/svg+xml;base64,PHN2Zz7DqTwvc3ZnPg=="
 
 
-def test_the_answer_to_a_question_is_folded_and_a_verdict_left_out(tmp_path):
+def test_an_answer_and_the_code_of_a_figure_are_folded_and_a_verdict_is_left_out(tmp_path):
     page = page_of_cell(tmp_path, "predict")
     inside = r"<details[^>]*><summary>Show the output</summary>(.*?)</details>"
     (folded,) = re.findall(inside, page, re.DOTALL)
     assert "what came out" in folded and folded.count("<img") == 2 and "compare_it" not in folded
     assert "compare_it" in page and "Show the output" not in page_of_cell(tmp_path)
+    page = page_of_cell(tmp_path, "plot")
+    (folded,) = re.findall(r"<details class=\"code\">(.*?)</details>", page, re.DOTALL)
+    assert "compare_it" in folded and "<img" not in folded and page.count("<img") == 2
+    assert "<details" not in page_of_cell(tmp_path)
     page = page_of_cell(tmp_path, "verdict")
     assert "Before." in page and "After" in page
     assert not any(text in page for text in ("compare_it", "what came out", "<img"))

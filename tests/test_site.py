@@ -16,7 +16,13 @@ import pages
 import pytest
 import website
 
+from minigrpo.notebook import interactive
+
 COURSE = course.notebooks()
+CODE = "".join(notebook.location.read_text(encoding="utf-8") for notebook in COURSE)
+STEMS = [path.stem for path in Path(interactive.__file__).parent.glob("*.html")]
+FRAMED = {"explorer", *(stem for stem in STEMS if f'interactive.show(\\"{stem}\\"' in CODE)}
+PAGES_OF_FRAMES = {f"{stem}.html" for stem in FRAMED}  # whose scripts are in the page
 TEXTS = {*pages.documents(course.ROOT).values()}
 EXECUTED, STORED = COURSE[3], COURSE[9]
 
@@ -64,7 +70,7 @@ def index_of(out: Path) -> list[list[str]]:
 
 
 def test_every_notebook_and_text_has_its_page_and_nothing_else_has(site):
-    stems = {"index", "explorer", *TEXTS, *(notebook.stem for notebook in COURSE)}
+    stems = {"index", *FRAMED, *TEXTS, *(notebook.stem for notebook in COURSE)}
     assert {Path(name).stem for name in site} == stems
     assert {"glossary", "cheatsheet", "knobs", "results", "speed", "help", "recipes"} <= TEXTS
 
@@ -94,7 +100,7 @@ def test_links_inside_the_folder_lead_somewhere(site):
 def test_a_page_loads_the_search_and_nothing_else(out, site):
     for name, page in site.items():
         text = (out / name).read_text(encoding="utf-8")
-        if name != "explorer.html":  # whose scripts are in the page
+        if name not in PAGES_OF_FRAMES:
             assert re.findall("<script[^>]*>", text) == ['<script src="course.js" defer>'], name
         pictures = {image.get("src", "") for image in page.all("img")}
         outside = {src for src in pictures if not src.startswith("data:")}
@@ -120,7 +126,7 @@ def test_files_without_a_page_are_linked_where_the_course_is_published(site):
 
 def test_every_page_has_landmarks_and_pictures_are_told(site):
     for name, page in site.items():
-        if name == "explorer.html":
+        if name in PAGES_OF_FRAMES:
             continue
         assert [told.get("id") for told in page.all("main")] == ["main"], name
         assert page.all("html")[0]["lang"] == "en" and len(page.all("h1")) == 1, name
@@ -148,13 +154,13 @@ def test_the_index_says_what_each_notebook_gives(out, site):
     parts = re.findall(r"<h2><span>(Part I+)</span> [^<]+</h2>\n<section[^>]* id=\"(\d\d)", text)
     assert parts == [("Part I", "01"), ("Part II", "04"), ("Part III", "08")]
     links = {a["href"] for a in site["index.html"].all("a")}
-    assert {f"{name}.html" for name in (*TEXTS, "explorer")} <= links
+    assert {f"{name}.html" for name in (*TEXTS, *FRAMED)} <= links
 
 
 def test_the_search_knows_every_heading_and_every_word(out, site):
     found = index_of(out)
     places = {where for _, where, _, _ in found}
-    for name in {*site} - {"index.html", "explorer.html"}:
+    for name in {*site} - {"index.html"} - PAGES_OF_FRAMES:
         heads = website.headings(out / name)
         assert heads and {f"{name}#{h.id}" for h in heads if h.level > 1} <= places
     for _, where, _, _ in found:
@@ -166,13 +172,13 @@ def test_the_search_knows_every_heading_and_every_word(out, site):
     assert len(words) > 80 and {word for word in words[1:]} <= {*told}
     assert told["batch"] == "The rows that are computed together."
     assert ["glossary.html#word-batch"] == [w for what, w, _, _ in found if what == "batch"]
-    assert found[-1][:2] == ["The explorer", "explorer.html"]
+    assert {where for _, where, _, _ in found[-len(FRAMED) :]} == PAGES_OF_FRAMES
 
 
-def test_a_course_without_an_explorer_has_no_link_to_one(tmp_path):
+def test_a_course_without_frames_has_no_links_to_their_pages(tmp_path):
     course.begin(made_up.course(tmp_path, {"01_one": made_up.notebook("1")}), tmp_path / "out")
     there = made_up.files(tmp_path / "out")
     assert there == ["01_one.html", "01_one.ipynb", "course.js", "index.html"]
     links = [a["href"] for a in Page(tmp_path / "out" / "index.html").all("a")]
-    assert "01_one.html" in links and "explorer.html" not in links
+    assert "01_one.html" in links and not PAGES_OF_FRAMES & {*links}
     assert index_of(tmp_path / "out") == [["A title", "01_one.html", "A title", ""]]

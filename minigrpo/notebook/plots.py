@@ -25,23 +25,13 @@ In gray some come close (PINK and GREY most of all), so lines differ in their da
 
 def use_house_style() -> None:
     """Set matplotlib's defaults for every figure of the course."""
-    plt.rcParams.update(
-        {
-            "figure.figsize": (7.0, 3.2),
-            "figure.dpi": 100,
-            "figure.constrained_layout.use": True,
-            "figure.facecolor": "white",
-            "axes.titlesize": 11,
-            "axes.titlelocation": "left",
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.prop_cycle": plt.cycler(
-                color=[BLUE, ORANGE, GREEN, PINK], linestyle=["-", "--", "-.", ":"]
-            ),
-            "lines.linewidth": 1.8,
-            "legend.frameon": False,
-        }
-    )
+    cycle = plt.cycler(color=[BLUE, ORANGE, GREEN, PINK], linestyle=["-", "--", "-.", ":"])
+    plt.rc("figure", figsize=(7.0, 3.2), dpi=100, facecolor="white")
+    plt.rc("figure.constrained_layout", use=True)
+    plt.rc("axes", titlesize=11, titlelocation="left", prop_cycle=cycle)
+    plt.rc("axes.spines", top=False, right=False)
+    plt.rc("lines", linewidth=1.8)
+    plt.rc("legend", frameon=False)
 
 
 def label_line(ax: Axes, text: str, *, line: int = -1, dy: float = 0.0) -> None:

@@ -15,6 +15,7 @@ FIGURES = ("image/png", "image/svg+xml")
 FOLDED = {
     "verdict": {"source_hidden": True, "outputs_hidden": True},
     "predict": {"outputs_hidden": True},
+    "plot": {"source_hidden": True},
 }
 OVERWRITTEN = re.compile(r"^.*\r(?=[^\n])", re.MULTILINE)  # what nbval drops too
 

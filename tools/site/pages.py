@@ -37,9 +37,12 @@ TEMPLATE = """{% extends "lab/base.html.j2" %}
 {% else %}{{ super() }}{% endif %}
 {% endblock %}
 {% block input %}
+{% set plot = "plot" in cell.metadata.get("tags", []) %}
+{% if plot %}<details class="code"><summary>The code of this figure</summary>{% endif %}
 <div class="jp-InputArea-editor">
 {{ cell.source | highlight_code(metadata=cell.metadata) }}
 </div>
+{% if plot %}</details>{% endif %}
 {% endblock %}
 {% block data_png %}{{ output | picture("image/png") }}{% endblock %}
 {% block data_svg %}{{ output | picture("image/svg+xml") }}{% endblock %}

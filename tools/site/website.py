@@ -16,12 +16,10 @@ from nbformat import NotebookNode
 from pages import documents, image, inlined, page, title_of
 from shell import SCRIPT, WEB, Heading, listed, plain, shell
 
-EXPLORER, EXPLORED = "explorer", "07_grpo"  # a page of its own, and where it is an output
-EXPLORES = "one gradient step, token by token, to turn around in your hands"
-FRAME = re.compile(r"""<iframe class="explorer"[^>]*? srcdoc='([^']*)'""")
-NAVIGATION = f"""<body>
+FRAME = re.compile(r"""<iframe class="(\w+)" title="([^"]*)"[^>]*? srcdoc='([^']*)'""")
+NAVIGATION = """<body>
 <nav aria-label="The course">
-<a href="index.html">All notebooks</a> · <a href="{EXPLORED}.html">Notebook {EXPLORED[:2]}</a>
+<a href="index.html">All notebooks</a> · <a href="{stem}.html">Notebook {stem:.2}</a>
 </nav>"""
 HERO = """<div class="hero"><div>
 <h1>minigrpo</h1>
@@ -74,17 +72,22 @@ def begin(root: Path, out: Path) -> None:
     write_index(root, out)
 
 
-def write_explorer(out: Path) -> bool:
-    """Take the explorer out of its notebook, as a page of its own; whether there is one."""
-    file = out / f"{EXPLORED}.ipynb"
-    cells = read(file).cells if file.exists() else []
-    for output in (output for cell in cells for output in cell.get("outputs", [])):
-        if frame := FRAME.search(output.get("data", {}).get("text/html", "")):
-            explorer = html.unescape(frame[1]).replace("<body>", NAVIGATION, 1)
-            write(out / f"{EXPLORER}.html", explorer)
-            return True
-    (out / f"{EXPLORER}.html").unlink(missing_ok=True)
-    return False
+def write_interactive(root: Path, out: Path) -> dict[str, tuple[str, str]]:
+    """Write what notebooks show in a frame as pages too: name -> (title, what it is)."""
+    written = {}
+    for notebook in notebooks(root):
+        file = out / notebook.file
+        cells = read(file).cells if file.exists() else []
+        for output in (output for cell in cells for output in cell.get("outputs", [])):
+            if frame := FRAME.search(output.get("data", {}).get("text/html", "")):
+                name, title, text = map(html.unescape, frame.groups())
+                above = NAVIGATION.format(stem=notebook.stem)
+                write(out / f"{name}.html", text.replace("<body>", above, 1))
+                written[name] = (
+                    title,
+                    f"to turn around in your hands, from notebook {notebook.number}",
+                )
+    return written
 
 
 def headings(page: Path) -> list[Heading]:
@@ -149,13 +152,12 @@ def entries(page: Path) -> Iterator[list[str]]:
 
 def write_index(root: Path, out: Path) -> None:
     """Write the index and the search of the pages that there are."""
-    explorer = {EXPLORER: ("The explorer", EXPLORES)} if write_explorer(out) else {}
+    framed = write_interactive(root, out)
     texts = [*documents(root).values()]
-    there = explorer | {name: told for name, told in TEXTS.items() if name in texts}
+    there = framed | {name: told for name, told in TEXTS.items() if name in texts}
     write(out / "index.html", index(root, out, there))
     names = [notebook.stem for notebook in notebooks(root)] + texts
     known = [entry for name in names for entry in entries(out / f"{name}.html")]
-    for name, (title, says) in explorer.items():
-        known.append([title, f"{name}.html", EXPLORED[:2], says])
+    known += [[title, f"{name}.html", "", says] for name, (title, says) in framed.items()]
     script = (WEB / SCRIPT).read_text(encoding="utf-8")
     write(out / SCRIPT, f"const INDEX = {json.dumps(known, indent=0)};\n{script}")

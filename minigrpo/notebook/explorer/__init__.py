@@ -11,9 +11,6 @@ the log-probs that are stored in it. The tests compare them with the gradient of
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,20 +23,10 @@ from torch import Tensor, nn
 
 from minigrpo.grpo import GRPOConfig, StepMetrics
 from minigrpo.logprobs import completion_log_probs_and_entropy
-from minigrpo.notebook import plots
+from minigrpo.notebook import interactive, plots
 from minigrpo.objective import ADVANTAGE_SETTINGS, VARIANTS
 
 ALGORITHMS = {name: name.upper().replace("DR_", "Dr. ") for name in VARIANTS}
-"""How the page calls them."""
-# In a notebook the page takes the place of the picture above it, where scripts run.
-FRAME = """<style>
-@media (scripting: enabled) {
-  .jp-OutputArea-child:has(+ .jp-OutputArea-child iframe.explorer) { display: none; }
-}
-@media (scripting: none) { iframe.explorer { display: none; } }
-</style>
-<iframe class="explorer" title="Explorer of gradient steps" loading="lazy"
- style="width: 100%; height: 900px; border: 0;" srcdoc='"""
 
 
 @dataclass(frozen=True)
@@ -128,17 +115,9 @@ def page(steps: Sequence[Step], about: str = "") -> str:
 
 def show(steps: Sequence[Step], about: str = "") -> None:
     """Show the page in a notebook, with a picture of a group for where no script runs."""
-    from IPython.display import display
-
-    figure, png = picture(steps[0]), io.BytesIO()
-    figure.savefig(png, format="png", dpi=200)
-    plt.close(figure)
-    width, height = (round(100 * inches) for inches in figure.get_size_inches())
-    bundle = {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": "a picture"}
-    display(bundle, raw=True, metadata={"image/png": {"width": width, "height": height}})
-    escaped = html.escape(page(steps, about), quote=False).replace("'", "&#39;")
-    what = f"An explorer of {len(steps)} steps, for a browser that runs scripts."
-    display({"text/html": f"{FRAME}{escaped}'></iframe>", "text/plain": what}, raw=True)
+    picture(steps[0])
+    plt.show()
+    interactive.show("explorer", page(steps, about), height=900)
 
 
 def picture(s: Step, group: int = 0, columns: int = 7) -> Figure:
