@@ -18,6 +18,7 @@ import pytest
 from course import lacks
 from jupyter_client import KernelManager
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from minigrpo.exercises.form import of_notebook
@@ -246,6 +247,65 @@ def test_notebook_passes_with_all_solutions_pasted_in(path, kernel, connections,
         assert f"{key} refuses a wrong answer\n{key} ({find(key).title}): passed" in printed
     # Notebook 01 asks for the corpus, where there is none on this machine.
     assert path.stem.startswith("01") or not connections.exists(), connections.read_text()
+
+
+YOURS = ("01", "02", "03")  # notebooks in which whatever the reader writes is what runs
+REFUSING = """\
+import builtins
+from minigrpo.exercises.judge import Checked as _Checked
+
+_call, _refused = _Checked.__call__, set()
+
+def _refuse_once(self, *args, **kwargs):
+    if builtins.running and self.key not in _refused:
+        _refused.add(self.key)
+        raise RuntimeError("refused: " + self.key)
+    return _call(self, *args, **kwargs)
+
+_Checked.__call__ = _refuse_once
+"""
+
+
+def stopped(client: NotebookClient) -> Iterator[tuple[str, int]]:
+    """Each exercise whose function stops a cell with the tag `run` by refusing, and where that is.
+
+    Every function that `check` gave back refuses its first call in a run, which then starts anew.
+    """
+    with client.setup_kernel():
+        for at, cell in enumerate(client.nb.cells):
+            if cell.cell_type == "code":
+                running = "run" in cell.metadata.get("tags", [])
+                cell.source = f"import builtins; builtins.running = {running}\n{cell.source}"
+            while True:
+                try:
+                    client.execute_cell(cell, at)
+                    break
+                except CellExecutionError as error:
+                    told, _, key = error.evalue.partition(": ")
+                    if told != "refused":
+                        raise
+                    yield key, at
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("path", [p for p in PATHS if p.stem[:2] in YOURS], ids=lambda p: p.stem)
+def test_what_the_reader_writes_is_what_runs(path, monkeypatch):
+    """No exercise is for its own sake: below its check is a run that needs what was written."""
+    nb = nbformat.read(path, as_version=4)
+    cells = exercise_cells(nb)
+    for key, (stub, _) in cells.items():
+        nb.cells[stub].source = solution_source(key)
+    first = next(cell for cell in nb.cells if cell.cell_type == "code")
+    first.source = REFUSING + first.source
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", str(NOTEBOOKS.parent)))
+    resources = {"metadata": {"path": str(NOTEBOOKS)}}
+    needed: dict[str, int] = {}
+    for key, at in stopped(NotebookClient(nb, timeout=600, resources=resources)):
+        needed[key] = at
+        if needed.keys() == cells.keys():  # the rest of the notebook has nothing to add
+            break
+    assert needed.keys() == cells.keys()
+    assert all(needed[key] > check for key, (_, check) in cells.items())
 
 
 @pytest.mark.parametrize("call", ["socket.create_connection(there, 1)", "s.connect_ex(there)"])
