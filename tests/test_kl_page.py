@@ -88,7 +88,9 @@ def test_the_page_in_use(opened):
     before = float(page.inner_text("#reverse"))
     page.locator("[data-follow=k2]").click()
     assert float(page.inner_text("#reverse")) < before
-    for name in ("Look at k1", "Two starts", "A draw that was given up"):
+    page.get_by_role("button", name="Two starts").click()
+    assert "ended at 2.3, from the left at -1.9" in page.inner_text("#said")
+    for name in ("Look at k1", "A draw that was given up"):
         page.get_by_role("button", name=name).click()
     assert page.inner_text("#said").startswith("One draw of 16")
     slopes = [page.evaluate(f"kl.pushes('{name}', -2, 1.4, [82])[0]") for name in ("k2", "k3")]
