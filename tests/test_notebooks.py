@@ -47,8 +47,8 @@ MARKER = re.compile(r"^\s*#+\s*(NBVAL|PYTEST_VALIDATE)_", re.MULTILINE)
 CHECK = re.compile(r"^\w+ = check\(\"([\d.]+)\", (\w+)", re.MULTILINE)
 TABLE = "| what it needs | minutes of prose | minutes of exercises | seconds to run | exercises |"
 BUDGET = re.compile(r"[●○]{3}, (\d+) minutes")
-CAPTION = re.compile(r"^\*\*Figure (\d+)\.(\d+)\*\* (.+)")
-DRAWING = re.compile(r"!\[(.*?)\]\(\.\./figures/(?!map_\d\d)[\w.-]+\.svg\)")
+CAPTION = re.compile(r"^\*\*Figure (\d+|A)\.(\d+)\*\* (.+)")
+DRAWING = re.compile(r"!\[(.*?)\]\(\.\./figures/(?!map_(?:\d\d|A)\b)[\w.-]+\.svg\)")
 MARKDOWN_LINK = re.compile(r"\]\(<?([^)\s>]+)|\b(?:href|src)=[\"']([^\"']+)")
 
 
@@ -68,6 +68,16 @@ def code_cells(nb: NotebookNode) -> list[NotebookNode]:
 def tags(cell: NotebookNode) -> list[str]:
     """The tags of a cell."""
     return cell.metadata.get("tags", [])
+
+
+def number_of(path: Path) -> str:
+    """The number of a notebook, such as 02; the appendix has a letter."""
+    return "A" if is_optional(path) else path.stem.split("_")[0]
+
+
+def is_optional(path: Path) -> bool:
+    """An appendix, outside the order of the course, may have no exercises."""
+    return path.stem.startswith("appendix")
 
 
 def name(cell: NotebookNode) -> str:
@@ -166,7 +176,7 @@ def begins_with_setup(nb: NotebookNode, path: Path) -> list[str]:
 
 def has_exercises(nb: NotebookNode, path: Path) -> list[str]:
     """Those on record for this notebook, in their order, each check with its stub above it."""
-    number = path.stem.split("_")[0].lstrip("0")
+    number = number_of(path).lstrip("0")
     wanted = [e.key for e in all_exercises() if e.key.split(".")[0] == number]
     keys, findings, above = [], [], ""
     for cell in code_cells(nb):
@@ -175,7 +185,7 @@ def has_exercises(nb: NotebookNode, path: Path) -> list[str]:
             if not re.search(rf"def {function}\([^§]*raise NotImplementedError", above):
                 findings.append(f"{name(cell)} has no stub of {function} above it")
         above += f"\n§\n{cell.source}"  # a stub is one cell
-    if keys != wanted or len(keys) < EXERCISES:
+    if keys != wanted or (len(keys) < EXERCISES and not is_optional(path)):
         findings.append(f"exercises {keys}, on record are {wanted}")
     return findings
 
@@ -226,7 +236,7 @@ def captions(nb: NotebookNode, path: Path) -> list[str]:
         long = [found[3] for found in below if found and len(found[3].split()) > CAPTION_WORDS]
         findings += [f"{name(cell)} has a caption of {len(text.split())} words" for text in long]
     many = sum(len(DRAWING.findall(cell.source)) + bool(figures(cell)) for cell in nb.cells)
-    wanted = [(path.stem.split("_")[0].lstrip("0"), str(k)) for k in range(1, many + 1)]
+    wanted = [(number_of(path).lstrip("0"), str(k)) for k in range(1, many + 1)]
     return findings + ([] if numbers == wanted else [f"figures {numbers}, not {wanted}"])
 
 
@@ -269,9 +279,9 @@ def title_table(nb: NotebookNode, path: Path) -> list[str]:
 
 def opens_with_the_map(nb: NotebookNode, path: Path) -> list[str]:
     """The course is drawn with this notebook's part lit."""
-    drawing = f"](../figures/map_{path.stem.split('_')[0]}.svg)"
+    drawing = f"](../figures/map_{number_of(path)}.svg)"
     there = any(cell.source.startswith("![") and drawing in cell.source for cell in nb.cells)
-    return [] if there else [f"no cell begins with the drawing map_{path.stem.split('_')[0]}.svg"]
+    return [] if there else [f"no cell begins with the drawing map_{number_of(path)}.svg"]
 
 
 def prose(nb: NotebookNode) -> str:
@@ -333,8 +343,10 @@ def working_links(nb: NotebookNode, path: Path) -> list[str]:
 
 
 def linked_neighbours(nb: NotebookNode, path: Path) -> list[str]:
-    """The notebooks before and after are one click away."""
-    every = sorted(path.parent.glob("*.ipynb"))
+    """The notebooks before and after are one click away; an appendix has none."""
+    every = sorted(other for other in path.parent.glob("*.ipynb") if not is_optional(other))
+    if path not in every:
+        return []
     i = every.index(path)
     markdown = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
     neighbours = every[max(i - 1, 0) : i] + every[i + 1 : i + 2]

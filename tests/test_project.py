@@ -151,7 +151,7 @@ NUMBERS = [notebook.number for notebook in notebooks()]
 
 def glossary() -> list[tuple[str, str]]:
     """The words of the glossary, each with the number of the notebook that explains it, if any."""
-    return re.findall(r"^\| ([^|]+?) \| [^|]+ \| (\d\d|)\s*\|$", text("GLOSSARY.md"), re.MULTILINE)
+    return re.findall(r"^\| ([^|]+?) \| [^|]+ \| (\d\d|A|)\s*\|$", text("GLOSSARY.md"), re.MULTILINE)
 
 
 def names(word: str) -> list[str]:
@@ -199,7 +199,7 @@ def test_the_glossary_names_the_first_notebook_that_introduces_the_word():
 
 
 def test_the_notebook_of_a_symbol_has_its_name_in_code():
-    rows = re.findall(r"^\| \$.+\$ \| (.*?) \|.*\| (\d\d) \|$", text("GLOSSARY.md"), re.MULTILINE)
+    rows = re.findall(r"^\| \$.+\$ \| (.*?) \|.*\| (\d\d|A) \|$", text("GLOSSARY.md"), re.MULTILINE)
     assert len(rows) == len(re.findall(r"^\| \$", text("GLOSSARY.md"), re.MULTILINE)) > 20
     for code, number in rows:
         source = "\n".join(cell.source for cell in cells(number))
