@@ -57,10 +57,9 @@ def test_the_transcripts_are_those_of_the_notebook():
 
 
 def test_the_message_in_the_readme_is_what_a_reader_sees():
-    sentence, multiplies = find("1.5").slips[0]
-    assert "hot is cold" in sentence
-    told = judge("1.5", multiplies)[1].replace("not right yet. You", "not right yet.\nYou")
-    assert f"```text\n{told}\n```" in text("README.md")
+    sentence, unshifted = find("1.4").slips[0]
+    assert "no shift" in sentence and "forget to shift the targets" in text("README.md")
+    assert f"```text\n{judge('1.4', unshifted)[1]}\n```" in text("README.md")
 
 
 def test_the_clinic_and_the_model_are_as_large_as_the_readme_says():

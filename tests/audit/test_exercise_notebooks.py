@@ -138,12 +138,13 @@ def solve(nb: NotebookNode) -> list[str]:
     """Put every solution in the place of its stub, and a wrong answer before its check.
 
     Nothing has to be quick, or to learn: that is asked of the notebook as it stands. So a run takes
-    ten steps at most. Returns the keys.
+    ten steps at most, and that on the page of 01 a hundred. Returns the keys.
     """
     cells = exercise_cells(nb)
     for cell in nb.cells:
         cell.source = re.sub(r"\bseconds < \d+", "seconds > 0", cell.source)
         cell.source = re.sub(r"\[\], 200$", "[], 40", cell.source, flags=re.MULTILINE)  # in 06
+        cell.source = re.sub(r"^STEPS = 800$", "STEPS = 100", cell.source, flags=re.MULTILINE)  # 01
     for key, (stub, at) in cells.items():
         line = f", {find(key).line}" if find(key).bugs else ""
         nb.cells[stub].source = with_line(key, solution_source(key))
