@@ -151,7 +151,8 @@ NUMBERS = [notebook.number for notebook in notebooks()]
 
 def glossary() -> list[tuple[str, str]]:
     """The words of the glossary, each with the number of the notebook that explains it, if any."""
-    return re.findall(r"^\| ([^|]+?) \| [^|]+ \| (\d\d|A|)\s*\|$", text("GLOSSARY.md"), re.MULTILINE)
+    row = r"^\| ([^|]+?) \| [^|]+ \| (\d\d|A|)\s*\|$"
+    return re.findall(row, text("GLOSSARY.md"), re.MULTILINE)
 
 
 def names(word: str) -> list[str]:
