@@ -240,7 +240,7 @@ def test_what_did_not_pass_or_was_only_judged_is_not_remembered(file, capsys):
     check("2.2", lambda log_probs, mask: log_probs)
     capsys.readouterr()
     answer("2.2")
-    assert capsys.readouterr().out == "No answer of yours to 2.3 has passed yet.\n"
+    assert capsys.readouterr().out == "No answer of yours to 2.2 has passed yet.\n"
     with pytest.raises(KeyError):
         answer("2.99")
     assert not file.exists()  # who only looks gets none

@@ -57,7 +57,8 @@ def course(tmp_path):
     git(published, "commit", "-qm", "first")
     git(tmp_path, "clone", "-q", "published", "mine")
     answers = {"2.1": ANSWER, "2.2": "def sequence_log_probs(log_probs, mask):\n    return ("}
-    answers["2.4"] = "def score(model, prompt_ids):\n    return prompt_ids  # not"
+    asked = "model, prompt_ids, prompt_mask, completions, mask, temperature"
+    answers["2.4"] = f"def score({asked}):\n    return mask  # not"
     answers["2.3"] = "def completion_mask(completions, eos_id):\n    return completions"
     write(mine / "notebooks" / NAME, answers, "my notes")
     write(mine / "notebooks" / CLINIC, {"8.1": TEST}, "my notes")
