@@ -96,7 +96,7 @@ torch.where puts 0.0 where a group's amax equals its amin (keepdim=True); .flatt
 @exercise("loss of REINFORCE", gradient="log_probs")
 def reinforce(log_probs, mask, advantages):
     """log_probs, mask (N, T), advantages (N,) -> scalar (), to be minimized"""
-    log_p = sequence_log_probs(log_probs, mask)  # (N,), exercise 2.3
+    log_p = sequence_log_probs(log_probs, mask)  # (N,), exercise 2.2
     return -(advantages * log_p).mean()
 
 
