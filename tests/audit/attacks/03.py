@@ -150,7 +150,9 @@ def a_batch_for_each_pass(policy, sample_batch, grade, compare, loss_of, *, pass
 
 
 @wrong("3.4", *WORLD)
-def every_batch_gets_the_first_ones_passes(policy, sample_batch, grade, compare, loss_of, *, passes, lr):
+def every_batch_gets_the_first_ones_passes(
+    policy, sample_batch, grade, compare, loss_of, *, passes, lr
+):
     optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
     for _ in passes:
         batch = sample_batch(policy)
