@@ -260,10 +260,7 @@ recovery.wrong = {
     "return [spoiled, healthy]": "Each call makes a new Adam, so both of your runs get a new one.",
     "spoiled, healthy = [4], [1] * batches": "Count again. The blown-up batch is one of them.",
 }
-recovery.cases = {
-    "the same Adam, 5 batches": (False, 5),
-    "a new Adam, 16 batches": (True, 16),
-}
+recovery.cases = {"the same Adam": (False, 5), "a new Adam": (True, 16)}
 recovery.hints = """
 With one pass, all ratios are 1. So which passes leave only Adam as a suspect?
 [4] + [1] * (batches - 1) is one call. The same numbers in two lists are two calls, two Adams."""
