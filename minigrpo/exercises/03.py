@@ -181,8 +181,8 @@ train.why = """Sampling, reward and comparison happen once per batch, and only t
 the update repeat. What the sampler stored with the batch stays as it was, so from the second pass
 on the batch is older than the policy that learns from it."""
 train.wrong = {
-    "loss = loss_of(policy, sample_batch(policy), advantages)": "You write a new batch for every update, "
-    "so the advantages belong to other completions. Keep the batch for all its passes.",
+    "loss = loss_of(policy, sample_batch(policy), advantages)": "You write a new batch for every "
+    "update, so the advantages belong to other completions. Keep the batch for all its passes.",
     (("optimizer.zero_grad()", "pass"),): "The old gradients are still there when you call "
     "backward(), and it adds to them. Call zero_grad() before each.",
     "advantages = rewards": "You weight with the raw rewards. Compare them first.",
@@ -190,8 +190,8 @@ train.wrong = {
     (("compare(rewards)", "compare(rewards); optimizer = torch.optim.Adam([policy.mean], lr)"),): (
         "You make a new Adam for each batch, so it forgets. Make one before the loop."
     ),
-    "history.append(grade(sample_batch(policy)).mean().item())": "What you return is measured after the "
-    "updates. We want the mean reward of the batch that was learned from.",
+    "history.append(grade(sample_batch(policy)).mean().item())": "What you return is measured "
+    "after the updates. We want the mean reward of the batch that was learned from.",
 }
 WORLD = Writer(), write_numbers, nearness, in_fours, ratio_loss
 train.cases = {
