@@ -223,24 +223,24 @@ def test_a_pass_is_remembered_with_the_whole_cell_and_the_latest_counts(capsys, 
     for strict in ("", "1"):
         monkeypatch.setenv("MINIGRPO_STRICT", strict)
         source = RIGHT.format(f"# strict: {strict}")
-        assert check("2.3", written(source)["sequence_log_probs"]).passed
-        assert kept_source("2.3") == source.strip("\n")
+        assert check("2.2", written(source)["sequence_log_probs"]).passed
+        assert kept_source("2.2") == source.strip("\n")
     monkeypatch.delenv("MINIGRPO_STRICT")
-    check("2.3", written("def f(log_probs, mask):\n    return log_probs\n")["f"])
+    check("2.2", written("def f(log_probs, mask):\n    return log_probs\n")["f"])
     capsys.readouterr()
-    answer("2.3")
+    answer("2.2")
     printed = capsys.readouterr().out
     assert printed == source
-    assert judge("2.3", written(printed)["sequence_log_probs"])[0] == "passed"
+    assert judge("2.2", written(printed)["sequence_log_probs"])[0] == "passed"
 
 
 def test_what_did_not_pass_or_was_only_judged_is_not_remembered(file, capsys):
     right = written(RIGHT.format("pass"))["sequence_log_probs"]
-    judge("2.3", right)
-    check("2.3", lambda log_probs, mask: log_probs)
+    judge("2.2", right)
+    check("2.2", lambda log_probs, mask: log_probs)
     capsys.readouterr()
-    answer("2.3")
-    assert capsys.readouterr().out == "No answer of yours to 2.3 has passed yet.\n"
+    answer("2.2")
+    assert capsys.readouterr().out == "No answer of yours to 2.2 has passed yet.\n"
     with pytest.raises(KeyError):
         answer("2.99")
     assert not file.exists()  # who only looks gets none
@@ -258,26 +258,26 @@ def test_a_review_is_remembered_when_its_line_is_right_too():
 
 
 def test_the_courses_own_function_and_one_without_a_source_replace_no_answer(capsys):
-    check("2.3", find("2.3").reference)
+    check("2.2", find("2.2").reference)
     assert kept.recall("exercises") == {}
     names = {"torch": torch, "__name__": "__main__"}
     exec(RIGHT.format("pass"), names)
     sourceless = names["sequence_log_probs"]
-    assert check("2.3", sourceless).passed and kept_source("2.3") == ""
-    answer("2.3")
+    assert check("2.2", sourceless).passed and kept_source("2.2") == ""
+    answer("2.2")
     assert "has passed, but its source couldn't be found" in capsys.readouterr().out
-    passed = check("2.3", written(RIGHT.format("pass"))["sequence_log_probs"])
-    for other in (find("2.3").reference, check("2.3", passed), sourceless):
-        assert check("2.3", other).passed and "helper" in kept_source("2.3")
+    passed = check("2.2", written(RIGHT.format("pass"))["sequence_log_probs"])
+    for other in (find("2.2").reference, check("2.2", passed), sourceless):
+        assert check("2.2", other).passed and "helper" in kept_source("2.2")
 
 
 def test_of_a_file_only_the_lines_of_the_function_are_kept():
     def sequence_log_probs(log_probs, mask):
         return log_probs.masked_fill(mask == 0, 0.0).sum(dim=-1)
 
-    check("2.3", sequence_log_probs)
-    assert kept_source("2.3").startswith("def sequence_log_probs(log_probs, mask):\n    return ")
-    assert kept_source("2.3").count("\n") == 1
+    check("2.2", sequence_log_probs)
+    assert kept_source("2.2").startswith("def sequence_log_probs(log_probs, mask):\n    return ")
+    assert kept_source("2.2").count("\n") == 1
 
 
 # guesses -----------------------------------------------------------------------------------------

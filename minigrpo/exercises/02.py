@@ -10,44 +10,6 @@ from minigrpo import logprobs, sampling
 from minigrpo.exercises.form import FAR, exercise, numbers, texts, whole
 
 
-@exercise(
-    "log of a product",
-    package=lambda probs: logprobs.sequence_log_probs(probs.log(), torch.ones_like(probs)),
-    gradient="probs",
-)
-def log_product(probs):
-    """probs (..., L) -> (...), the logarithm of the product over the last dimension"""
-    return probs.log().sum(dim=-1)
-
-
-log_product.why = """A sum of logarithms stays an ordinary number however long the text gets. If you
-multiply first, a hundred probabilities of 0.1 have underflowed to 0 before you take the
-logarithm."""
-log_product.right = ["return probs.log().cumsum(-1)[..., -1]"]
-log_product.wrong = {
-    "return probs.prod(-1).log()": "You multiply first, and the product of many probabilities is "
-    "0. Take the logarithms first, and add them.",
-    "return probs.double().prod(-1).log()": "You multiply in float64, which only moves the wall: "
-    "a few hundred factors more, and the product is 0 again.",
-    "return probs.log().mean(-1)": "That's the mean of the logarithms, so the length is lost.",
-    "return (probs + 1e-10).log().sum(-1)": "You add a small number before the logarithm. No "
-    "probability is 0 here, so leave it out.",
-    "return probs.log().sum()": "You sum over all dimensions. Sum over the last one only.",
-}
-log_product.cases = {
-    "worked by hand": (torch.tensor([0.5, 0.25, 0.5]),),
-    "two rows, certain and rare tokens": (torch.tensor([[1.0, 0.1, 1.0], [1e-10, 0.5, 1e-20]]),),
-    "100 factors of 0.1": (torch.full((1, 100), 0.1),),
-    "600 factors of 0.1": (torch.full((1, 600), 0.1),),
-}
-log_product.draw = lambda r: (
-    numbers(r, *r.choice(((4,), (1, 3), (3, 2), (2, 3, 4))), low=0.02, high=1.0),
-)
-log_product.hints = """
-What is the logarithm of a * b?
-Take the logarithm of every factor first, then sum over the last dimension."""
-
-
 def of_the_package(logits, input_ids):  # which takes a model
     return logprobs.token_log_probs(lambda *_, **__: SimpleNamespace(logits=logits), input_ids)
 
@@ -168,23 +130,6 @@ completion_mask.hints = """
 A position is real if there's no EOS *before* it. Subtract its own from the count: is it 0?"""
 
 
-@exercise("sampling loop", keywords="max_new_tokens eos_id temperature generator")
-def sample(model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator):
-    """prompts (N, P) and their mask -> completions (N, T), and their tokens' log-probs (N, T)"""
-    ids, mask, log_probs = prompt_ids, prompt_mask, []
-    for _ in range(max_new_tokens):
-        with torch.no_grad():
-            logits = model(ids, mask).logits[:, -1]  # (N, V), for the token after the last
-        log_p = (logits / temperature).log_softmax(dim=-1)
-        token = torch.multinomial(log_p.exp(), 1, generator=generator)  # (N, 1)
-        log_probs.append(log_p.gather(1, token))
-        ids = torch.cat([ids, token], dim=1)
-        mask = torch.cat([mask, torch.ones_like(token)], dim=1)
-        if (ids[:, prompt_ids.shape[1] :] == eos_id).any(dim=1).all():
-            break  # every row has written its EOS
-    return ids[:, prompt_ids.shape[1] :], torch.cat(log_probs, dim=1)
-
-
 def chain(table, ends=True):  # the token before and the number of real tokens decide; 0 is EOS
     def model(input_ids, attention_mask=None, **_):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -205,6 +150,70 @@ def some_prompts(r, T=4, temperature=1.0, ends=True):
 
 
 COUNTS = chain(40.0 * torch.eye(5)[[0, 2, 3, 4, 0]])
+
+
+@exercise("scorer of completions")
+def score(model, prompt_ids, prompt_mask, completions, mask, temperature):
+    """prompts (N, P), completions (N, T), their masks -> log-probs (N, T), read where mask is 1"""
+    ids = torch.cat([prompt_ids, completions], dim=1)  # (N, P + T)
+    logits = model(ids, torch.cat([prompt_mask, mask], dim=1)).logits  # (N, P + T, V)
+    log_probs = token_log_probs(logits / temperature, ids)  # (N, P + T - 1)
+    return log_probs[:, -completions.shape[1] :]
+
+
+def some_completions(r):
+    model, ids, mask, *_ = some_prompts(r)
+    completions = whole(r, len(ids), r.randint(1, 4), high=3)
+    real = completion_mask(completions, 0)  # after the end 0 is certain, so it has log-prob 0
+    return model, ids, mask, completions * real, real, r.choice((0.5, 1.0, 2.0))
+
+
+score.why = """Column s of the log-probs scores token s + 1, so the last T columns are the
+completion's. The last T *logits* are another thing: they predict the tokens one place later."""
+score.right = ["return torch.where(mask.bool(), log_probs[:, prompt_ids.shape[1] - 1 :], 0.0)"]
+score.wrong = {
+    "log_probs = (logits / temperature).log_softmax(-1).gather(-1, ids[..., None])[..., 0]": "You "
+    "take the last T logits, which predict the tokens after those of the completion. Its first "
+    "token is predicted at the last prompt position.",
+    "return log_probs[:, prompt_ids.shape[1] :]": "You're one column late. Column s scores token "
+    "s + 1, so the completion begins in column P - 1.",
+    "logits = model(ids).logits": "The model isn't given the mask, so it reads the padding.",
+    "log_probs = token_log_probs(logits, ids)": "You don't divide the logits by the temperature.",
+    (
+        "log_probs = token_log_probs(logits, ids)",
+        "return log_probs[:, -completions.shape[1] :] / temperature",
+    ): "You divide log-probs by the temperature. Divide the logits, before the softmax.",
+    "return log_probs": "You return the prompts' log-probs as well. Keep the completions' alone.",
+}
+TWO = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[False, True], [True, True]])
+ROWS = torch.tensor([[2, 3, 4, 0], [3, 4, 0, 0]])
+score.cases = {
+    "a model that counts": (COUNTS, *(x[1:] for x in TWO), ROWS[1:, :3], ROWS[1:, :3] > -1, 1.0),
+    "two that count": (COUNTS, *TWO, ROWS, completion_mask(ROWS, 0), 1.0),
+}
+score.draw = some_completions
+score.hints = """
+Join prompts and completions, and their masks. One call of the model gives all the logits.
+token_log_probs(logits / temperature, ids) has P + T - 1 columns. Which T of them do you need?"""
+
+
+@exercise("sampling loop", keywords="max_new_tokens eos_id temperature generator")
+def sample(model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator):
+    """prompts (N, P) and their mask -> completions (N, T), and their tokens' log-probs (N, T)"""
+    ids, mask, log_probs = prompt_ids, prompt_mask, []
+    for _ in range(max_new_tokens):
+        with torch.no_grad():
+            logits = model(ids, mask).logits[:, -1]  # (N, V), for the token after the last
+        log_p = (logits / temperature).log_softmax(dim=-1)
+        token = torch.multinomial(log_p.exp(), 1, generator=generator)  # (N, 1)
+        log_probs.append(log_p.gather(1, token))
+        ids = torch.cat([ids, token], dim=1)
+        mask = torch.cat([mask, torch.ones_like(token)], dim=1)
+        if (ids[:, prompt_ids.shape[1] :] == eos_id).any(dim=1).all():
+            break  # every row has written its EOS
+    return ids[:, prompt_ids.shape[1] :], torch.cat(log_probs, dim=1)
+
+
 SETTINGS = 6, 0, 1.0, torch.Generator().manual_seed(0)
 sample.why = """The log-prob stored is that of the distribution the token came from, temperature
 included. A row that has ended keeps writing until all have; the completion mask hides that."""
