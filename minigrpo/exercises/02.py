@@ -38,14 +38,12 @@ token_log_probs.wrong = {
     "log_p = (predictions.softmax(dim=-1) + 1e-9).log()": "You add a small number before the "
     "logarithm, so no token comes out rarer than that. log_softmax needs none.",
     "return -log_p.gather(-1, tokens[..., None]).squeeze(-1)": "No log-prob is above 0.",
-    "predictions, tokens = logits[:, :-1], input_ids[:, :-1]": SHIFT,
 }
 token_log_probs.cases = {
     "a model that counts": (40.0 * torch.eye(5)[1:][None], torch.tensor([[0, 1, 2, 3]])),
     "a text that counts badly": (40.0 * torch.eye(5)[1:][None], torch.tensor([[0, 2, 2, 0]])),
     "two heights": (torch.tensor([[[50.0, 49], [-50, -49], [9, 9]]]), torch.tensor([[1, 0, 1]])),
     "a large vocabulary": (some_windows(Random(1), 1, 3, 300)[0], torch.tensor([[0, 257, 299]])),
-    "a long text": some_windows(Random(2), 1, 600, 3),
 }
 token_log_probs.draw = some_windows
 token_log_probs.corners = {
@@ -88,7 +86,6 @@ sequence_log_probs.cases = {
     "a token that is certain": (torch.tensor([[-9.0, 0.0, -2.0]]), torch.tensor([[0, 1, 1]])),
     "an empty row": (torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[0, 0], [1, 0]])),
     "an impossible token": (torch.tensor([[-1.0, -torch.inf, -2.0]]), torch.ones(1, 3)),
-    "a long text": (torch.full((1, 600), -0.5), torch.ones(1, 600)),
 }
 sequence_log_probs.draw = lambda r: texts(r, 1, low=-6)
 sequence_log_probs.hints = """
@@ -121,10 +118,7 @@ completion_mask.cases = {
     "large ids": (torch.tensor([[50256, 7, 50257, 3], [128009, 50250, 50258, 9]]), 50257),
     "thousands of tokens": (torch.tensor([[7, 3] + [3] * 2998, [5] * 3000]), 3),
 }
-completion_mask.draw = lambda r: (
-    whole(r, r.randint(1, 4), r.randint(1, 6), high=5),
-    r.randrange(5),
-)
+completion_mask.draw = lambda r: (whole(r, 3, r.randint(1, 6), high=5), r.randrange(5))
 completion_mask.hints = """
 (completions == eos_id).cumsum(dim=1) counts the EOS so far. Where is it 0, and where 1?
 A position is real if there's no EOS *before* it. Subtract its own from the count: is it 0?"""

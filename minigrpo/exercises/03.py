@@ -28,7 +28,6 @@ def letter_share(completions, mask, letter_id):
 letter_share.why = """Divide the hits of a row by the real tokens of that row, so that twice the
 text isn't worth twice the reward. If you divide by the width of the batch, a short text loses
 reward because of its neighbors."""
-letter_share.right = ["return (hits / real.sum(dim=-1, keepdim=True)).sum(dim=-1)"]
 letter_share.wrong = {
     "return hits.float().mean(dim=-1)": "You divide by the width of the batch.",
     "hits = completions == letter_id": NAMED["mask_in_the_denominator_only"].sentence,
@@ -71,8 +70,6 @@ group_advantages.wrong = {
     "so easy prompts look like good answers. Compare within the group.",
     "std = groups.std(dim=1, keepdim=True, correction=0)": POPULATION,
     "advantages = (groups - mean) / (std + 1e-8)": "The formula adds 1e-4 to the std.",
-    "advantages = (groups - mean) / (groups.std(1, correction=0, keepdim=True) + 1e-8)": POPULATION
-    + " And almost nothing is added to it. The formula adds 1e-4.",
     "advantages = groups - mean": "What comes out is the reward minus the group's mean, as in Dr. "
     "GRPO. Divide by the std plus 1e-4 too.",
     "std = groups.std()": NAMED["std_over_the_batch"].sentence,
@@ -164,12 +161,12 @@ def in_fours(rewards):
 
 
 @exercise("the loop", keywords="passes lr")
-def train(policy, write, reward, compare, loss_of, *, passes, lr):
+def train(policy, sample_batch, grade, compare, loss_of, *, passes, lr):
     """passes: a list, the number of updates on each batch -> as many mean rewards"""
     optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
     for updates in passes:  # one batch each
-        batch = write(policy)
-        rewards = reward(batch)
+        batch = sample_batch(policy)
+        rewards = grade(batch)
         advantages = compare(rewards)
         for _ in range(updates):
             loss = loss_of(policy, batch, advantages)
@@ -184,20 +181,17 @@ train.why = """Sampling, reward and comparison happen once per batch, and only t
 the update repeat. What the sampler stored with the batch stays as it was, so from the second pass
 on the batch is older than the policy that learns from it."""
 train.wrong = {
-    "loss = loss_of(policy, write(policy), advantages)": "You write a new batch for every update, "
-    "so the advantages belong to other completions. Keep the batch for all its passes.",
+    "loss = loss_of(policy, sample_batch(policy), advantages)": "You write a new batch for every "
+    "update, so the advantages belong to other completions. Keep the batch for all its passes.",
     (("optimizer.zero_grad()", "pass"),): "The old gradients are still there when you call "
     "backward(), and it adds to them. Call zero_grad() before each.",
     "advantages = rewards": "You weight with the raw rewards. Compare them first.",
     (("range(updates)", "range(1)"),): "You take one update per batch, whatever `passes` says.",
-    (
-        (
-            "compare(rewards)",
-            "compare(rewards); optimizer = torch.optim.Adam(policy.parameters(), lr)",
-        ),
-    ): ("You make a new Adam for each batch, so it forgets. Make one before the loop."),
-    "history.append(reward(write(policy)).mean().item())": "What you return is measured after the "
-    "updates. We want the mean reward of the batch that was learned from.",
+    (("compare(rewards)", "compare(rewards); optimizer = torch.optim.Adam([policy.mean], lr)"),): (
+        "You make a new Adam for each batch, so it forgets. Make one before the loop."
+    ),
+    "history.append(grade(sample_batch(policy)).mean().item())": "What you return is measured "
+    "after the updates. We want the mean reward of the batch that was learned from.",
 }
 WORLD = Writer(), write_numbers, nearness, in_fours, ratio_loss
 train.cases = {
@@ -206,7 +200,7 @@ train.cases = {
     "passes that change": (*WORLD, [2, 1, 4, 1, 1], 0.1),
 }
 train.hints = """
-One Adam before the loop. Per batch: write, reward, compare. Then the passes.
+One Adam before the loop. Per batch: sample_batch, grade, compare. Then the passes.
 A pass: loss_of(policy, batch, advantages), zero_grad(), backward(), step(). The batch stays."""
 
 
@@ -233,8 +227,6 @@ sequence_ratio.wrong = {
     "(notebook 05). Here we want the whole product.",
     "return new.sum(dim=-1).exp() / old.sum(dim=-1).exp()": "You take exp first, and then you "
     "divide. For a long text that's 0/0. Subtract first.",
-    "return (new - old).sum(dim=-1).clamp(-20, 20).exp()": "You clamp the log-ratio. We want the "
-    "exact ratio, and no gradient flows where you clamp.",
 }
 sequence_ratio.cases = {
     "far apart": (torch.full((1, 1), -30.0), torch.full((1, 1), -55.0), torch.ones(1, 1)),
@@ -266,15 +258,9 @@ recovery.wrong = {
     "whichever Adam it is. If both runs fail, you can't tell the two suspects apart.",
     "return [spoiled + healthy]": "One call makes one Adam, so both of your runs keep the old one.",
     "return [spoiled, healthy]": "Each call makes a new Adam, so both of your runs get a new one.",
-    "return [spoiled, *([n] for n in healthy)] if new_adam else [spoiled + healthy]": "You make a "
-    "new Adam for every batch. Then it isn't clear which of them helped. Make one, after batch 1.",
     "spoiled, healthy = [4], [1] * batches": "Count again. The blown-up batch is one of them.",
 }
-recovery.cases = {
-    "the same Adam, 5 batches": (False, 5),
-    "a new Adam, 16 batches": (True, 16),
-    "the same Adam, 2 batches": (False, 2),
-}
+recovery.cases = {"the same Adam": (False, 5), "a new Adam": (True, 16)}
 recovery.hints = """
 With one pass, all ratios are 1. So which passes leave only Adam as a suspect?
 [4] + [1] * (batches - 1) is one call. The same numbers in two lists are two calls, two Adams."""
@@ -305,8 +291,6 @@ clipped_objective.wrong = {
         "max_for_min"
     ].sentence,
     "return good * advantages": "At A < 0 you clip the wrong side.",
-    "return torch.where(advantages > 0, good == ratio, bad == ratio) * ratio * advantages": "The "
-    "slope is right, but the value falls to 0 where it's flat. Keep the one it has at the edge.",
     ("good = ratio.clamp(max=clip)", "bad = ratio.clamp(min=clip)"): "The edges are 1 + clip and "
     "1 - clip, because the ratio begins at 1.",
 }

@@ -136,12 +136,12 @@ WORLD = Shifted(), pairs, closeness, in_pairs, squared, [2, 3, 1], 0.3
 
 
 @wrong("3.4", *WORLD)
-def a_batch_for_each_pass(policy, write, reward, compare, loss_of, *, passes, lr):
+def a_batch_for_each_pass(policy, sample_batch, grade, compare, loss_of, *, passes, lr):
     optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
     for updates in passes:
         for _ in range(updates):
-            batch = write(policy)
-            rewards = reward(batch)
+            batch = sample_batch(policy)
+            rewards = grade(batch)
             optimizer.zero_grad()
             loss_of(policy, batch, compare(rewards)).backward()
             optimizer.step()
@@ -150,11 +150,13 @@ def a_batch_for_each_pass(policy, write, reward, compare, loss_of, *, passes, lr
 
 
 @wrong("3.4", *WORLD)
-def every_batch_gets_the_first_ones_passes(policy, write, reward, compare, loss_of, *, passes, lr):
+def every_batch_gets_the_first_ones_passes(
+    policy, sample_batch, grade, compare, loss_of, *, passes, lr
+):
     optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
     for _ in passes:
-        batch = write(policy)
-        rewards = reward(batch)
+        batch = sample_batch(policy)
+        rewards = grade(batch)
         advantages = compare(rewards)
         for _ in range(passes[0]):
             optimizer.zero_grad()
@@ -165,13 +167,13 @@ def every_batch_gets_the_first_ones_passes(policy, write, reward, compare, loss_
 
 
 @right("3.4")
-def a_tensor_and_cleared_afterwards(policy, write, reward, compare, loss_of, *, passes, lr):
+def a_tensor_and_cleared_afterwards(policy, sample_batch, grade, compare, loss_of, *, passes, lr):
     optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
     optimizer.zero_grad()
     means = torch.zeros(len(passes))
     for step, updates in enumerate(passes):
-        batch = write(policy)
-        rewards = reward(batch)
+        batch = sample_batch(policy)
+        rewards = grade(batch)
         means[step] = rewards.mean()
         advantages = compare(rewards)
         while updates:
@@ -183,13 +185,13 @@ def a_tensor_and_cleared_afterwards(policy, write, reward, compare, loss_of, *, 
 
 
 @right("3.4")
-def adamw_without_decay(policy, write, reward, compare, loss_of, *, passes, lr):
+def adamw_without_decay(policy, sample_batch, grade, compare, loss_of, *, passes, lr):
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=0.0)
     means = []
     for updates in passes:
-        batch = write(policy)
+        batch = sample_batch(policy)
         with torch.no_grad():
-            rewards = reward(batch)
+            rewards = grade(batch)
             advantages = compare(rewards)
         for _ in range(updates):
             optimizer.zero_grad(set_to_none=False)
