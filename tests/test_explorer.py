@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import nbformat
 import pytest
 import torch
-from test_browser import CONTRAST, NOTEBOOKS, browser, opened, screenshot  # noqa: F401
+from test_browser import NOTEBOOKS, browser, is_readable, opened  # noqa: F401
 
 from minigrpo import arithmetic
 from minigrpo.grpo import GRPOConfig, train_grpo
@@ -395,11 +395,8 @@ def test_everything_can_be_read_at_every_width(page_of, recorded, width, scheme)
         page.check(f"#state input[value={state}]", force=True)
         for view in ("prob", "ratio", "advantage", "push", "clip", "kl"):
             page.check(f"#view input[value={view}]", force=True)
-            low = [text for ratio, *text in page.evaluate(CONTRAST) if ratio < 4.5]
-            cut = page.locator(".token b").evaluate_all(CUT)
-            wide = page.evaluate("document.documentElement.scrollWidth")
-            assert (low, cut) == ([], []) and wide <= width, (algorithm, view)
-            screenshot(page, f"explorer-{width}-{scheme}-{algorithm}-{view}")
+            is_readable(page, f"explorer-{width}-{scheme}-{algorithm}-{view}")
+            assert page.locator(".token b").evaluate_all(CUT) == []
 
 
 SEEN = """() => {
