@@ -14,14 +14,7 @@ from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.objective import VARIANTS
 from minigrpo.pretrain import documents_batch
 from minigrpo.study import experiments
-from minigrpo.study.experiments import (
-    EXPERIMENTS,
-    SUMMIT,
-    Experiment,
-    any_thought,
-    only_form,
-    run,
-)
+from minigrpo.study.experiments import EXPERIMENTS, SUMMIT, Experiment, any_thought, only_form, run
 
 SUMMIT_NAME = next(iter(EXPERIMENTS))
 TINY = {"steps": 2, "every": 1, "n": 8}
