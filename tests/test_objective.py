@@ -15,18 +15,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import (
-    AVERAGES,
-    BASELINES,
-    ESTIMATORS,
-    GARBAGE,
-    LEVELS,
-    SCALES,
-    SURROGATES,
-    float64,
-    ragged_masks,
-    uniform,
-)
+from support import GARBAGE, float64, ragged_masks, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -44,6 +33,9 @@ from minigrpo.objective import (
 Rows = list[list[float]]
 
 NAN, INF = math.nan, math.inf
+SCALES, BASELINES = ("group", "batch", "none"), ("mean", "leave_one_out")
+LEVELS, SURROGATES = ("token", "sequence", "geometric"), ("clip", "cispo")
+ESTIMATORS, AVERAGES = ("k1", "k2", "k3"), ("sequence_mean", "token_mean", "constant")
 
 
 # ---------------------------------------------------------------------------------------------

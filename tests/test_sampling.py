@@ -11,7 +11,7 @@ from support import Bigram, successor, tiny_gpt, tiny_llama, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
-from minigrpo.logprobs import positions_from_mask, token_log_probs
+from minigrpo.logprobs import token_log_probs
 from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
 
 NAN, INF = math.nan, math.inf
@@ -130,15 +130,6 @@ def test_frequencies_are_those_of_the_enumerated_distribution():
         for text, p in expected.items():
             standard_error = math.sqrt(p * (1 - p) / rows)
             assert abs(counts[text] / rows - p) <= 4 * standard_error, (settings, text)
-
-
-def test_top_k_of_one_takes_the_likeliest_token():
-    model = tiny_gpt()
-    r = sample(model, *RAGGED, max_new_tokens=5, top_k=1)
-    position_ids = positions_from_mask(r.attention_mask)
-    logits = model(r.input_ids, r.attention_mask, position_ids).logits
-    assert torch.equal(r.completions, logits[:, 4:-1].argmax(dim=-1))
-    assert torch.equal(r.log_probs, torch.zeros(5, 5, dtype=torch.float64))
 
 
 def test_the_generator_decides_the_text_and_nothing_else_does():

@@ -386,15 +386,10 @@ def test_a_tokenizer_without_a_pad_token(folder):
         load_pretrained(folder, device="cpu")
     with pytest.raises(ValueError, match="pad_token: expected a token of the tokenizer, got 'x y'"):
         load_pretrained(folder, device="cpu", pad_token="x y")
-    policy, tokenizer = load_pretrained(folder, device="cpu", pad_token="<|endoftext|>")
-    assert tokenizer.pad_token_id == tokenizer.eos_token_id
-    assert tokenizer.padding_side == "left"  # its own is another
-
-
-def test_bfloat16_and_another_pad_token_on_request(folder):
-    given = {"dtype": torch.bfloat16, "pad_token": "<|end|>"}
+    given = {"pad_token": "<|endoftext|>", "dtype": torch.bfloat16}
     policy, tokenizer = load_pretrained(folder, device="cpu", **given)
-    assert policy.dtype == torch.bfloat16 and tokenizer.pad_token == "<|end|>"
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id and policy.dtype == torch.bfloat16
+    assert tokenizer.padding_side == "left"  # its own is another
 
 
 def test_the_turn_of_the_assistant_begins_behind_what_the_user_wrote():
