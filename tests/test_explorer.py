@@ -254,7 +254,8 @@ def test_the_gradients_of_the_page_are_those_of_autograd(page_of, batch):
     for rows, settings in zip(found, every, strict=True):
         exact = autograd(batch, settings, settings["state"])
         assert [len(row) for row in rows] == [len(row) for row in batch.tokens]
-        mine = torch.tensor([row + [0.0] * (exact.shape[1] - len(row)) for row in rows]).double()
+        padded = [row + [0.0] * (exact.shape[1] - len(row)) for row in rows]
+        mine = torch.tensor(padded, dtype=torch.float64)
         assert torch.equal(mine == 0, exact == 0) and (mine - exact).abs().max() < 1e-12, settings
         zeros += (exact == 0).sum().item() * (not settings["kl_weight"])
     assert zeros > 1000  # where the clip or the mask stops a gradient
