@@ -61,7 +61,8 @@ def test_the_model_is_transformers_own_llama():
     assert not policy.training
 
 
-def test_the_seed_decides_the_weights_and_nothing_else():
+def test_the_seed_decides_the_weights_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a GPU was seeded"))
     state = torch.get_rng_state()
     assert torch.equal(weights(tiny_llama(3)), weights(tiny_llama(3)))
     assert not torch.equal(weights(tiny_llama(3)), weights(tiny_llama(4)))
@@ -209,8 +210,3 @@ def test_the_trained_policy_answers_in_plain_transformers(trained, tmp_path):
 
 def test_generate_stops_at_the_eos():
     assert tiny_llama().generation_config.eos_token_id == EOS == TAGS.eos
-
-
-def test_making_a_model_leaves_the_random_numbers_of_gpus_alone(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a GPU was seeded"))
-    tiny_llama(3)

@@ -430,6 +430,15 @@ def test_a_token_that_has_become_impossible_has_ratio_zero():
     assert metrics["ratio/min"] == 0
 
 
+def test_only_the_policy_and_its_entropy_receive_a_gradient():
+    for surrogate in SURROGATES:
+        batch = {n: x.clone().requires_grad_(n != "completion_mask") for n, x in BATCH.items()}
+        weights = {"kl_weight": 0.3, "kl_correction": True, "entropy_weight": 0.7}
+        grpo_loss(**batch, surrogate=surrogate, **weights)[0].backward()
+        reached = {name for name, x in batch.items() if x.grad is not None}
+        assert reached == {"log_probs", "entropy"}
+
+
 # ---------------------------------------------------------------------------------------------
 # grpo_loss: what lies under the mask
 

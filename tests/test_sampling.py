@@ -41,6 +41,7 @@ def test_recorded_log_probs_are_those_of_the_scorer():
             scores = token_log_probs(model, r.input_ids, r.attention_mask, **settings)
             scores = scores[:, r.prompt_ids.shape[1] - 1 :]
             assert_close(r.log_probs, scores, atol=1e-10, rtol=0)
+            assert not r.log_probs.requires_grad
 
 
 # ---------------------------------------------------------------------------------------------
@@ -145,10 +146,6 @@ def test_the_generator_decides_the_text_and_nothing_else_does():
 
 # ---------------------------------------------------------------------------------------------
 # what comes back
-
-
-def test_sampling_leaves_no_graph():
-    assert not rollouts(tiny_gpt()).log_probs.requires_grad
 
 
 def test_what_sampling_leaves_behind_can_be_read_by_a_loss():
