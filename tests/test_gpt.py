@@ -145,6 +145,16 @@ def test_a_block_adds_to_the_stream():
 # padding and the cache -----------------------------------------------------------------------
 
 
+def test_padding_on_the_left_changes_nothing_and_makes_no_gradient_nan():
+    model = tiny_gpt()
+    logits = model(IDS, LEFT).logits
+    for row, mask in enumerate(LEFT.bool()):
+        close(logits[row, mask], model(IDS[row, mask][None]).logits[0])
+    assert logits.isfinite().all()
+    logits[LEFT.bool()].sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_reading_in_pieces_with_the_cache_equals_one_pass():
     model = tiny_gpt()
     for mask in (None, LEFT):

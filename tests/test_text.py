@@ -149,15 +149,12 @@ def test_the_format_reward(completion, reward):
     assert answer_reward(prompts=["?"], completions=[completion], answer=["7"]) == [reward]
 
 
-def test_a_chat_without_a_message_has_no_form():
-    assert format_reward([CHAT], [[]]) == [0]
-
-
 def test_a_prompt_that_opens_the_thought():
     for prompt in ("How many? <think>", "How many?\n<think>\n"):
         assert format_reward([prompt], ["3 + 4 = 7</think><answer>7</answer>"]) == [1]
         assert format_reward([prompt], [RIGHT]) == [0]  # opened twice
     assert format_reward(["How many?"], ["3 + 4 = 7</think><answer>7</answer>"]) == [0]
+    assert format_reward([CHAT], [[]]) == [0]  # no message, no form
 
 
 @pytest.mark.parametrize("completion", ["", "I don't know", "</answer>", "7"])
