@@ -199,6 +199,13 @@ CONTRAST = """() => {
 }"""
 
 
+def is_readable(page: object, name: str) -> None:
+    """Every text stands out from its ground, and nothing is wider than the window."""
+    screenshot(page, name)
+    assert [text for ratio, *text in page.evaluate(CONTRAST) if ratio < 4.5] == [], name
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> list[Path]:
     """The pages of all notebooks as they are committed, of the texts, and the index."""

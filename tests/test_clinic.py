@@ -212,9 +212,8 @@ def test_a_fourth_measurement_is_refused_and_the_same_again_is_free():
 
 
 def test_where_only_one_of_the_two_can_be_measured_the_other_is_shown():
-    text = case_of(clinic.record("a sampler that does not know the end")).measurement(
-        "loss by hand"
-    )
+    case = case_of(clinic.record("a sampler that does not know the end"))
+    text = case.measurement("loss by hand")
     assert "patient 10: Nothing to measure here" in text and "logged loss" in text
     text = case_of(clinic.record("0 divided by 0")).measurement("transcripts")
     assert "patient 3: The run stopped" in text and "healthy twin:\n" in text
@@ -229,15 +228,11 @@ def test_a_measurement_that_finds_nothing_in_the_patient_is_free():
     assert "it's free" not in case.measurement("scorer against sampler") and len(case.measured) == 1
 
 
-def test_dots_take_no_measurement_and_say_where_the_list_is():
+def test_dots_and_a_measurement_that_does_not_exist_are_free():
     case = clinic.patient(1)
     said = case.measurement("...")
-    assert said == "Patient 1: 3 of 3 left. case.measure() lists them." and case.measured == []
+    assert said == "Patient 1: 3 of 3 left. case.measure() lists them."
     assert all(f'"{name}"' in case.measurement() for name in MEASUREMENTS)
-
-
-def test_a_measurement_that_does_not_exist_is_free():
-    case = clinic.patient(1)
     assert "Did you mean 'transcripts'?" in case.measurement("transcript")
     assert case.measured == []
 
@@ -277,9 +272,8 @@ def test_a_wrong_diagnosis_never_names_the_right_one(patient):
         if other in slow and patient is not same_task[0]:
             continue
         text = case.judged(other)
-        assert f"{other!r} isn't it." in text and patient.name not in text.replace(
-            "healthy twin", ""
-        )
+        assert f"{other!r} isn't it." in text
+        assert patient.name not in text.replace("healthy twin", "")
         if other != "healthy":
             assert clinic.record(other).sign in text
 
@@ -327,26 +321,19 @@ def test_the_evidence_says_when_its_measurement_was_not_taken(tmp_path, monkeypa
     assert 'In "gradient per token", ' in case.judged("EOS masked out")
 
 
-def test_the_first_answer_counts(capsys):
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_the_first_answer_counts_and_giving_up_is_one(gives_up, capsys):
     case = case_of(clinic.record("k1 as the loss"))
     case.measurement("transcripts")
-    case.diagnose("healthy")
+    case.reveal() if gives_up else case.diagnose("healthy")
+    assert ("k1 as the loss" in capsys.readouterr().out) == gives_up
     case.diagnose("k1 as the loss")
     printed = capsys.readouterr().out
-    assert "Right." in printed and "Your first answer counts, and it was 'healthy'." in printed
+    assert "Right." in printed and "Your first answer counts" in printed
+    assert gives_up or "Your first answer counts, and it was 'healthy'." in printed
     clinic.tally()
     assert "1 of 25 patients diagnosed, 0 right" in capsys.readouterr().out
     assert progress.recall("clinic")[str(case.number)]["measured"] == ["transcripts"]
-
-
-def test_giving_up_counts_as_an_answer(capsys):
-    case = case_of(clinic.record("k1 as the loss"))
-    case.reveal()
-    assert "k1 as the loss" in capsys.readouterr().out
-    case.diagnose("k1 as the loss")
-    assert "first answer counts" in capsys.readouterr().out
-    clinic.tally()
-    assert "0 right" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -26,25 +26,9 @@ TITLE = """# 99 Made up
 | what it needs | minutes of prose | minutes of exercises | seconds to run | exercises |
 |---|---|---|---|---|
 | nothing | 100 | 15 | 999 on two cores | 3 |"""
-EXERCISES = '''"""Made-up exercises."""
-
-from minigrpo.exercises.form import exercise
-
-
-@exercise("one")
-def one(n):
-    return n
-
-
-@exercise("two")
-def two(n):
-    return n
-
-
-@exercise("three")
-def three(n):
-    return n
-'''
+ONE = '\n\n@exercise("{0}")\ndef {0}(n):\n    return n\n'
+EXERCISES = '"""Made up."""\n\nfrom minigrpo.exercises.form import exercise\n'
+EXERCISES += "".join(map(ONE.format, ("one", "two", "three")))
 
 
 def test_what_is_made_of_the_list_is_up_to_date():

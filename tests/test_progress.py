@@ -105,14 +105,9 @@ def test_a_kernel_that_waits_in_vain_writes_nothing_and_forgets_nothing(file, mo
     assert told == f"{ {'1': {}, '2': {'n': 1}, '3': {}, '4': {}} }\n"
 
 
-def make_text(file: Path) -> None:
-    file.parent.mkdir()
-    file.write_text('{"version": 1}' * 100)
-
-
 OBSTACLES = {
     "a folder": lambda file: file.mkdir(parents=True),
-    "a text": make_text,
+    "a text": lambda file: (file.parent.mkdir(), file.write_text('{"version": 1}' * 100)),
     "a file in place of its folder": lambda file: file.parent.write_text(""),
 }
 
@@ -341,9 +336,8 @@ def test_before_anything_is_done_it_is_one_inviting_sentence():
 
 
 def test_what_was_done_is_drawn_the_same_in_both_forms():
-    kept.remember("exercises", "2.1", {"source": ""})
-    kept.remember("exercises", "2.3", {"source": ""})
-    kept.remember("exercises", "99.1", {"source": ""})  # of another edition
+    for key in ("2.1", "2.3", "99.1"):  # the last is of another edition
+        kept.remember("exercises", key, {"source": ""})
     kept.remember("predictions", "07.accuracy", {"guess": 0.6})
     kept.remember("predictions", "03.leash", {"guess": 5.0})
     kept.remember("outcomes", "07.accuracy", {"value": 0.98})

@@ -132,12 +132,6 @@ def test_every_target_and_file_that_a_page_calls_exists(name):
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 
 
-def test_the_pages_name_the_commands_that_a_reader_needs():
-    for command in ("lab", "course", "progress", "exam", "update", "test"):
-        assert f"make {command}" in text("README.md"), command
-        assert re.search(rf"^make {command}\b", text("docs/help.md"), re.MULTILINE), command
-
-
 def test_the_citation_agrees_with_the_project():
     cited = dict(re.findall(r"^([\w-]+): \"?([^\">]+?)\"?$", text("CITATION.cff"), re.MULTILINE))
     about = project()["project"]

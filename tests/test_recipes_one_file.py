@@ -20,7 +20,6 @@ from support import with_bos
 from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, learn
-from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import group_advantages
 from minigrpo.sampling import Rollouts, left_pad, sample
 from minigrpo.text.models import load_pretrained
@@ -108,33 +107,16 @@ def whole(r: Rollouts, recipe):
 def test_it_samples_the_same_tokens_with_the_same_log_probs(recipe, setting):
     ours = rollouts_of(setting, recipe)
     torch.manual_seed(3)
-    theirs = sample(
-        setting.policy,
-        *setting.prompts,
-        max_new_tokens=12,
-        completions_per_prompt=4,
-        eos_id=setting.stops,
-    )
+    given = {"max_new_tokens": 12, "eos_id": setting.stops}
+    theirs = sample(setting.policy, *setting.prompts, completions_per_prompt=4, **given)
     for name in ("prompt_ids", "prompt_mask", "completions", "completion_mask"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
     torch.testing.assert_close(ours.log_probs, theirs.log_probs, rtol=0, atol=1e-9)
-
-
-def test_greedy_completions_are_the_same(recipe, setting):
-    given = setting.policy, *setting.prompts
-    ids, _, _ = recipe.sample(*given, 2, options(), greedy=True)
-    theirs = sample(*given, max_new_tokens=12, top_k=1, eos_id=setting.stops)
+    # And the likeliest ones.
+    ids, _, _ = recipe.sample(setting.policy, *setting.prompts, 2, options(), greedy=True)
+    theirs = sample(setting.policy, *setting.prompts, top_k=1, **given)
     completions = ids[:, setting.prompts[0].shape[1] :]
-    assert torch.equal(completions[::2], theirs.completions)
-    assert torch.equal(completions[1::2], theirs.completions)
-
-
-def test_it_scores_the_same_log_probs(recipe, setting):
-    r = rollouts_of(setting, recipe)
-    ours = recipe.score(setting.policy, whole(r, recipe), options())
-    theirs, _ = completion_log_probs_and_entropy(setting.policy, *r.text)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
-    torch.testing.assert_close(ours, r.log_probs, rtol=0, atol=1e-9)
+    assert torch.equal(completions, theirs.completions.repeat_interleave(2, dim=0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -193,14 +175,11 @@ def test_it_takes_the_same_steps(recipe, setting, case):
 def test_no_question_is_learned_from_and_measured_with(recipe):
     learned, held_out = recipe.make_data()
     numbers = []
-    for rows in (learned, held_out):
-        found = set()
-        for row in rows:
-            a, b = [int(n) for n in re.findall(r"\d+", row["question"])]
-            assert int(row["answer"]) == (a + b if "gets" in row["question"] else a - b)
-            found.add((a, b))
-        numbers.append(found)
-    assert not numbers[0] & numbers[1]
+    for row in (*learned, *held_out):
+        a, b = [int(n) for n in re.findall(r"\d+", row["question"])]
+        assert int(row["answer"]) == (a + b if "gets" in row["question"] else a - b)
+        numbers.append((a, b))
+    assert not {*numbers[: len(learned)]} & {*numbers[len(learned) :]}
     assert len(held_out) >= 100 and len({row["question"] for row in learned}) == len(learned)
 
 
@@ -222,9 +201,8 @@ def test_its_reward(recipe, text, value):
 
 def test_a_rollout_has_its_own_texts_and_rewards(recipe, monkeypatch, tmp_path):
     # Of a reader who counts: a whole number.
-    monkeypatch.setattr(
-        recipe, "reward", lambda text, answer: text.count("1") + 2 * (answer in text)
-    )
+    counted = lambda text, answer: text.count("1") + 2 * (answer in text)  # noqa: E731
+    monkeypatch.setattr(recipe, "reward", counted)
     o = recipe.parse(["--smoke", "--out", str(tmp_path)])
     policy, tokenizer = recipe.load(o)
     rows = recipe.make_data()[0][:100:15]
@@ -240,11 +218,8 @@ def test_a_rollout_has_its_own_texts_and_rewards(recipe, monkeypatch, tmp_path):
     o.chat, o.max_new_tokens = True, 1
     (ids, mask, _), *_ = recipe.rollout(policy, tokenizer, rows[:1], 1, o)
     chat = [*recipe.SHOTS, {"role": "user", "content": rows[0]["question"]}]
-    assert (
-        tokenizer.decode(ids[0, :-1][mask[0, :-1]])
-        == "".join(f"<|{turn['role']}|>{turn['content']}<|end|>\n" for turn in chat)
-        + "<|assistant|>"
-    )
+    said = "".join(f"<|{turn['role']}|>{turn['content']}<|end|>\n" for turn in chat)
+    assert tokenizer.decode(ids[0, :-1][mask[0, :-1]]) == said + "<|assistant|>"
 
 
 @pytest.mark.parametrize("chat", [False, True])

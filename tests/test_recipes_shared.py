@@ -31,14 +31,8 @@ load_config, load_rows, plain_errors = running.load_config, running.load_rows, r
 CsvLog, check_memory, free_memory = running.CsvLog, running.check_memory, running.free_memory
 held_out = running.held_out
 ROWS = [{"question": f"{i} + {i}?", "answer": str(2 * i), "note": "a, b"} for i in range(25)]
-LLAMA = LlamaConfig(
-    hidden_size=8,
-    intermediate_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    vocab_size=100,
-    tie_word_embeddings=False,
-)
+SIZES = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+LLAMA = LlamaConfig(**SIZES, vocab_size=100, tie_word_embeddings=False)
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +85,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, text, said):
 
 
 def test_a_file_is_read_by_its_ending_alone(tmp_path):
-    file = tmp_path / "rows.txt"
-    file.write_text("1 + 1?")
+    (file := tmp_path / "rows.txt").write_text("1 + 1?")
     with pytest.raises(ValueError, match="rows.txt: expected a .json, .*, got the ending '.txt'"):
         load_rows(file, "train", ("question",))
 
@@ -128,14 +121,10 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
     hung.set()
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(running, "get_session", Answers)
+    answers = SimpleNamespace(head=lambda url, timeout: "503 is an answer too")
+    monkeypatch.setattr(running, "get_session", lambda: answers)
     running.ask_the_hub(seconds=60)
     assert not constants.HF_HUB_OFFLINE
-
-
-class Answers:
-    def head(self, url, timeout):
-        return "503 is an answer too"
 
 
 def test_a_model_that_writes_no_text_is_refused(tmp_path):
@@ -218,9 +207,8 @@ def test_a_data_set_is_loaded_by_its_name_or_its_folder(tmp_path, monkeypatch):
 
 def test_memory_by_hand():
     V, C, inner = 100, 8, 16
-    count = (
-        2 * V * C + 4 * C * C + 3 * C * inner + 3 * C
-    )  # embedding and head, attention, MLP, norms
+    # embedding and head, attention, MLP, norms
+    count = 2 * V * C + 4 * C * C + 3 * C * inner + 3 * C
     needs = memory(LLAMA, rows=4, tokens=10, reference=True)
     assert needs["weights"] + needs["gradients and averages"] == 16 * count
     assert needs["reference"] == 4 * count and needs["logits"] == 3 * 4 * 4 * 10 * V
@@ -257,9 +245,8 @@ def test_the_activations_that_notebook_11_counts_with():
 
 def test_too_little_memory_is_said_before_a_weight_is_there():
     check_memory(LLAMA, device="cpu", rows=4, tokens=10)
-    with pytest.raises(
-        MemoryError, match=r"at least \d+.\d GiB \(.*logits \d+.\d\), and \d+.\d are"
-    ):
+    said = r"at least \d+.\d GiB \(.*logits \d+.\d\), and \d+.\d are"
+    with pytest.raises(MemoryError, match=said):
         check_memory(LLAMA, device="cpu", rows=2**20, tokens=2**20)
     assert 2**26 < free_memory("cpu") < 2**45
 
@@ -289,18 +276,15 @@ def test_where_there_is_no_proc_all_of_the_memory_counts(monkeypatch):
 
 def test_a_container_has_what_it_was_given(monkeypatch):
     read, limit = Path.read_text, ["max"]
-    monkeypatch.setattr(
-        Path, "read_text", lambda self: limit[0] if self.name == "memory.max" else read(self)
-    )
+    given = lambda self: limit[0] if self.name == "memory.max" else read(self)  # noqa: E731
+    monkeypatch.setattr(Path, "read_text", given)
     assert free_memory("cpu") > 2**26
     limit[0] = "12345678\n"
     assert free_memory("cpu") == 12345678
 
 
 def test_held_out_questions_are_answered_greedily(monkeypatch):
-    policy, tokenizer = load_pretrained(
-        data_folder() / "text_llama", device="cpu", dtype=torch.float32
-    )
+    policy, tokenizer = load_pretrained(data_folder() / "text_llama", device="cpu")
     rows = draw_rows(10, torch.Generator().manual_seed(0), held_out=True)
     rows[:3] = [{**row, "answer": "no number"} for row in rows[:3]]
     found = held_out(policy, tokenizer, rows)
@@ -327,11 +311,8 @@ def test_a_log_has_one_line_per_step_whatever_stops_the_run(tmp_path):
     assert read(log.path)[-1] == {"step": "3", "reward": "0.75", "kl": ""}
     again = CsvLog(log.path)  # from a checkpoint after step 1
     again.add(2, reward=5, held_out=0.5)
-    assert [(line["step"], line["reward"]) for line in read(log.path)] == [
-        ("1", "0.25"),
-        ("2", "5"),
-    ]
-    assert read(log.path)[1]["held_out"] == "0.5"
+    told = [(line["step"], line["reward"], line["held_out"]) for line in read(log.path)]
+    assert told == [("1", "0.25", ""), ("2", "5", "0.5")]
     assert [path.name for path in log.path.parent.iterdir()] == ["log.csv"]
 
 

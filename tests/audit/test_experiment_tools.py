@@ -412,9 +412,6 @@ def test_a_chat_asks_the_same_and_is_almost_never_right():
     assert next(policy.parameters()).dtype == torch.float32
     chats, plain = (text_runs.scores(policy, tokenizer, chat=chat) for chat in (True, False))
     assert chats["right"] < 0.05 < plain["right"]
-    for one in text_runs.STORE.stored()[:3]:  # those of gpt2
-        for name in text_runs.SCORES:
-            assert one["curve"][name][0] == pytest.approx(plain[name], abs=0.01)
     rows, chats = (text_runs.problems(chat, held_out=True) for chat in (False, True))
     said = [{"role": "user", "content": rows[0]["prompt"].strip()}]
     assert chats[0] == {**rows[0], "prompt": said} and len(rows) == len(chats) == 128
