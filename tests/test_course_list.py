@@ -23,7 +23,7 @@ COPIED = ("data", "notebooks", "docs", "figures", "recipes", "minigrpo", "tests"
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "attacks", "cache")
 TITLE = """# 99 Made up
 
-| what it needs | minutes of prose | minutes of exercises | seconds to run | exercises |
+| what it needs | minutes of reading | minutes of exercises | seconds to run | exercises |
 |---|---|---|---|---|
 | nothing | 100 | 15 | 999 on two cores | 3 |"""
 ONE = '\n\n@exercise("{0}")\ndef {0}(n):\n    return n\n'
@@ -105,8 +105,8 @@ def test_a_new_notebook_is_in_the_tables_the_counts_and_the_maps(copy):
     assert f"There are {exercises}. Your function" in page
     row = r"\| 99 \[Made up\]\(notebooks/99_made_up\.ipynb\) \(\[Colab\]\(https://colab\.[^)]*/"
     assert re.search(row + r"99_made_up\.ipynb\)\) \| what 99 builds \| 100 \+ 15 \|\n<!-- ", page)
-    minutes = sum(int(notebook.told["minutes of prose"]) for notebook in COURSE) + 100
-    assert f"about {readme.NUMBERS[round(minutes / 60)]} hours of prose" in page
+    minutes = sum(int(notebook.told["minutes of reading"]) for notebook in COURSE) + 100
+    assert f"about {readme.NUMBERS[round(minutes / 60)]} hours of reading" in page
     row = "[Made up](../notebooks/99_made_up.ipynb) | what 99 is about | core | 100 | 15 | 999 | 3"
     assert f"| 99 | {row} |\n" in text(copy, "docs/notebooks.md")
     assert f"{many} notebooks that build" in text(copy, "CITATION.cff")
@@ -119,7 +119,7 @@ def test_a_new_notebook_has_its_card_and_its_page(copy):
     index = text(copy, "out/index.html")
     (card,) = re.findall(r'<section class="card" id="99_made_up">.*?</section>', index, re.DOTALL)
     assert 'href="99_made_up.html">99 Made up<' in card
-    assert "The card of 99 &amp; more." in card and "100 min of prose" in card
+    assert "The card of 99 &amp; more." in card and "100 min of reading" in card
     assert 'href="99_made_up.html"' in text(copy, f"out/{COURSE[-1].stem}.html")  # the next one
     assert '"99 Made up"' in text(copy, "out/course.js")
 

@@ -62,12 +62,12 @@ def between(name: str) -> str:
 
 def places() -> dict[str, list[tuple[str, str]]]:
     """What course.toml decides of each page: a place, and what should stand there."""
-    short = "| notebook | what you'll have built | minutes, prose + exercises |\n|---|---|---|\n"
-    long = "| | notebook | what's in it | path | minutes of prose | minutes of exercises "
+    short = "| notebook | what you'll have built | minutes, reading + exercises |\n|---|---|---|\n"
+    long = "| | notebook | what's in it | path | minutes of reading | minutes of exercises "
     long += f"| seconds to run | exercises |\n{8 * '|---'}|\n"
     course, colab = notebooks(), "https://colab.research.google.com/github/"
     colab += f"{repository()}/blob/main/notebooks"
-    minutes = [[n.told[f"minutes of {what}"] for what in ("prose", "exercises")] for n in course]
+    minutes = [[n.told[f"minutes of {what}"] for what in ("reading", "exercises")] for n in course]
     for n, (prose, practice) in zip(course, minutes):
         short += f"| {n.number} [{n.title}](notebooks/{n.file}) ([Colab]({colab}/{n.file})) "
         short += f"| {n.built} | {prose} + {practice} |\n"
@@ -80,8 +80,8 @@ def places() -> dict[str, list[tuple[str, str]]]:
             (between("notebooks"), short),
             (r"(?<=\*\* )\w+(?= notebooks that run on a laptop CPU)", many),
             (r"(?<=There are )\d+(?=\. Your function)", str(sum(n.exercises for n in course))),
-            (r"(?<=That's about )\w+(?= hours of prose)", hours[0]),
-            (r"(?<=hours of prose and )\w+(?= of exercises)", hours[1]),
+            (r"(?<=That's about )\w+(?= hours of reading)", hours[0]),
+            (r"(?<=hours of reading and )\w+(?= of exercises)", hours[1]),
         ],
         "docs/notebooks.md": [(between("notebooks"), long)],
         "CITATION.cff": [(r"(?<=abstract: >-\n  )\w+(?= notebooks)", many)],
