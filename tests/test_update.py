@@ -120,7 +120,7 @@ def test_a_notebook_that_is_gone_is_in_the_copy_and_one_that_was_deleted_comes_b
 def test_every_exercise_of_the_course_is_found_and_is_a_stub():
     for path in sorted((update.ROOT / "notebooks").glob("*.ipynb")):
         found = [*update.exercises(read(path))]
-        assert len(found) >= 3
+        assert len(found) >= 3 or path.stem.startswith("appendix")
         for _, name, cells in found:
             code = update.source(cells[-1])
             assert f"def {name}(" in code and update.STUB.search(code), name
