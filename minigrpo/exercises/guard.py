@@ -62,9 +62,7 @@ def contained(seconds: float, seed: int = 0) -> Iterator[Output]:
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise TimeIsUp in the block after so many seconds; Windows has no alarm that could."""
 
-    def up(
-        number: int, frame: object
-    ) -> None:  # not while the block is left: nobody catches it there
+    def up(number: int, frame: object) -> None:  # not while the block is left: it would get out
         if frame.f_code.co_filename not in (__file__, contextmanager.__code__.co_filename):
             raise TimeIsUp
 
