@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import os
-import re
 import signal
 import sys
 import threading
@@ -17,10 +16,10 @@ import pytest
 import recipe_lines
 import torch
 from huggingface_hub import constants
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from minigrpo.files import data_folder
-from minigrpo.text.models import load_pretrained, memory
+from minigrpo.text.models import KEPT, kept, load_pretrained, memory
 from minigrpo.text.problems import draw_rows
 from minigrpo.text.prompts import answer_reward, write
 
@@ -217,13 +216,28 @@ def test_memory_by_hand():
     assert memory(tied, rows=1, tokens=1)["weights"] == 4 * (count - V * C)
 
 
-def test_the_activations_that_notebook_11_counts_with():
-    shape = dict(hidden_size=576, intermediate_size=1536, num_attention_heads=9)
-    config = LlamaConfig(**shape, num_key_value_heads=3, num_hidden_layers=2, vocab_size=100)
+def test_cards_divide_what_their_stage_says():
+    whole = memory(LLAMA, rows=1, tokens=1, reference=True)
+    count = whole["weights"] // 4
+    by = [memory(LLAMA, rows=1, tokens=1, reference=True, cards=4, stage=s) for s in range(4)]
+    assert by[0] == whole and [n["logits"] for n in by] == [whole["logits"]] * 4
+    found = [n["gradients and averages"] / count for n in by]
+    assert found == pytest.approx([12, 4 + 2, 1 + 2, 1 + 2], abs=0.01)
+    assert [n["weights"] // count for n in by] == [n["reference"] // count for n in by]
+    assert [n["weights"] / count for n in by] == pytest.approx([4, 4, 4, 1], abs=0.01)
+    tiles = [memory(LLAMA, rows=n, tokens=4096, tiles=True)["logits"] for n in (1, 9)]
+    assert tiles == [4 * 4096 * 100] * 2
 
-    def kept(rows: int) -> int:
+
+@pytest.mark.parametrize("config", [LlamaConfig, Qwen2Config])
+@pytest.mark.parametrize("arithmetic", KEPT)
+def test_the_activations_are_those_that_hooks_count(config, arithmetic):
+    shape = dict(hidden_size=64, intermediate_size=160, num_attention_heads=4, vocab_size=100)
+
+    def found(layers: int, rows: int) -> int:
         """Bytes that the backward pass needs, beside the weights."""
-        model, sizes = LlamaForCausalLM(config), {}
+        config_ = config(**shape, num_key_value_heads=2, num_hidden_layers=layers)
+        model, sizes = AutoModelForCausalLM.from_config(config_), {}
 
         def keep(saved: torch.Tensor) -> torch.Tensor:
             memory = saved.untyped_storage()
@@ -233,14 +247,17 @@ def test_the_activations_that_notebook_11_counts_with():
 
         alive: list[torch.Tensor] = []
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-            model(torch.zeros(rows, 186, dtype=torch.long), use_cache=False)
+            with torch.autocast("cpu", torch.bfloat16, enabled=arithmetic == 2):
+                model.model(torch.zeros(rows, 50, dtype=torch.long), use_cache=False)
         weights = {p.data_ptr() for p in model.parameters()}
         return sum(size for at, size in sizes.items() if at not in weights)
 
-    per_unit = (kept(2) - kept(1)) / (186 * 2 * 576)  # tokens, layers, width
-    text = (ROOT / "notebooks" / "11_a_real_run.ipynb").read_text("utf-8")
-    (told,) = re.findall(r"(\d+) bytes per token, layer", text)
-    assert per_unit == pytest.approx(float(told), abs=1)
+    one = found(2, 2) - found(2, 1) - (found(1, 2) - found(1, 1))  # a row more, in a layer
+    sizes = {"checkpointing": False, "arithmetic": arithmetic}
+    llama = config(**shape, num_key_value_heads=2, num_hidden_layers=3)
+    assert kept(llama, 50, **sizes) == 3 * one
+    sizes["checkpointing"] = True
+    assert kept(llama, 50, **sizes) == one + 3 * 50 * 4 * 64
 
 
 def test_too_little_memory_is_said_before_a_weight_is_there():

@@ -23,8 +23,9 @@ from listing import ROOT, notebooks
 
 from minigrpo.files import atomic_path
 
-sys.path.append(str(ROOT / "tools" / "experiments"))
+sys.path += [str(ROOT / "tools" / "experiments"), str(ROOT / "recipes")]
 import bench
+import memory
 import results
 import store
 import thinking
@@ -40,7 +41,11 @@ SHOWN = (  # the other experiments end alike
     "KL weight 0.1",
     "KL weight 1",
 )
-TABLES = {"docs/results.md": ("results", "thinking"), "docs/speed.md": tuple(bench.TABLES)}
+TABLES = {
+    "docs/results.md": ("results", "thinking"),
+    "docs/speed.md": tuple(bench.TABLES),
+    "recipes/README.md": ("memory",),
+}
 IMAGE = re.compile(r"!\[[^\]]*\]\((?:\.\./)?(figures/([\w-]+)\.([\w-]+)\.png)\)")
 NUMBERS = """
 zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
@@ -114,6 +119,8 @@ def stored(name: str) -> str:
     if name == "results":
         there = store.load("results.json")["experiments"]
         return results.table({"experiments": {key: there[key] for key in SHOWN if key in there}})
+    if name == "memory":
+        return memory.table(memory.SHAPES)
     return thinking.table() if name == "thinking" else bench.table(store.load("bench.json"), name)
 
 
