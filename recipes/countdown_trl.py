@@ -1,6 +1,6 @@
 """GRPO on the countdown task with TRL: make 21 from 3, 7 and 25, each used once.
 
-    python recipes/countdown_trl.py --smoke                        # seconds, CPU, no network
+    python recipes/countdown_trl.py --smoke                        # seconds, no network
     python recipes/countdown_trl.py --numbers 3 --largest 20       # easy ones first
     accelerate launch --num_processes 4 recipes/countdown_trl.py --vllm      # four GPUs
 

@@ -1,6 +1,6 @@
 """GRPO on GSM8K, grade-school word problems, with TRL's GRPOTrainer.
 
-    python recipes/gsm8k_trl.py --smoke                            # seconds, CPU, no network
+    python recipes/gsm8k_trl.py --smoke                            # seconds, no network
     python recipes/gsm8k_trl.py --ask                              # is there something to learn?
     python recipes/gsm8k_trl.py                                    # one GPU, all weights learn
     python recipes/gsm8k_trl.py --lora --vllm                      # adapters learn, vLLM samples
@@ -85,7 +85,7 @@ def options(description: str, data: str | None) -> argparse.ArgumentParser:
     add("--save-every", type=count, default=20, help="steps between two checkpoints")
     add("--log", choices=("trackio", "wandb"), help="log there too; a CSV file is always written")
     add("--seed", type=int, default=0, help="of the order of the questions and the sampling")
-    add("--smoke", action="store_true", help="two steps of the small shipped model, on the CPU")
+    add("--smoke", action="store_true", help="two steps of the small shipped model")
     return parser
 
 
@@ -270,7 +270,7 @@ def checked(o: argparse.Namespace, rows: list[dict], test: list[dict], right, te
     """Whatever can be wrong is seen here, before a weight is loaded."""
     if "WORLD_SIZE" not in os.environ:  # one process, one GPU; several are a matter of accelerate
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
-    o.device = "cpu" if o.smoke or not torch.cuda.is_available() else "cuda"
+    o.device = "cuda" if torch.cuda.is_available() else "cpu"
     o.lr = (1e-5 if o.lora else 1e-6) if o.lr is None else o.lr
     right = load_function(o.reward) if o.reward else right
     config, tokenizer = check(o)
