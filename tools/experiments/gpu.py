@@ -22,6 +22,7 @@ import tempfile
 import time
 import warnings
 from importlib import metadata, util
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -90,26 +91,30 @@ def losses(deadline: float) -> list[Results]:
 
 
 def autocast(deadline: float) -> list[Results]:
-    """Nats per token between sampler (with a cache) and scorer, of the small model that ships."""
-    tokenizer = AutoTokenizer.from_pretrained(data_folder() / "text_llama", padding_side="left")
-    policy = AutoModelForCausalLM.from_pretrained(data_folder() / "text_llama", dtype=torch.float32)
-    policy = policy.to(DEVICE).eval()
-    policy.generation_config.eos_token_id = [tokenizer.eos_token_id]
+    """Nats per token between sampler (with a cache) and scorer, both ours.
+
+    Of the small model that ships, and of the 0.5B's shape with random weights.
+    """
+    small = data_folder() / "text_llama"
+    tokenizer = AutoTokenizer.from_pretrained(small, padding_side="left")
     prompts = [row["prompt"] for row in draw_rows(32, torch.Generator().manual_seed(0))]
     batch = tokenizer(prompts, padding=True, return_tensors="pt").to(DEVICE)
-    rows = []
-    for bf16 in (False, True):
+    ids, real, stops = batch["input_ids"], batch["attention_mask"].bool(), tokenizer.eos_token_id
+    trained = AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32).to(DEVICE)
+    random = begin(shape_of("Qwen2.5-0.5B"), torch.float32)
+    rows, models = [], {"text_llama": (trained, stops), "random 0.5B": (random, -1)}
+    for (name, (policy, stop)), bf16 in product(models.items(), (False, True)):
         cfg = SimpleNamespace(max_new_tokens=40, bf16=bf16)
+        policy.generation_config.eos_token_id = [stop]
         torch.manual_seed(0)
-        real = batch["attention_mask"].bool()
-        rollouts = grpo_one_file.sample(policy, batch["input_ids"], real, 8, cfg)
+        rollouts = grpo_one_file.sample(policy.eval(), ids, real, 8, cfg)
         with torch.no_grad():
             scored = grpo_one_file.score(policy, rollouts, cfg)
         written = rollouts.mask[:, -scored.shape[1] :]
         apart = (rollouts.log_probs - scored)[written].double()
         sizes = {"rms": apart.pow(2).mean().sqrt(), "largest": apart.abs().max()}
         sizes = {name: float(f"{value.item():.2g}") for name, value in sizes.items()}
-        rows.append({"arithmetic": "bfloat16" if bf16 else "float32", **sizes})
+        rows.append({"model": name, "in": "bfloat16" if bf16 else "float32", **sizes})
     return rows
 
 
@@ -138,22 +143,21 @@ def now() -> float:
     return time.perf_counter()
 
 
-def told(who: str, name: str, o: Any, plan: Results, sampling: float, learning: float) -> Results:
-    """A row: rates, seconds of a step, and peak GiB beside the promise."""
+def told(who: str, name: str, o: Any, sampling: float, learning: float) -> Results:
+    """A row: rates, seconds of a step, and peak GiB."""
     N = o.prompts * o.group
     row = {"who": who, "model": name, "lora": o.lora, "rows": o.rows, "prompt": o.prompt}
     row |= {"tokens": o.tokens, "completions": N, "sampled": round(N * o.tokens / sampling)}
     row |= {"learned": round(N * (o.prompt + o.tokens) / learning)}
     row |= {"seconds sampling": round(sampling, 1), "seconds learning": round(learning, 1)}
-    promised = max(plan["learning"], plan["sampling"]) / GIB
     peak = torch.cuda.max_memory_allocated() / GIB if CUDA else None
     reserved = torch.cuda.max_memory_reserved() / GIB if CUDA else None
-    sizes = {"peak": peak, "reserved": reserved, "promised": promised}
+    sizes = {"peak": peak, "reserved": reserved}
     return {**row, **{k: v if v is None else round(v, 2) for k, v in sizes.items()}}
 
 
-def planned(name: str, *arguments: str) -> tuple[Any, Any, Results]:
-    """The options of memory.py, the config, and the plan; MemoryError if there isn't the room."""
+def planned(name: str, *arguments: str) -> tuple[Any, Any]:
+    """The options of memory.py, and the config; MemoryError if there isn't the room."""
     o = memory.options().parse_args(list(arguments))
     o.card = (torch.cuda.mem_get_info()[1] if CUDA else 2**40) / GIB
     vars(o).update(TINY.get("run", {}))
@@ -161,12 +165,12 @@ def planned(name: str, *arguments: str) -> tuple[Any, Any, Results]:
     plan = memory.plan(config, o)
     if max(plan["learning"], plan["sampling"]) > o.card * GIB:
         raise MemoryError(f"{plan['learning'] / GIB:.1f} GiB promised, {o.card:.1f} there")
-    return o, config, plan
+    return o, config
 
 
 def one_file(name: str) -> Results:
     """A step of the recipe in one file: it keeps all activations, and the logits of a pass."""
-    o, config, plan = planned(name, "--no-checkpointing", "--whole-logits")
+    o, config = planned(name, "--no-checkpointing", "--whole-logits")
     policy = begin(config, torch.float32).eval()
     policy.generation_config.eos_token_id = [-1]
     cfg = SimpleNamespace(bf16=CUDA, clip=0.2, kl_weight=0.0)
@@ -180,7 +184,7 @@ def one_file(name: str) -> Results:
         advantages = torch.randn(len(rollouts.ids), device=DEVICE)
         grpo_one_file.learn(policy, None, optimizer, rollouts, advantages, cfg)
         times.append(now())
-    return told("one file", name, o, plan, times[1] - times[0], times[2] - times[1])
+    return told("one file", name, o, times[1] - times[0], times[2] - times[1])
 
 
 class Clock(TrainerCallback):
@@ -202,7 +206,7 @@ def with_trl(name: str, *more: str) -> Results:
     from trl import GRPOConfig, GRPOTrainer
 
     warnings.filterwarnings("ignore", category=FutureWarning)
-    o, config, plan = planned(name, *more)
+    o, config = planned(name, *more)
     recipe = options("", data=None).parse_args([])
     recipe.lora, recipe.vllm, recipe.device, recipe.lr = o.lora, bool(o.vllm), DEVICE, 1e-6
     recipe.rows_per_pass, recipe.tokens, recipe.steps = o.rows, o.tokens, 2
@@ -232,7 +236,7 @@ def with_trl(name: str, *more: str) -> Results:
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     began, graded, ended = clock.times[3:6]
-    row = told("TRL", name, o, plan, graded - began, ended - graded)
+    row = told("TRL", name, o, graded - began, ended - graded)
     return {**row, "vllm": True} if o.vllm else row
 
 
@@ -276,6 +280,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="small shapes, on any machine; no file")
     parser.add_argument("--minutes", type=float, default=10, help="at most")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], help="these parts")
     parser.add_argument("--out", type=Path, default=store.FOLDER, help="the folder of gpu.json")
     o = parser.parse_args(arguments)
     if not (CUDA or o.tiny):
@@ -304,7 +309,7 @@ def main(arguments: list[str] | None = None) -> int:
         TINY["recipes"] = 1
         TINY["run"] = {"rows": 4, "prompt": 6, "tokens": 4, "prompts": 2, "group": 4}
     store.FOLDER = Path(tempfile.mkdtemp()) if o.tiny else o.out
-    STORE.fill(measure, again=True)
+    STORE.fill(measure, again=True, only=[Part(name) for name in o.only])
     for run in STORE.stored():
         print(run["part"], run.get("failed", ""), *run.get("rows", ()), sep="\n  ")
     bad = [one for run in STORE.stored() for one in (run, *run.get("rows", ())) if "failed" in one]
