@@ -126,6 +126,7 @@ def check(o: argparse.Namespace) -> tuple:
     # TRL scores in tiles and never holds the logits of a pass. Those of sampling remain: one token
     # of each row.
     sizes = {"rows": rows // processes, "tokens": 1, "reference": o.kl > 0 and not o.lora}
+    sizes["autocast"] = o.device == "cuda"
     check_memory(config, device=device, **sizes, **lora, **sharding())
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(device_line(device), file=sys.stdout if o.device == "cuda" else sys.stderr)

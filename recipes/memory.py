@@ -75,6 +75,7 @@ def plan(config: PretrainedConfig, o: argparse.Namespace) -> dict[str, float]:
     lora = {"trained": learn, "weight_bytes": 2} if o.lora else {}
     sizes = {"rows": o.rows, "tokens": o.tokens, "tiles": not o.whole_logits}
     sizes |= {"reference": o.kl and not o.lora, "cards": o.cards, "stage": o.stage}
+    sizes["autocast"] = True
     needs = memory(config, **sizes, **lora, sampler=int(o.vllm * o.card * GIB))
     passes = {"checkpointing": not o.no_checkpointing}
     needs["activations"] = kept(config, o.rows * (o.prompt + o.tokens), **passes)
@@ -105,8 +106,10 @@ def plan(config: PretrainedConfig, o: argparse.Namespace) -> dict[str, float]:
 def told(name: str, config: PretrainedConfig, o: argparse.Namespace) -> str:
     """A plan in words."""
     found = plan(config, o)
-    names = ("weights", "gradients and averages", "reference", "logits", "activations", "sampler")
-    parts = ", ".join(f"{name} {found[name] / GIB:.1f}" for name in names if found[name])
+    names = ("weights", "gradients and averages", "copies", "reference", "logits", "activations")
+    parts = ", ".join(
+        f"{name} {found[name] / GIB:.1f}" for name in (*names, "sampler") if found[name]
+    )
     learning, sampling = found["learning"] / GIB, found["sampling"] / GIB
     lines = [f"{name}, on each of {o.cards} x {o.card:g} GiB:"]
     lines += [f"  learning {learning:.1f} GiB ({parts}), sampling {sampling:.1f}"]

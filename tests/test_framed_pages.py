@@ -317,7 +317,7 @@ def test_the_calculator_in_use(page_of):
     assert "Not measured yet on your card" in page.inner_text("#source")
     for field, value in {"sampled": "1000", "trained": "4000", "price": "2"}.items():
         page.fill(f"#{field}", value)
-    assert "These are your own rates" in page.inner_text("#source")
+    assert "the rates that you put in" in page.inner_text("#source")
     seconds = 200 * 128 * (250 / 1000 + 450 / 4000)
     assert page.evaluate("calculator.plan(calculator.SHAPES['Qwen2.5-7B'], calculator.state)")[
         "price"

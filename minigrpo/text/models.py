@@ -93,6 +93,7 @@ def memory(
     weight_bytes: int = 4,  # of each weight: 2 where they are frozen and in bfloat16 (LoRA)
     sampler: int = 0,  # bytes that a program beside the training takes, such as vLLM
     tiles: bool = False,  # as TRL scores; else the logits of all tokens are there
+    autocast: bool = False,  # which keeps float32 weights in bfloat16, too
     cards: int = 1,  # that divide among them
     stage: int = 3,  # the averages (ZeRO 1), the gradients too (2), the weights too (3, FSDP)
 ) -> dict[str, int]:
@@ -111,6 +112,7 @@ def memory(
     return {
         "weights": (weight_bytes * count + 4 * (trained or 0)) // weights,
         "gradients and averages": 4 * learn // gradients + 8 * learn // averages,
+        "copies": 2 * count * (autocast and weight_bytes == 4) // weights,
         "reference": 4 * count * reference // weights,
         "logits": logits,
         "sampler": sampler,

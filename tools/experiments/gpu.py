@@ -46,10 +46,9 @@ DEVICE = "cuda" if CUDA else "cpu"
 GIB = 2**30
 TINY: dict[str, Any] = {}
 """Sizes that take the place of the true ones, if there are any."""
-RECIPES = (
-    "grpo_one_file.py", "gsm8k_trl.py", "gsm8k_trl.py --ask", "countdown_trl.py",
-    "verl_gsm8k/make_data.py", "openrlhf_gsm8k/make_data.py",
-)  # fmt: skip
+RECIPES = ["grpo_one_file.py --bf16", "gsm8k_trl.py", "gsm8k_trl.py --ask", "countdown_trl.py"]
+RECIPES += ["gsm8k_trl.py --lora --kl 0.01"] if util.find_spec("peft") else []
+RECIPES += ["verl_gsm8k/make_data.py", "openrlhf_gsm8k/make_data.py"]
 
 
 def smoke(deadline: float) -> list[Results]:
@@ -274,6 +273,52 @@ def machine() -> Results:
 
 
 STORE = Store("gpu.json", [Part(name) for name in PARTS], machine)
+
+
+def promised(row: Results) -> float:
+    """GiB by recipes/memory.py."""
+    o = memory.options().parse_args([])
+    vars(o).update({name: row[name] for name in ("lora", "rows", "prompt", "tokens")})
+    o.whole_logits = o.no_checkpointing = row["who"] == "one file"
+    o.card, o.vllm = 80, 0.3 if row.get("vllm") else 0
+    plan = memory.plan(memory.SHAPES[row["model"]], o)
+    return max(plan["learning"], plan["sampling"]) / GIB
+
+
+def table(stored: Results) -> str:
+    """For recipes/README.md."""
+    if not stored:
+        return "*Not measured yet: `make gpu` does it.*"
+    runs, card = {run["part"]: run for run in stored["runs"]}, stored["settings"]
+    lines = ["| shape | what learns | with | tokens sampled a second | learned from a second "]
+    lines[0] += "| seconds of a step | peak GiB | promised |"
+    lines.append("|---|---|---|" + "---:|" * 5)
+    for row in runs["shapes"].get("rows", ()):
+        cells = [row["model"], row["failed"]] if "failed" in row else []
+        if not cells:
+            seconds = row["seconds sampling"], row["seconds learning"]
+            cells = [row["model"], "LoRA" if row["lora"] else "all weights"]
+            cells += [
+                f"`gsm8k_trl.py`{', vLLM' * ('vllm' in row)}" if row["who"] == "TRL" else "one file"
+            ]
+            cells += [f"{row['sampled']:,}", f"{row['learned']:,}", "{} + {}".format(*seconds)]
+            cells += [f"{row['peak']:.1f}", f"{promised(row):.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    what = f"One {card['card']}, torch {card['torch']}, transformers {card['transformers']}, "
+    what += f"TRL {card['trl']}, {runs['shapes']['measured']}; random weights, 16 questions with 8 "
+    what += "completions of 512 tokens, prompts of 200, 8 rows a pass."
+    return "\n".join([*lines, f"\n*{what}*"])
+
+
+def rates(stored: Results) -> Results:
+    """For the calculator: tokens per second with TRL, and on which card."""
+    if not stored:
+        return {}
+    rows = next(run for run in stored["runs"] if run["part"] == "shapes").get("rows", ())
+    trl = [row for row in rows if row["who"] == "TRL" and "failed" not in row and "vllm" not in row]
+    keys = ("sampled", "learned", "lora", "completions", "tokens")
+    found = {row["model"]: {key: row[key] for key in keys} for row in reversed(trl)}
+    return {"card": stored["settings"]["card"], "rates": found}
 
 
 def main(arguments: list[str] | None = None) -> int:
