@@ -247,7 +247,7 @@ def load(cfg):
         config = AutoConfig.from_pretrained(cfg.model)
         tokenizer = AutoTokenizer.from_pretrained(cfg.model, padding_side="left")
     except (OSError, ValueError) as error:
-        stop(f"cannot load --model {cfg.model}: {error}")
+        stop(f"cannot load --model {cfg.model}: {str(error).splitlines()[0]}")
     if cfg.chat and not tokenizer.chat_template:
         stop(f"{cfg.model} has no chat template: leave --chat out")
     with torch.device("meta"):
@@ -290,24 +290,27 @@ def ask(policy, tokenizer, rows: list[dict], cfg) -> None:
 
 def main(cfg) -> None:
     """Measure, train, measure, save. The same command goes on from the last checkpoint."""
-    policy, tokenizer = load(cfg)
     data, held_out = make_data()
-    if {row["question"] for row in data} & {row["question"] for row in held_out}:
-        stop("make_data: some questions are on both sides")
-    if len(data) < cfg.prompts_per_step:
-        stop(f"--prompts-per-step {cfg.prompts_per_step}: there are {len(data)} questions")
+    learned, asked = ({row["question"] for row in rows} for rows in (data, held_out))
+    for wrong, why in (
+        (learned & asked, "make_data: some questions to learn from are held out, too"),
+        (len(data) < cfg.prompts_per_step, f"--prompts-per-step: there are {len(data)} questions"),
+    ):
+        if wrong:
+            stop(why)
+    settings = {k: v for k, v in vars(cfg).items() if k not in FREE}
+    cfg.out.mkdir(parents=True, exist_ok=True)
+    checkpoint = cfg.out / "checkpoint.pt"
+    state = torch.load(checkpoint, map_location="cpu") if checkpoint.exists() else {}
+    if state and state["settings"] != settings:
+        stop(f"{cfg.out} holds a run with other settings: name another --out")
+    policy, tokenizer = load(cfg)
     torch.manual_seed(cfg.seed)
     if cfg.ask:
         return ask(policy, tokenizer, data, cfg)
     reference = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_weight else None
     optimizer = torch.optim.AdamW(policy.parameters(), cfg.lr, (0.9, 0.99), weight_decay=0.0)
-    settings = {k: v for k, v in vars(cfg).items() if k not in FREE}
-    cfg.out.mkdir(parents=True, exist_ok=True)
-    checkpoint = cfg.out / "checkpoint.pt"
-    if checkpoint.exists():
-        state = torch.load(checkpoint, map_location="cpu")
-        if state["settings"] != settings:
-            stop(f"{cfg.out} holds a run with other settings: name another --out")
+    if state:
         policy.load_state_dict(state.pop("policy"))
         optimizer.load_state_dict(state.pop("optimizer"))
     else:

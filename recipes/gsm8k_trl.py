@@ -128,8 +128,6 @@ def check(o: argparse.Namespace) -> tuple:
     sizes = {"rows": rows // processes, "tokens": 1, "reference": o.kl > 0 and not o.lora}
     sizes["autocast"] = o.device == "cuda"
     check_memory(config, device=device, **sizes, **lora, **sharding())
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(device_line(device), file=sys.stdout if o.device == "cuda" else sys.stderr)
     return config, tokenizer
 
 
@@ -286,6 +284,9 @@ def checked(o: argparse.Namespace, rows: list[dict], test: list[dict], right, te
         if good <= bad:
             raise ValueError("the reward doesn't tell a right completion from a wrong one")
     check_same_run(o)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        loud = sys.stdout if o.device == "cuda" else sys.stderr
+        print(device_line(o.device), file=loud, flush=True)
     return tokenizer, rows, right, room
 
 
