@@ -334,8 +334,10 @@ def held_out(
         columns = {name: [row[name] for row in batch] for name in batch[0]}
         prompts = columns.pop("prompt")
         texts = write(policy, tokenizer, prompts, top_k=1, **settings)[1]
-        right += [float(value or 0) for value in reward(prompts, texts, **columns)]
-        form += sum(format_reward(prompts, texts))
+        chats = [[{"role": "assistant", "content": text}] for text in texts]  # as TRL has them
+        given = {"prompts": prompts, "completions": texts if isinstance(prompts[0], str) else chats}
+        right += [float(value or 0) for value in reward(**given, **columns)]
+        form += sum(format_reward(**given))
     n, error = len(rows), statistics.pstdev(right) / math.sqrt(len(rows))
     return {"right": sum(right) / n, "error": error, "form": form / n, "questions": n}
 

@@ -192,7 +192,7 @@ def test_what_a_person_can_mend_is_said_before_any_weight_is_loaded(
     wrong("expected answers that end in '#### number', got 'because'", "--data", file)
 
     file.write_text("question,answer\n" + "why,#### 1\nhow,#### 2\n" * 15)
-    wrong("14 of 27 questions to learn from are held out, too: take out", "--data", file)
+    wrong("12 of 27 questions to learn from are held out, too: take out", "--data", file)
 
     plain = tmp_path / "plain"
     shutil.copytree(MODEL, plain)
