@@ -323,7 +323,8 @@ def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right, text
         peft_config=peft_config,
     )
     trainer.remove_callback(PrinterCallback)
-    sharded = sharding()["stage"] == 3  # then all processes answer, each with its part of a layer
+    # Where each process has a part of every layer, all of them answer together.
+    sharded = sharding()["stage"] == 3 and o.device == "cuda"
 
     def answers() -> dict:
         policy = trainer.model_wrapped
