@@ -280,7 +280,8 @@ def checked(o: argparse.Namespace, rows: list[dict], test: list[dict], right, te
         row, *two = texts
         earned = [w * x for w, f in zip(WEIGHTS, (tags_reward, right)) for x in grade(f, row, two)]
         good, bad = earned[0] + earned[2], earned[1] + earned[3]
-        print(f"a right completion earns {good:g}, a wrong one {bad:g}")
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"a right completion earns {good:g}, a wrong one {bad:g}")
         if good <= bad:
             raise ValueError("the reward doesn't tell a right completion from a wrong one")
     check_same_run(o)
