@@ -230,7 +230,8 @@ class Journal(TrainerCallback):
         there = {k: v for k, v in logs.items() if v is not None}
         self.log.add(state.global_step, **there, **self.held_out)
         self.held_out = {}
-        numbers = [f"{k} {float(logs[name]):.3f}" for k, name in FIVE.items() if name in logs]
+        names = {**FIVE, "mismatch": "sampling/sampling_logp_difference/mean"}  # that with vLLM
+        numbers = [f"{k} {float(logs[name]):.3f}" for k, name in names.items() if name in logs]
         print(f"step {state.global_step}  {'  '.join(numbers)}", flush=True)
         self.first.append(logs)
         if len(self.first) == min(3, self.o.steps):
