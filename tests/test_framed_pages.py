@@ -12,9 +12,12 @@ import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 
 import nbformat
 import pytest
+import recipe_lines
 import torch
 from support import float64
 from test_browser import NOTEBOOKS, browser, is_readable, opened  # noqa: F401
@@ -33,6 +36,7 @@ BUTTONS = {  # after each of them everything can be read
     "ladder": "#rungs button, #names button",
     "kl": "button",
     "stop_tree": "#tries button",
+    "calculator": "#tries button",
 }
 
 
@@ -270,3 +274,54 @@ def test_keys_move_through_the_run_and_the_tree_works_without_one(page_of):
     page = page_of("stop_tree", None)
     page.click("#more")
     assert float(page.inner_text("#worth").split()[1]) > 0.9
+
+
+# will it fit? ------------------------------------------------------------------------------------
+
+
+def test_the_calculator_counts_what_the_recipes_count(page_of):
+    memory = recipe_lines.load("memory")
+    page, random = page_of("calculator"), Random(0)
+    usual, start = vars(memory.options().parse_args([])), page.evaluate("calculator.START")
+    draws = {"rows": (1, 8, 64), "prompt": (0, 200), "tokens": (40, 512, 4000), "cards": (1, 3, 8)}
+    draws |= {
+        "vllm": (0, 0.3, 0.5),
+        "stage": (0, 1, 2, 3),
+        "sampled": (0, 900),
+        "trained": (0, 5e4),
+    }
+    draws |= dict.fromkeys(("lora", "kl", "checkpointing", "tiles"), (False, True))
+    for i in range(200):
+        drawn = {**start, **{name: random.choice(values) for name, values in draws.items()}}
+        name, config = [*memory.SHAPES.items()][i % 5]
+        o = {**usual, **drawn, "whole_logits": not drawn["tiles"]}
+        o["no_checkpointing"] = not drawn["checkpointing"]
+        plan = memory.plan(config, SimpleNamespace(**o))
+        found = page.evaluate("g => calculator.plan(calculator.SHAPES[g[0]], g[1])", [name, drawn])
+        assert {key: found[key] for key in plan} == pytest.approx(plan, rel=1e-12), drawn
+    for name in usual.keys() & start.keys() - {"card", "tflops", "sampled", "trained"}:
+        assert start[name] == usual[name], name
+
+
+def test_the_calculator_in_use(page_of):
+    page = page_of("calculator")
+    for name, verdict in (("7B on one", "No."), ("7B with LoRA", "Yes"), ("7B, four", "Yes")):
+        page.get_by_role("button", name=name).first.click()
+        assert page.inner_text("#said").startswith(verdict)
+    page.get_by_role("button", name="7B with LoRA and vLLM on 40").click()
+    assert "a copy of the weights of its own, 14.2 GiB" in page.inner_text("#said")
+    page.fill("#vllm", "0.4")
+    assert page.inner_text("#said").startswith("Yes")
+    page.fill("#vllm", "7")  # is no share
+    assert page.evaluate("calculator.state.vllm") == 0.4
+    assert "Not measured yet on your card" in page.inner_text("#source")
+    for field, value in {"sampled": "1000", "trained": "4000", "price": "2"}.items():
+        page.fill(f"#{field}", value)
+    assert "the rates that you put in" in page.inner_text("#source")
+    seconds = 200 * 128 * (250 / 1000 + 450 / 4000)
+    assert page.evaluate("calculator.plan(calculator.SHAPES['Qwen2.5-7B'], calculator.state)")[
+        "price"
+    ] == pytest.approx(2 * seconds / 3600)
+    assert "At your price that's 5.16" in page.inner_text("#time")
+    page.select_option("#kind", "H100, 80 GB")
+    assert page.evaluate("[calculator.state.card, calculator.state.tflops]") == [79.1, 989]

@@ -162,8 +162,12 @@ def test_it_takes_the_same_steps(recipe, setting, case):
     (ours, mine), (theirs, others) = found
     norms = [[update["grad_norm"] for update in done] for done in (ours, theirs)]
     assert len(ours) == 2 and norms[0] == pytest.approx(norms[1], rel=1e-8)
-    metrics = recipe.measure(whole(r, recipe), rewards, advantages, ours)
+    metrics = recipe.measure(whole(r, recipe), rewards, 4, setting.stops, ours)
     tokens = r.completion_mask.sum().item()
+    ended = torch.isin(r.completions, torch.tensor(setting.stops)) & r.completion_mask
+    assert metrics["truncated"] == pytest.approx(1 - ended.any(dim=1).double().mean().item())
+    assert metrics["frac_reward_zero_std"] == pytest.approx(1 / 3)
+    assert ours[1]["mismatch"] > 1e-3 > 1e-6 > ours[0]["mismatch"] == metrics["mismatch"]
     assert metrics["reward"] == pytest.approx(rewards.mean().item())
     assert metrics["length"] == pytest.approx(tokens / 12)
     assert metrics["entropy"] == pytest.approx(-r.log_probs.sum().item() / tokens, rel=1e-6)
@@ -172,15 +176,14 @@ def test_it_takes_the_same_steps(recipe, setting, case):
     torch.testing.assert_close(mine, others, rtol=0, atol=1e-10)
 
 
-def test_no_question_is_learned_from_and_measured_with(recipe):
-    learned, held_out = recipe.make_data()
-    numbers = []
-    for row in (*learned, *held_out):
-        a, b = [int(n) for n in re.findall(r"\d+", row["question"])]
-        assert int(row["answer"]) == (a + b if "gets" in row["question"] else a - b)
-        numbers.append((a, b))
-    assert not {*numbers[: len(learned)]} & {*numbers[len(learned) :]}
-    assert len(held_out) >= 100 and len({row["question"] for row in learned}) == len(learned)
+def test_no_numbers_are_learned_from_and_measured_with(recipe):
+    sides = []
+    for rows in recipe.make_data():
+        pairs = [tuple(map(int, re.findall(r"\d+", row["question"]))) for row in rows]
+        for row, (a, b) in zip(rows, pairs):
+            assert int(row["answer"]) == (a + b if row["kind"] == "gets" else a - b)
+        sides.append({*pairs})
+    assert not sides[0] & sides[1] and len(rows) >= 100
 
 
 @pytest.mark.parametrize(
@@ -257,30 +260,46 @@ def without_template(folder):
     return folder
 
 
-def stopped(*arguments: object) -> str:
-    """What the recipe says when it ends early, without a traceback."""
+def stopped(capsys, said: str, *arguments: object) -> None:
+    """A smoke run that ends early with code 2 and one line on stderr."""
+    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        recipe_lines.run(NAME, *arguments)
-    assert isinstance(ended.value.code, str)
-    return ended.value.code
+        recipe_lines.run(NAME, "--smoke", *arguments)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and said in error, error
+    assert error.startswith("error: ") and error.count("\n") == 1
 
 
-def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, recipe):
+def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, recipe, capsys):
     other, (_, held_out) = tmp_path / "no chat", recipe.make_data()
     with recipe_lines.noted(NAME) as ran:
         recipe_lines.run(NAME, "--smoke", "--out", tmp_path / "a")
-        said = stopped("--smoke", "--out", tmp_path / "a", "--lr", 1)
-        assert "holds a run with other settings" in said
-        said = stopped("--smoke", "--model", "no-one/nothing")
-        assert "cannot load --model no-one/nothing" in said
-        said = stopped("--smoke", "--chat", "--model", without_template(other))
-        assert "has no chat template: leave --chat out" in said
-        said = stopped("--smoke", "--rows-per-pass", 10**9)
-        assert "GiB, and there are" in said
+        for said, *arguments in (
+            ("holds a run with other settings", "--out", tmp_path / "a", "--lr", 1),
+            ("cannot load --model no-one/nothing", "--model", "no-one/nothing"),
+            ("--model ./nothing: no such folder", "--model", "./nothing"),
+            ("leave --chat out", "--chat", "--model", without_template(other)),
+            ("GiB, and there are", "--rows-per-pass", 10**9),
+            ("a group of one has nothing to be compared with", "--group-size", 1),
+            ("--prompts-per-step: expected 1 or more, got 0", "--prompts-per-step", 0),
+            ("--prompts-per-step: there are", "--prompts-per-step", 9999),
+        ):
+            stopped(capsys, said, *arguments)
+        recipe_lines.run(NAME, "--smoke", "--ask", "--prompts-per-step", 2)
+        assert re.search(
+            r"^loses, \d+ questions: pass@1 0.\d+, pass@8 0", capsys.readouterr().out, re.M
+        )
         small = "--smoke", "--steps", 1, "--prompts-per-step", 2, "--bf16", "--max-new-tokens", 4
         recipe_lines.run(NAME, *small, "--chat", "--out", tmp_path / "b")
-        small += "--kl-weight", 0, "--stop", "\n"
+        told = capsys.readouterr()
+        assert "!!! After 1 steps in every group all rewards are equal" in told.err
+        step = {"frac_reward_zero_std": 0.5, "truncated": 1.0}
+        assert recipe.alarm([step, step]).startswith("no completion ends: raise --max-new")
+        assert not recipe.alarm([step, {**step, "truncated": 0.9}])
+        assert "a right completion earns 1.2, a wrong one 0.2" in told.out
+        small += "--kl-weight", 0, "--stop", "\n", "--eval-every", 1
         recipe_lines.run(NAME, *small, "--out", tmp_path / "c")
+        assert "held-out reward after 1 steps" in capsys.readouterr().out
         # The same command goes on; here there is nothing left to do.
         recipe_lines.run(NAME, *small, "--out", tmp_path / "c")
     left = recipe_lines.left_out(NAME, ran)
