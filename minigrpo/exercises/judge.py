@@ -202,7 +202,7 @@ def gradients(value: Any, inputs: list[Tensor], graph: bool) -> tuple[Tensor, ..
         return tuple(map(torch.zeros_like, inputs))
     weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype).view(value.shape)
     total = (value * weights).sum()
-    return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(total, inputs, allow_unused=not graph, materialize_grads=not graph)
 
 
 def plain(value: Any) -> Any:

@@ -418,14 +418,14 @@ def test_a_chat_asks_the_same_and_is_almost_never_right():
     assert len(text_runs.problems(True, held_out=False)) == 2000
 
 
-def losses(behavior, proximal, new, advantage=1.0):
-    """Minus the gradient of one token's log-prob, for each correction."""
+def losses(behavior, old, new, advantage=1.0):
+    """Minus the gradient of one token's log-prob, for each loss."""
     found = {}
     for correction in scaling_runs.CORRECTIONS:
         leaf = float64([new]).log().requires_grad_()
-        old = [float64([p]).log() for p in (proximal, behavior)]
-        given = old, torch.tensor([advantage]), torch.ones(1, 1, dtype=torch.bool)
-        scaling_runs.SHOWN["stale_loss"](correction, leaf, *given[0], *given[1:]).backward()
+        given = [float64([p]).log() for p in (old, behavior)] + [torch.tensor([[advantage]])]
+        mask = torch.ones(1, 1, dtype=torch.bool)
+        scaling_runs.SHOWN[correction](leaf, *given, mask).backward()
         found[correction] = round(-leaf.grad.item(), 6)
     return [*found.values()]
 
@@ -433,24 +433,26 @@ def losses(behavior, proximal, new, advantage=1.0):
 def test_where_each_correction_clips():
     """A token at 0.1 when it was written, 0.2 before the update and at it, and other cases.
 
-    The corrections are none, by the policy that wrote, by the proximal one, and decoupled.
+    The losses are uncorrected, with one ratio, and weighted per token and per completion.
     """
-    assert losses(0.1, 0.2, 0.2) == [1.0, 0.0, 1.0, 2.0]  # twice as likely: beyond the clip
-    assert losses(0.1, 0.5, 0.5)[3] == 2.0 and losses(0.4, 0.2, 0.2)[3] == 0.5  # with a cap
+    assert losses(0.1, 0.2, 0.2) == [1.0, 0.0, 2.0, 2.0]  # twice as likely: beyond the clip
+    assert losses(0.1, 0.5, 0.5)[2:] == [2.0, 0.0]  # beyond the caps of 2 and 3
+    assert losses(0.4, 0.2, 0.2)[2:] == [0.5, 0.5]
     # Another pass over the batch has moved it by half.
-    assert losses(0.1, 0.2, 0.3) == [1.0, 0.0, 0.0, 0.0]
-    assert losses(0.1, 0.2, 0.3, advantage=-1.0) == [-1.0, -3.0, -1.5, -3.0]
+    assert losses(0.1, 0.2, 0.3) == [0.0, 0.0, 0.0, 0.0]
+    assert losses(0.1, 0.2, 0.3, advantage=-1.0) == [-1.5, -3.0, -3.0, -3.0]
 
 
 def test_the_writer_is_as_many_steps_behind_as_asked(monkeypatch):
-    seen, real = [], scaling_runs.SHOWN["written_by"]
+    seen, real = [], scaling_runs.SHOWN["write_batch"]
 
     def spy(writer, *rest):
         seen.append(next(writer.parameters()).detach().clone())
         return real(writer, *rest)
 
-    monkeypatch.setitem(scaling_runs.SHOWN, "written_by", spy)
-    assert len(scaling_runs.SHOWN["train_stale"](2, "decoupled", steps=4, every=4)) == 1
+    monkeypatch.setitem(scaling_runs.SHOWN, "write_batch", spy)
+    shown = scaling_runs.SHOWN
+    assert shown["train"](shown["per_token"], age=2, steps=4) == []
     assert [one.equal(seen[0]) for one in seen] == [True, True, True, False]
 
 

@@ -79,9 +79,9 @@ def test_a_text_model_begins_as_the_stored_one_did(arm, steps, monkeypatch):
 
 def test_a_stored_stale_run_is_what_the_code_gives():
     """The first ten of its sixty steps, on whatever processor this is."""
-    wanted = scaling_runs.Run("stale", 4, "decoupled", 0)
+    wanted, shown = scaling_runs.Run("stale", 4, "per_token", 0), scaling_runs.SHOWN
     (one,) = (r for r in scaling_runs.STORE.stored() if scaling_runs.STORE.name(r) == wanted)
-    found = scaling_runs.SHOWN["train_stale"](4, "decoupled", steps=10, seed=0, every=5)
+    found = shown["train"](shown["per_token"], age=4, steps=10)
     assert found == pytest.approx(one["curve"][:2], abs=0.1)
 
 
