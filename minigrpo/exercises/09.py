@@ -110,6 +110,7 @@ COMPLETIONS = {
     "an answer": ["<think>3 + 4 = 7</think>\n<answer>7</answer>"],
     "white space": ["\n<think></think> <answer> forty\n two </answer> "],
     "no tags of ours": ["<think>3 < 4, <b>so</b>\nan answer</think><answer>> 3</answer>"],
+    "a letter": ["<think>15 is the largest</think>\n<answer>a</answer>"],
     "an answer in the thought": ["<think><answer>4</answer></think> <answer>5</answer>"],
     "text outside": inserted("So 7\n", (0, 4, 9)) + inserted(".", (0, 5, 8)),
     "an empty answer": [f"<think>7</think> <answer>{x}</answer>" for x in ("", " \n ")],
@@ -134,8 +135,8 @@ def training_labels(ids, mask, prompt_lengths):
     return torch.where(completion, ids, -100)
 
 
-training_labels.why = """A row has its padding first, then the prompt, then what is to be learned, so
-count real tokens and not columns. The EOS is learned like any other token, and the model shifts."""
+training_labels.why = """A row has its padding first, then the prompt, then what is learned. So
+count tokens, not columns. The EOS is learned like any other token, and the model shifts."""
 training_labels.wrong = {
     "return torch.where(completion, ids, -100).roll(-1, dims=1)": "You shift the labels. The model "
     "does that itself, so they'd be shifted twice.",
@@ -154,14 +155,15 @@ training_labels.cases = {
         torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]),
         torch.tensor([2, 1]),
     ),
-    "a long row": (torch.arange(1200).view(2, 600), torch.ones(2, 600).long(), torch.tensor([300, 1])),
+    "a long row": (torch.arange(600)[None], torch.ones(1, 600).long(), torch.tensor([300])),
 }
 
 
 def demonstrations(r):
     asked = [r.randint(1, 3) for _ in range(r.randint(1, 4))]
-    written = [torch.cat([whole(r, n + r.randint(1, 3), high=12), torch.tensor([0])]) for n in asked]
-    return *left_pad(written, r.choice((0, 1))), torch.tensor(asked)
+    rows = [whole(r, n + r.randint(1, 3), high=12) for n in asked]
+    rows = [torch.cat([row, torch.tensor([0])]) for row in rows]  # an EOS
+    return *left_pad(rows, r.choice((0, 1))), torch.tensor(asked)
 
 
 training_labels.draw = demonstrations
