@@ -6,6 +6,7 @@ from typing import Any
 _WHERE = {
     "diagnosis": ("Case", "diagnoses", "patient", "provenance", "table", "tally"),
     "measure": ("MEASUREMENTS",),
+    "night": ("Arrival", "night"),
     "patients": (
         "PATIENTS", "SHORT", "Patient", "caught", "complaint", "numbered", "record", "run",
         "where_it_hurts",

@@ -74,8 +74,8 @@ def shown(value: Value) -> str:
         return "-"
     if isinstance(value, int) or value == 0:
         return f"{value:.0f}"
-    value = float(f"{value:.3g}")  # three digits that count, at most
-    digits = sum(abs(value) < bound for bound in (100, 10, 1))
+    value = float(f"{value:.4g}")
+    digits = sum(abs(value) < bound for bound in (1000, 100, 10, 1))
     return f"{value:.{digits}f}" if abs(value) >= 1e-3 else f"{value:.0e}"
 
 

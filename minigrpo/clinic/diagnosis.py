@@ -123,7 +123,7 @@ class Case:
         """What `diagnose` prints."""
         if isinstance(answer, str) and not answer.strip(" ."):
             return f"Patient {self.number} waits for a diagnosis. clinic.diagnoses() lists them."
-        name, trouble = _named(answer)
+        name, trouble = named(answer)
         if name is None:
             return trouble
         patient, first = self.patient.patient, self._first(name)
@@ -139,7 +139,7 @@ class Case:
         print(f"Patient {self.number}: {self.patient.patient.name}.\n{self._explanation()}")
 
     def _first(self, name: str) -> str | None:
-        """Keep the first answer; returns it."""
+        """Keep the first answer; returns it. A right one is worth 4, less 1 per measurement."""
         right, measured = name == self.patient.patient.name, self.measured
         value = {"answer": name, "right": right, "measured": measured}
         progress.remember("clinic", str(self.number), value)
@@ -228,7 +228,7 @@ def _listed(columns: dict[str, Readings]) -> str:
     return "\n".join(lines)
 
 
-def _named(answer: int | str) -> tuple[str | None, str]:
+def named(answer: int | str) -> tuple[str | None, str]:
     """The diagnosis that is meant, or None and what is wrong with the answer."""
     known = names()
     if isinstance(answer, int):
@@ -237,7 +237,7 @@ def _named(answer: int | str) -> tuple[str | None, str]:
         return None, f"Diagnoses have the numbers 1 to {len(known)}; {answer} is none of them."
     words = " ".join(answer.lower().split())
     if words.isdigit():
-        return _named(int(words))
+        return named(int(words))
     lowered = {name.lower(): name for name in known}
     if words in lowered:
         return lowered[words], ""
@@ -248,20 +248,16 @@ def _named(answer: int | str) -> tuple[str | None, str]:
 
 @cache
 def patient(number: int) -> Case:
-    """The case with this number, 1 to 25; it is run when somebody looks."""
+    """The case with this number, 1 to 28; it is run when somebody looks."""
     if isinstance(number, bool) or number not in range(1, len(numbered()) + 1):
         raise ValueError(f"number: expected 1 to {len(numbered())}, got {number!r}")
     return Case(number, Subject(numbered()[number - 1], number + FIRST_SEED))
 
 
 def diagnoses() -> None:
-    """Print the numbered list of diagnoses, by symptom."""
-    ward = None
-    for number, (name, notes) in enumerate(notes_by_diagnosis().items(), 1):
-        if notes["ward"] != ward:
-            ward = notes["ward"]
-            print(ward[0].upper() + ward[1:])
-        print(f"  {number:2}  {name}")
+    """Print the numbered list of all diagnoses, in the order of the alphabet."""
+    for number, name in enumerate(names(), 1):
+        print(f"{number:3}  {name}")
 
 
 def tally() -> None:
@@ -287,7 +283,8 @@ def table() -> str:
     """Symptom, causes, what to measure, its sign, and cure, as an HTML table."""
     rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in HEAD) + "</tr>"]
     ill = [patient for patient in numbered() if patient.sign_read]
-    ill.sort(key=lambda patient: names().index(patient.name))
+    order = [*notes_by_diagnosis()]  # ward by ward
+    ill.sort(key=lambda patient: order.index(patient.name))
     for patient in ill:
         together = [p for p in ill if p.ward == patient.ward]
         symptom = f'<td rowspan="{len(together)}"><b>{html.escape(patient.ward)}</b></td>'

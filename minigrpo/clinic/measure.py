@@ -146,6 +146,15 @@ def update(
     return metrics, torch.zeros_like(inputs[0]) if gradient is None else gradient
 
 
+def nudged(base: nn.Module, seed: int = 0) -> nn.Module:
+    """A copy whose weights have moved a little, so that there is something to pull back."""
+    moved, noise = copy.deepcopy(base), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in moved.parameters():
+            p += 0.03 * p.std(correction=0) * torch.randn(p.shape, generator=noise)
+    return moved
+
+
 # --------------------------------------------------------------------------------------------
 # of the run that is there
 
@@ -172,7 +181,7 @@ def transcripts(subject: Subject) -> Readings | str:
     return {name: "\n".join(written) for name, written in texts.items()}  # a line for each row
 
 
-@measurement("equal groups", "how often all rewards of a group are equal, and its advantages then")
+@measurement("groups", "the rewards within groups, and what becomes of them")
 def equal_groups(subject: Subject) -> Readings | str:
     if not subject.chart.steps:
         return STOPPED
@@ -252,14 +261,10 @@ def scorer(subject: Subject) -> Readings:
     }
 
 
-@measurement("gradient at zero advantage", "the pull of KL term and entropy bonus, each alone")
+@measurement("gradient at zero advantage", "what is left of the loss, term by term")
 def zero_advantage(subject: Subject) -> Readings:
     base = subject.patient.setting.base()
-    moved, noise = copy.deepcopy(base), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in moved.parameters():
-            p += 0.03 * p.std(correction=0) * torch.randn(p.shape, generator=noise)
-    readings: Readings = {}
+    moved, readings = nudged(base), {}
     terms = {"neither term": {}, "the KL term alone, weight 1": {"kl_weight": 1.0}}
     terms["the entropy bonus alone, weight 1"] = {"entropy_weight": 1.0}
     with subject.patient.switch():
@@ -342,36 +347,6 @@ def by_hand(subject: Subject) -> Readings | str:
     }
 
 
-@measurement("swapped example", "same completions, another worked example in the prompt")
-def swapped(subject: Subject) -> Readings | str:
-    if not subject.arithmetic:
-        return "Nothing to measure here: the prompts have no worked example."
-    if not subject.chart.steps:
-        return STOPPED
-    m, pad_id = subject.chart.steps[-1], subject.config().pad_id
-    prompts = [ids[ids != pad_id] for ids in m.rollouts.prompt_ids]
-    written = m.rollouts.unpadded(m.rollouts.completions)
-    with subject.patient.switch():
-        task = subject.patient.setting.task()
-        rewards = task.reward(prompts, written)
-        swapped_rewards = task.reward([_another_example(prompt) for prompt in prompts], written)
-    change = sum(a != b for a, b in zip(rewards, swapped_rewards)) / len(rewards)
-    return {
-        "mean reward with the example as it is": sum(rewards) / len(rewards),
-        "mean reward with the other example": sum(swapped_rewards) / len(rewards),
-        "rewards that change": change,
-    }
-
-
-def _another_example(prompt: Tensor) -> Tensor:
-    """The same prompt, but its worked example is about 5 + 1."""
-    if len(prompt) < 12:
-        return prompt  # it has none
-    question = (5, 1)
-    example = [*question, int(prompt[-1]), *completion_ids(running_totals(question), 6)[:-1]]
-    return torch.cat([prompt[:1], torch.tensor(example), prompt[-10:]])
-
-
 @measurement("weight 0 against 1", "short runs without KL and entropy term, and with 1 for each")
 def weights(subject: Subject) -> Readings:
     names = {"weights 0": {}, "KL weight 1": {"kl_weight": 1.0}}
@@ -404,13 +379,14 @@ def _drift(subject: Subject, policy: nn.Module) -> tuple[float, float]:
     return kl_estimate(new, ref)[real].mean().item(), entropy[real].mean().item()
 
 
-@measurement("padding", "padded rows against the same rows alone, and random ids under the mask")
-def padding(subject: Subject) -> Readings:
-    policy, config = subject.patient.setting.base(), subject.bare(how="token_mean")
+@measurement("exchange tests", "what changes if something around the completions is exchanged")
+def exchanged(subject: Subject) -> Readings:
+    base = subject.patient.setting.base()
+    policy, config = nudged(base), subject.bare(how="token_mean")
     with subject.patient.switch():
         rollouts, rewards, prompts = subject.batch(policy, config)
         advantages = torch.linspace(-1, 1, len(rewards))
-        clean = update(policy, rollouts, advantages, config)[0]["loss"]
+        loss = update(policy, rollouts, advantages, config)[0]["loss"]
         seeded = torch.Generator().manual_seed(0)
         garbage = torch.randint(0, 20, rollouts.completions.shape, generator=seeded)
         ids = torch.where(rollouts.completion_mask, rollouts.completions, garbage)
@@ -418,14 +394,30 @@ def padding(subject: Subject) -> Readings:
         asked = [prompt for prompt in prompts for _ in range(config.group_size)]
         padded = [row for row, p in enumerate(asked) if len(p) < rollouts.prompt_ids.shape[1]]
         apart = [_alone(policy, asked[row], rollouts[row : row + 1], config) for row in padded]
-    furthest = max(apart, default=float("nan"))
+        held = replace(config, kl_weight=1.0)
+        references = [grpo.frozen_copy(base), nudged(base, seed=1)]
+        kls = [update(policy, rollouts, advantages, held, one)[0]["kl"] for one in references]
+        changed = float("nan")
+        if subject.arithmetic:
+            task, written = subject.patient.setting.task(), rollouts.unpadded(rollouts.completions)
+            graded = [task.reward(ps, written) for ps in (asked, [*map(_another_example, asked)])]
+            changed = sum(a != b for a, b in zip(*graded)) / len(asked)
     return {
-        "rows with a padded prompt, of how many": (len(padded), len(rewards)),
-        "log-probs of such a row, in the batch against alone (nats)": furthest,
-        "loss": clean,
-        "loss with random ids under the mask": dirty,
-        "difference of the two losses": abs(clean - dirty),
+        "rewards, another worked example (fraction)": changed,
+        "log-probs, a row's padding left out (largest change)": max(apart, default=float("nan")),
+        "loss, random ids under the mask (change)": abs(loss - dirty),
+        "KL, with the reference": kls[0],
+        "KL, with another reference": kls[1],
     }
+
+
+def _another_example(prompt: Tensor) -> Tensor:
+    """The same prompt, but its worked example is about 5 + 1."""
+    if len(prompt) < 12:
+        return prompt  # it has none
+    question = (5, 1)
+    example = [*question, int(prompt[-1]), *completion_ids(running_totals(question), 6)[:-1]]
+    return torch.cat([prompt[:1], torch.tensor(example), prompt[-10:]])
 
 
 def _alone(policy: nn.Module, prompt: Tensor, row: Rollouts, config: GRPOConfig) -> float:

@@ -1,4 +1,4 @@
-"""The patients: runs with a bug that public code has had, or nearly had, and two healthy ones.
+"""The patients: runs with a bug that public code has had, or nearly had, and five healthy ones.
 
 What is told of each in words stands in `patients.md`. Here is what is run: a switch that puts the
 bug in, the sign by which a sick run is known, and the smallest test that exposes it. All patients
@@ -95,7 +95,7 @@ RAGGED = Setting(
     "Sums as in notebook 07, every other one without the worked example. A correct answer gets 1.",
     Ragged,
 )
-TENTHS = Setting("Sums of two digits. A correct answer gets 0.7.", SevenTenths)
+TENTHS = Setting("Sums of two digits. A correct answer earns its weight.", SevenTenths)
 LETTER = Setting(
     "The char-GPT of notebook 01. The reward should be the fraction of characters that are an e.",
     letters, char_gpt, LETTERS,
@@ -162,17 +162,16 @@ class Patient:
 
 
 @cache
+def records(file: str) -> dict[str, dict[str, str]]:
+    """`patients.md` or `night.md` as a dictionary: by name, then by what is told."""
+    text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+    parts = (part.strip().splitlines() for part in text.split("\n## ")[1:])
+    pairs = {name: [line.partition(":")[::2] for line in lines if line] for name, *lines in parts}
+    return {name: {key: told.strip() for key, told in some} for name, some in pairs.items()}
+
+
 def notes_by_diagnosis() -> dict[str, dict[str, str]]:
-    """`patients.md` as a dictionary: by diagnosis, then by what is told."""
-    text = (Path(__file__).parent / "patients.md").read_text(encoding="utf-8")
-    diagnoses = {}
-    for part in text.split("\n## ")[1:]:
-        name, *lines = part.strip().splitlines()
-        pairs = (line.split(": ", 1) for line in lines if line)
-        diagnoses[name] = dict(
-            pair if len(pair) == 2 else (pair[0].rstrip(":"), "") for pair in pairs
-        )
-    return diagnoses
+    return records("patients.md")
 
 
 def run(patient: Patient, seed: int = 0, *, sick: bool = True, steps: int | None = None) -> Chart:
@@ -226,7 +225,8 @@ def complaint(patient: Patient) -> str | None:
 
 # fmt: off
 SCORER, RATIO, TOKEN = "scorer against sampler", "ratio at the first update", "gradient per token"
-EQUAL, PULL, BOARD = "equal groups", "gradient at zero advantage", "dashboard"
+EQUAL, PULL, BOARD = "groups", "gradient at zero advantage", "dashboard"
+EXCHANGED, EXAMPLE = "exchange tests", "rewards, another worked example (fraction)"
 PATIENTS: tuple[Patient, ...] = (
     Patient("a grader that never matches",
         Sign(EQUAL, "equal groups, last steps (frac_reward_zero_std)", 0.99),
@@ -243,7 +243,7 @@ PATIENTS: tuple[Patient, ...] = (
     Patient("old log-probs not detached",
         Sign(TOKEN, "A = +1, ratio 1.0, first token", 1e-6, above=False),
         ("the_ratio_has_a_gradient", "loss"), switch("old_is_new_with_its_graph")),
-    Patient("a reward that reads the prompt", Sign("swapped example", "rewards that change", 0.1),
+    Patient("a reward that reads the prompt", Sign(EXCHANGED, EXAMPLE, 0.1),
         ("a_wrong_answer_is_not_rewarded", "reward", "wrong"),
         switch(reward=bugs.reads_the_prompt)),
     Patient("a policy that grades its own samples",
@@ -265,7 +265,8 @@ PATIENTS: tuple[Patient, ...] = (
     Patient("the entropy bonus detached",
         Sign(PULL, "the entropy bonus alone, weight 1", 1e-6, above=False),
         ("the_entropy_bonus_has_a_gradient", "loss_with_entropy"), switch("entropy_detached"),
-        setting=LETTER),
+        setting=LETTER,
+        key="the entropy bonus detached 14"),
     Patient("stale old log-probs", Sign(RATIO, "farthest from 1, later batches", 0.02),
         ("the_ratio_is_1_at_every_first_update", "first_ratios"),
         switch(sample=bugs.one_batch_late), setting=TENTHS),
@@ -276,7 +277,8 @@ PATIENTS: tuple[Patient, ...] = (
     Patient("a temperature in the sampler only",
         Sign(SCORER, "largest of scorer's / sampler's probability", 1.2),
         ("sampler_and_scorer_agree", "sample", "rescore"),
-        switch(sample=bugs.sampled_with(temperature=0.7)), setting=LETTER),
+        switch(sample=bugs.sampled_with(temperature=0.7)), setting=LETTER,
+        key="a temperature in the sampler only 3"),
     Patient("0 divided by 0", Sign(BOARD, "steps done", 9.5, above=False),
         ("equal_rewards_give_no_advantage", "advantages"),
         switch("equal_rewards_not_exactly_zero", "std_without_eps")),
@@ -293,9 +295,10 @@ PATIENTS: tuple[Patient, ...] = (
     Patient("the mask in the denominator only", Sign(TOKEN, "padding", 1e-6),
         ("the_padding_gets_no_gradient", "loss"),
         switch("mask_in_the_denominator_only", "padding_read", "padding_scored",
-            "others_tokens_scored", sample=bugs.scored_twice)),
+            "others_tokens_scored", sample=bugs.scored_twice),
+        key="the mask in the denominator only 5"),
     Patient("prompts padded on the right",
-        Sign("padding", "log-probs of such a row, in the batch against alone (nats)", 1.0),
+        Sign(EXCHANGED, "log-probs, a row's padding left out (largest change)", 1.0),
         ("prompts_end_in_the_last_column", "pad"), switch("padded_on_the_right"), setting=RAGGED),
     Patient("a token mean per micro-batch",
         Sign("loss by hand", "from the logged loss to the one over all tokens", 1e-4),
@@ -305,12 +308,16 @@ PATIENTS: tuple[Patient, ...] = (
         ("a_small_drift_of_a_long_text_keeps_its_gradient", "loss"),
         bug_settings={"level": "sequence"}, setting=LETTER),
     Patient("healthy", setting=RAGGED, key="healthy, ordinary"),
+    Patient("healthy", setting=TENTHS, key="healthy, tenths 4"),
+    Patient("healthy", setting=LETTER, key="healthy, letters 16"),
+    Patient("healthy", key="healthy, sums 62"),
     Patient("healthy", switch=switch(sample=bugs.rounded), key="healthy, rounded sampler"),
 )
 # fmt: on
 """Every patient; its name is the diagnosis. Some diagnoses in `patients.md` have no patient."""
 
 
+@cache
 def numbered() -> tuple[Patient, ...]:
     """The patients in the order of their numbers, which gives nothing away."""
     return tuple(
@@ -318,9 +325,10 @@ def numbered() -> tuple[Patient, ...]:
     )
 
 
+@cache
 def names() -> tuple[str, ...]:
-    """The diagnoses in the order of their numbers, ward by ward, as `patients.md` has them."""
-    return tuple(notes_by_diagnosis())
+    """All diagnoses in the order of their numbers, which is that of the alphabet."""
+    return tuple(sorted(notes_by_diagnosis(), key=str.lower))
 
 
 def record(name: str) -> Patient:

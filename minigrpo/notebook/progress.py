@@ -50,14 +50,18 @@ def outcome(
 
 
 def clinic_line() -> str:
-    """The score of the clinic, in a sentence."""
-    diagnoses = _diagnoses()
-    if not diagnoses:
-        return f"The clinic (notebook 08): no diagnosis yet; {patients()} patients are waiting."
-    right = sum(diagnosis["right"] for diagnosis in diagnoses)
-    used = sum(len(diagnosis["measured"]) for diagnosis in diagnoses) / len(diagnoses)
-    diagnosed = f"The clinic (notebook 08): {len(diagnoses)} of {patients()} patients diagnosed"
-    return f"{diagnosed}, {right} right at the first attempt, {used:.1f} measurements per patient."
+    """The score of the clinic, in a sentence or two."""
+    diagnoses, nights = _diagnoses(), [v for v in recall("clinic").values() if "points" in v]
+    line = f"The clinic (notebook 08): no diagnosis yet; {patients()} patients are waiting."
+    if diagnoses:
+        right = [diagnosis["right"] * (4 - len(diagnosis["measured"])) for diagnosis in diagnoses]
+        line = f"The clinic (notebook 08): {len(diagnoses)} of {patients()} patients diagnosed, "
+        line += f"{sum(map(bool, right))} right at the first attempt, {sum(right)} points of "
+        line += f"{4 * len(diagnoses)}."
+    if nights:
+        points = sum(night["points"] for night in nights)
+        line += f" At night, {points:g} points for {len(nights)} arrivals."
+    return line
 
 
 class Progress:
