@@ -49,9 +49,9 @@ def test_the_sign_appears_in_the_patient_and_not_in_its_twin(patient):
 
 
 def test_each_patient_has_a_seed_of_its_own_and_the_twins_have_another():
-    seeds = [clinic.patient(number).patient.seed for number in range(1, 26)]
-    assert seeds == [number + FIRST_SEED for number in range(1, 26)]
-    assert {clinic.patient(number).twin.seed for number in range(1, 26)} == {TWIN_SEED}
+    seeds = [clinic.patient(number).patient.seed for number in range(1, 29)]
+    assert seeds == [number + FIRST_SEED for number in range(1, 29)]
+    assert {clinic.patient(number).twin.seed for number in range(1, 29)} == {TWIN_SEED}
     assert TWIN_SEED not in seeds
 
 
@@ -137,10 +137,10 @@ def test_a_record_is_complete(patient):
         assert patient.shows and patient.link in clinic.provenance(patient)
 
 
-def test_25_patients_have_24_diagnoses_and_ten_more_have_no_patient():
-    assert len(PATIENTS) == 25 and len({one.name for one in PATIENTS}) == 24
-    assert {one.name for one in PATIENTS} < set(names()) and len(DECOYS) == 10
-    assert len(names()) == 34 and names()[-1] == "healthy"
+def test_28_patients_have_24_diagnoses_and_13_more_have_no_patient_by_day():
+    assert len(PATIENTS) == 28 and len({one.name for one in PATIENTS}) == 24
+    assert {one.name for one in PATIENTS} < set(names()) and len(DECOYS) == 13
+    assert len(names()) == 37 and list(names()) == sorted(names(), key=str.lower)
     wards = [notes["ward"] for notes in notes_by_diagnosis().values()]
     assert all(wards.count(ward) > 1 for ward in wards)
     assert sorted(one.name for one in numbered()) == sorted(one.name for one in PATIENTS)
@@ -153,14 +153,10 @@ def test_record_finds_a_patient_by_name_and_refuses_another():
         clinic.record("flu")
 
 
-def test_the_list_of_diagnoses_has_all_under_their_numbers(capsys):
+def test_the_list_of_diagnoses_has_all_under_their_numbers_and_points_at_none(capsys):
     clinic.diagnoses()
-    printed = capsys.readouterr().out
-    for number, name in enumerate(names(), 1):
-        assert f"{number:4}  {name}\n" in printed
-    assert printed.startswith("The reward stays flat\n")
-    for ward in {notes["ward"] for notes in notes_by_diagnosis().values()}:
-        assert printed.count(ward[1:] + "\n") == 1
+    lines = [f"{number:3}  {name}" for number, name in enumerate(names(), 1)]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 # blind --------------------------------------------------------------------------------------
@@ -169,15 +165,15 @@ def test_the_list_of_diagnoses_has_all_under_their_numbers(capsys):
 def test_settings_tell_nothing_patients_share_them():
     for setting in {id(one.setting): one.setting for one in PATIENTS}.values():
         sharing = [one for one in PATIENTS if one.setting is setting]
-        assert len(sharing) >= 3, setting.told
+        assert len(sharing) >= 3 and any(one.name == "healthy" for one in sharing), setting.told
         assert len({str(one.config(sick=False)) for one in sharing}) == 1
     own = re.compile("level|estimator|lr|learning rate|eos|temperature")
-    for case in map(clinic.patient, range(1, 26)):
+    for case in map(clinic.patient, range(1, 29)):
         head = str(case).split("\n\n")[0]
         assert not own.search(head.replace("letters", "")), head
 
 
-@pytest.mark.parametrize("number", range(1, 26))
+@pytest.mark.parametrize("number", range(1, 29))
 def test_nothing_gives_the_name_away_before_the_diagnosis(number, monkeypatch):
     monkeypatch.setattr(diagnosis, "BUDGET", len(MEASUREMENTS))
     case = clinic.patient(number)
@@ -195,14 +191,14 @@ def test_every_patient_shows_the_same_rows():
         table = str(clinic.patient(number)).split("\n\n")[1].splitlines()[1:]
         return [re.split(r"  +", line)[0] for line in table if not line.startswith("The patient")]
 
-    assert len({tuple(rows(number)) for number in range(1, 26)}) == 1
+    assert len({tuple(rows(number)) for number in range(1, 29)}) == 1
 
 
 def test_a_fourth_measurement_is_refused_and_the_same_again_is_free():
     case = clinic.patient(1)
-    for name in ("transcripts", "equal groups", "Equal  groups", "weight change", "transcripts"):
+    for name in ("transcripts", "groups", " Groups", "weight change", "transcripts"):
         assert "measurements left" in case.measurement(name)
-    assert case.measured == ["transcripts", "equal groups", "weight change"]
+    assert case.measured == ["transcripts", "groups", "weight change"]
     refused = case.measurement("gradient per token")
     assert refused.startswith(f"You've used your {BUDGET} measurements") and len(case.measured) == 3
     assert clinic.patient(1) is case and "You have 0 of 3 left" in case.measurement()
@@ -223,7 +219,7 @@ def test_a_measurement_that_finds_nothing_in_the_patient_is_free():
     case = case_of(clinic.record("a policy that grades its own samples"))
     assert "nothing here, so it's free; 3 of 3" in case.measurement("held-out accuracy")
     case = case_of(clinic.record("0 divided by 0"))
-    for name in ("transcripts", "equal groups", "ratio at the first update"):
+    for name in ("transcripts", "groups", "ratio at the first update"):
         assert "it's free; 3 of 3" in case.measurement(name) and case.measured == []
     assert "it's free" not in case.measurement("scorer against sampler") and len(case.measured) == 1
 
@@ -237,9 +233,9 @@ def test_dots_and_a_measurement_that_does_not_exist_are_free():
     assert case.measured == []
 
 
-@pytest.mark.parametrize("number", [0, 26, -1, 1.5, "7", True])
+@pytest.mark.parametrize("number", [0, 29, -1, 1.5, "7", True])
 def test_a_patient_that_does_not_exist(number):
-    with pytest.raises(ValueError, match=f"number: expected 1 to 25, got {number!r}"):
+    with pytest.raises(ValueError, match=f"number: expected 1 to 28, got {number!r}"):
         clinic.patient(number)
 
 
@@ -332,7 +328,7 @@ def test_the_first_answer_counts_and_giving_up_is_one(gives_up, capsys):
     assert "Right." in printed and "Your first answer counts" in printed
     assert gives_up or "Your first answer counts, and it was 'healthy'." in printed
     clinic.tally()
-    assert "1 of 25 patients diagnosed, 0 right" in capsys.readouterr().out
+    assert "1 of 28 patients diagnosed, 0 right" in capsys.readouterr().out
     assert progress.recall("clinic")[str(case.number)]["measured"] == ["transcripts"]
 
 
@@ -343,8 +339,8 @@ def test_the_first_answer_counts_and_giving_up_is_one(gives_up, capsys):
         ("", "waits for a diagnosis"),
         ("k1 as a loss", "Did you mean 'k1 as the loss'?"),
         ("qqqq", "No diagnosis is called 'qqqq'. clinic.diagnoses()"),
-        (35, "the numbers 1 to 34"),
-        ("99", "the numbers 1 to 34"),
+        (38, "the numbers 1 to 37"),
+        ("99", "the numbers 1 to 37"),
     ],
 )
 def test_what_is_no_diagnosis_is_told_so_and_not_counted(answer, words):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from minigrpo import clinic
+from minigrpo.arithmetic import to_text
 from minigrpo.clinic.charts import Chart, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
 from minigrpo.clinic.patients import PATIENTS, numbered, record, where_it_hurts
@@ -30,7 +31,7 @@ def test_each_measurement_runs_on_every_patient(patient):
         if name != "transcripts" and isinstance(here, dict) and isinstance(twin, dict):
             assert list(here) == list(twin)
             assert len(side_by_side({"patient": here, "twin": twin}).splitlines()) <= 12
-    changed = reading(subject, "padding", "difference of the two losses")
+    changed = reading(subject, "exchange tests", "loss, random ids under the mask (change)")
     assert math.isfinite(changed)
     assert (changed > 1e-4) == (patient.name == "the mask in the denominator only")
 
@@ -77,7 +78,8 @@ def test_the_loss_by_hand_tells_eos_from_micro_batches():
     eos = MEASUREMENTS["loss by hand"][1](subject_of("EOS masked out"))
     assert abs(eos["logged loss"] - eos["by hand, without each row's last token"]) < 1e-5
     parts = MEASUREMENTS["loss by hand"][1](subject_of("a token mean per micro-batch"))
-    assert abs(parts["logged loss"] - parts["by hand, mean over micro-batches of 8 rows"]) < 1e-5
+    rows = [parts[n] for n in ("logged loss", "by hand, mean over micro-batches of 8 rows")]
+    assert abs(rows[0] - rows[1]) < 1e-5 and shown(rows[0]) == shown(rows[1]) == "-0.1046"
     for found in (eos, parts):
         assert found["from the logged loss to the one over all tokens"] > 1e-3
 
@@ -91,10 +93,28 @@ def test_the_wrong_side_of_the_clip_is_seen_at_both_ratios():
 
 
 def test_a_padded_row_scores_like_the_row_alone_unless_it_is_padded_on_the_right():
-    apart = "log-probs of such a row, in the batch against alone (nats)"
-    here, twin = of("prompts padded on the right", "padding", apart)
+    apart = "exchange tests", "log-probs, a row's padding left out (largest change)"
+    here, twin = of("prompts padded on the right", *apart)
     assert here > 1 and twin < 1e-3
-    assert math.isnan(of("EOS masked out", "padding", apart)[0])  # no prompt is padded
+    assert math.isnan(of("EOS masked out", *apart)[0])  # no prompt is padded
+
+
+def test_a_kl_that_does_not_look_at_the_reference_is_told_from_a_reference_that_moves_along():
+    """By more than rounding: with another reference the second would change, as the twin's does."""
+    (here, twin), (same, other) = (
+        of("a KL that uses the policy ratio", "exchange tests", f"KL, with {which} reference")
+        for which in ("the", "another")
+    )
+    assert here == same and other > 1.5 * twin > 1e-4
+
+
+def test_rows_of_one_group_with_the_same_reward_are_all_in_the_transcripts():
+    subject = subject_of("old log-probs not detached")
+    m, lines = subject.chart.steps[-1], MEASUREMENTS["transcripts"][1](subject)
+    written = m.rollouts.unpadded(m.rollouts.completions)
+    assert m.rewards[0] == m.rewards[1]
+    first = "\n".join(map(to_text, written[:2]))
+    assert first in lines.values() and sum(t.count("\n") + 1 for t in lines.values()) == 4
 
 
 def test_a_held_out_question_asks_the_patient_that_reads_the_prompt():
@@ -122,10 +142,10 @@ def test_a_dashboard_shows_the_first_step_and_the_mean_of_the_last_three():
 
 def test_numbers_are_shown_as_a_table_needs_them():
     assert [shown(x) for x in (math.nan, 0.0, 12, 1.0, 0.99999, 13.46, 0.12345, 3e-7, 250.4)] == [
-        "-", "0", "12", "1.00", "1.00", "13.5", "0.123", "3e-07", "250",
+        "-", "0", "12", "1.000", "1.000", "13.46", "0.1235", "3e-07", "250.4",
     ]  # fmt: skip
     table = side_by_side({"one": {"a": 1, "long name": 0.5}, "two": {"a": 2, "long name": 5.0}})
-    assert table.splitlines()[1:] == ["a              1     2", "long name  0.500  5.00"]
+    assert table.splitlines()[1:] == ["a               1      2", "long name  0.5000  5.000"]
 
 
 def test_a_masked_end_hurts_where_stopping_has_to_be_learned():

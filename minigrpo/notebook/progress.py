@@ -60,7 +60,7 @@ def clinic_line() -> str:
         line += f"{4 * len(diagnoses)}."
     if nights:
         points = sum(night["points"] for night in nights)
-        line += f" At night, {points:g} points for {len(nights)} arrivals."
+        line += f" The night shift: {points:g} of {len(nights)}."
     return line
 
 

@@ -221,7 +221,7 @@ def coarse(healthy: bugs.Function) -> bugs.Function:
     return sample
 
 
-COARSE = 2
+COARSE = 3
 
 
 def never_synced(healthy: bugs.Function) -> bugs.Function:
@@ -256,7 +256,7 @@ NIGHT = {
     "too fast": Night(partial(sums, lr=2e-3)),
     "noise": Night(partial(sums, seed=5)),
     "penalty": Night(
-        partial(sums, entropy_weight=0.3), mistakes=("entropy_penalty_instead_of_a_bonus",)
+        partial(sums, entropy_weight=1.0), mistakes=("entropy_penalty_instead_of_a_bonus",)
     ),
     "chat in a chat": Night(partial(words, chat=2, steps=40)),
     "pad for end": Night(partial(words, eos_id=(1,), steps=10)),
@@ -344,6 +344,12 @@ def night(one: NightRun) -> Results:
     return {**one._asdict(), "config": size(own), **what}
 
 
+def told(run: Night) -> list[str]:
+    """What is different in a run, as text."""
+    changes = getattr(run.world, "keywords", {})
+    return [*run.mistakes, *run.bugs, *(f"{name}={value}" for name, value in changes.items())]
+
+
 def size(own: GRPOConfig) -> str:
     """What is told of the settings."""
     rows = f"{own.prompts_per_step} prompts x {own.group_size} completions"
@@ -357,7 +363,8 @@ def night_settings() -> Results:
     return {
         "base": [store.of_folder(ROOT / "data" / f) for f in ("text_llama", "tiny_llama")],
         "config": asdict(SUMS),
-        "runs": {name: [*map(str, run.mistakes), *run.bugs] for name, run in NIGHT.items()},
+        "runs": {name: told(run) for name, run in NIGHT.items()},
+        "coarse": COARSE,
         "code": store.of_code(*code),
     }
 
