@@ -56,11 +56,11 @@ def test_a_restarted_kernel_refills_no_budget_and_takes_no_first_diagnosis():
     assert "You have 0 of 3 left for patient 8. Used: weight change, groups" in again
     assert "'healthy' isn't it." in again and "first answer" not in again
     free = in_a_new_kernel(
-        "case.measure()\ncase.measure('exchange tests')\ncase.diagnose('0 divided by 0')\nclinic.tally()"
+        "case.measure()\ncase.measure('exchange tests')\n"
+        "case.diagnose('0 divided by 0')\nclinic.tally()"
     )
-    assert (
-        free.startswith("Yours are free now for patient 8.") and "exchange tests, patient 8 (0 of" in free
-    )
+    assert free.startswith("Yours are free now for patient 8.")
+    assert "exchange tests, patient 8 (0 of" in free
     assert "Your first answer counts, and it was 'healthy'." in free
     assert "1 of 28 patients diagnosed, 0 right at the first attempt, 0 points of 4." in free
 

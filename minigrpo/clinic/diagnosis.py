@@ -74,7 +74,7 @@ class Case:
 
     def chart(self) -> None:
         """Draw the free panels: what any dashboard shows."""
-        draw_charts({w: s.chart for w, s in self._both.items()}, f"Patient {self.number}")
+        draw_charts({w: s.chart for w, s in self._both.items()})
 
     def measure(self, name: str = "") -> None:
         """Print one measurement, patient beside twin; without a name, list them all."""
