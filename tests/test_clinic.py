@@ -21,7 +21,6 @@ from minigrpo.notebook import progress
 
 DECOYS = sorted({*names()} - {one.name for one in PATIENTS})
 ILL = [one for one in PATIENTS if one.sign_read]
-SLOW = "weight 0 against 1"
 by_name = pytest.mark.parametrize("patient", PATIENTS, ids=lambda p: p.key or p.name)
 if_ill = pytest.mark.parametrize("patient", ILL, ids=lambda p: p.name)
 
@@ -77,7 +76,8 @@ def test_no_patient_is_a_crash(patient):
 
 @if_ill
 def test_the_smallest_test_catches_the_bug_and_passes_without_it(patient):
-    assert clinic.caught(patient)  # which raises if the healthy code fails
+    ask(*patient.test, config=patient.config(sick=False))
+    assert clinic.complaint(patient)
 
 
 def test_where_nothing_is_wrong_the_smallest_test_has_no_complaint():
@@ -179,7 +179,7 @@ def test_nothing_gives_the_name_away_before_the_diagnosis(number, monkeypatch):
     case = clinic.patient(number)
     one = case.patient.patient
     shown = str(case) + repr(case) + case.measurement()
-    for name in MEASUREMENTS.keys() - {"weight 0 against 1"}:  # which is slow
+    for name in MEASUREMENTS:
         shown += case.measurement(name)
     for text in (one.name, one.what, one.sign, one.cure, one.key or one.name):
         if text != "healthy":  # the twin is called so
@@ -219,7 +219,7 @@ def test_a_measurement_that_finds_nothing_in_the_patient_is_free():
     case = case_of(clinic.record("a policy that grades its own samples"))
     assert "nothing here, so it's free; 3 of 3" in case.measurement("held-out accuracy")
     case = case_of(clinic.record("0 divided by 0"))
-    for name in ("transcripts", "groups", "ratio at the first update"):
+    for name in ("transcripts", "groups"):
         assert "it's free; 3 of 3" in case.measurement(name) and case.measured == []
     assert "it's free" not in case.measurement("scorer against sampler") and len(case.measured) == 1
 
@@ -263,10 +263,7 @@ def test_the_right_diagnosis_is_told_everything_by_number_or_name(patient):
 def test_a_wrong_diagnosis_never_names_the_right_one(patient):
     case = case_of(patient)
     same_task = [one for one in PATIENTS if one.setting is patient.setting]
-    slow = {one.name for one in ILL if one.sign_read.measurement == SLOW}  # for one of a task
     for other in {one.name for one in same_task} - {patient.name}:
-        if other in slow and patient is not same_task[0]:
-            continue
         text = case.judged(other)
         assert f"{other!r} isn't it." in text
         assert patient.name not in text.replace("healthy twin", "")
@@ -280,7 +277,7 @@ def test_a_wrong_diagnosis_is_told_the_numbers_that_speak_against_it():
         case = case_of(clinic.record(name))
         for other in ILL:
             at = other.sign_read
-            if other.name == name or at.measurement == "weight 0 against 1":  # which is slow
+            if other.name == name:
                 continue
             here, twin = (read(subject, other) for subject in (case.patient, case.twin))
             if math.isnan(here):
@@ -312,8 +309,9 @@ def test_the_evidence_says_when_its_measurement_was_not_taken(tmp_path, monkeypa
     assert 'In "gradient per token" (not taken), ' in case.judged("EOS masked out")
     monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "another.db"))
     diagnosis.patient.cache_clear()
+    case_of(clinic.record("EOS masked out")).measurement("gradient per token")
+    diagnosis.patient.cache_clear()  # in another kernel nothing but the file is left
     case = case_of(clinic.record("EOS masked out"))
-    case.measurement("gradient per token")
     assert 'In "gradient per token", ' in case.judged("EOS masked out")
 
 
@@ -375,5 +373,5 @@ def test_a_wrong_answer_says_where_to_look_and_that_measuring_is_free_now():
     number = [one.name for one in numbered()].index("k1 as the loss") + 1
     for wrong in ("healthy", "dropout left on while scoring"):
         said = Case(number, clinic.patient(number).patient).judged(wrong)
-        assert 'Look at "weight 0 against 1".' in said, said
+        assert 'Look at "gradient at zero advantage".' in said, said
         assert said.endswith("This patient's measurements are free now.")

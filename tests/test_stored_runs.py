@@ -31,7 +31,7 @@ STORES = [
     *results.STORES.values(),
     *(thinking.store_of(*variant) for variant in VARIANTS),
     *(ppo.SEARCHED, ppo.COMPARED, reuse.STORE),
-    *(text_runs.STORE, scaling_runs.STORE, real_run.STORE),
+    *(text_runs.STORE, text_runs.NIGHT_STORE, scaling_runs.STORE, real_run.STORE),
 ]
 
 
@@ -121,6 +121,8 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
         (text_runs, text_runs.STORE, "ARMS", {"llama": text_runs.Arm("llama")}),
         (text_runs, text_runs.STORE, "config", lambda *_: GRPOConfig(lr=2e-4)),
         (text_runs, text_runs.STORE, "soft_reward", another),
+        (text_runs, text_runs.NIGHT_STORE, "COARSE", 5),
+        (text_runs, text_runs.NIGHT_STORE, "SUMS", text_runs.SUMMIT),
         (text_runs, text_runs.STORE, "draw_rows", lambda *_, **__: [{"prompt": "6 + 3"}]),
         (scaling_runs, scaling_runs.STORE, "TRAINER_STEPS", 10),
         (scaling_runs, scaling_runs.STORE, "STALE_STEPS", 30),

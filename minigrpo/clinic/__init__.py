@@ -6,9 +6,9 @@ from typing import Any
 _WHERE = {
     "diagnosis": ("Case", "diagnoses", "patient", "provenance", "table", "tally"),
     "measure": ("MEASUREMENTS",),
-    "night": ("Arrival", "night"),
+    "nights": ("Arrival", "night"),
     "patients": (
-        "PATIENTS", "SHORT", "Patient", "caught", "complaint", "numbered", "record", "run",
+        "PATIENTS", "SHORT", "Patient", "complaint", "numbered", "record", "run",
         "where_it_hurts",
     ),
     "losses": ("judge_loss",),

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-import torch
 from torch import nn
 
-from minigrpo.arithmetic import HARDER_LENGTHS, TRAINED_LENGTHS, ask, draw_questions
+from minigrpo.arithmetic import evaluate
 from minigrpo.grpo import GRPOConfig, StepMetrics
 from minigrpo.llama import load_policy
 from minigrpo.notebook.plots import METRICS, metric
 
-Value = int | float | str | tuple[float, ...]
+Value = int | float | tuple[float, ...]
 Readings = dict[str, Value]
 """What was measured of one run, by name; NaN where there is nothing to measure."""
 
@@ -43,11 +42,7 @@ class Chart:
 
 
 def _accuracy(policy: nn.Module) -> float:
-    """What `evaluate` finds with n = 128, as far as it is sampled and of the trained lengths."""
-    generator = torch.Generator().manual_seed(0)
-    questions = draw_questions(128, generator, lengths=TRAINED_LENGTHS, held_out=True)
-    questions += draw_questions(64, generator, lengths=HARDER_LENGTHS, held_out=True)
-    return ask(policy, questions).of_length(*TRAINED_LENGTHS)["accuracy"]
+    return evaluate(policy, n=128)["accuracy"]
 
 
 @cache
@@ -66,8 +61,6 @@ def dashboard(chart: Chart) -> Readings:
 
 def shown(value: Value) -> str:
     """A value as a table shows it: a dash where there is nothing to measure."""
-    if isinstance(value, str):
-        return value
     if isinstance(value, tuple):
         return "  ".join(f"{shown(part):>7}" for part in value)
     if math.isnan(value):

@@ -93,9 +93,8 @@ class Case:
             free = "Yours are free now" if self.answer else f"You have {left} of {BUDGET} left"
             return "\n".join([f"{free} for patient {self.number}.{used}", *lines])
         if name not in MEASUREMENTS:
-            near = get_close_matches(name, MEASUREMENTS, n=1, cutoff=0.4)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
-            return f"There's no measurement called {name!r}.{meant} case.measure() lists them."
+            near = get_close_matches(name, MEASUREMENTS, n=1, cutoff=0.4) or [""]
+            return f"There's no measurement called {name!r}. Did you mean {near[0]!r}?"
         if name not in self.measured and not left and not self.answer:
             return (
                 f"You've used your {BUDGET} measurements of patient {self.number}: "
@@ -108,12 +107,12 @@ class Case:
         free = "nothing here, so it's free; " if empty else ""
         left = f"{free}{max(0, BUDGET - len(self.measured))} of {BUDGET} measurements left"
         head = f"{name}, patient {self.number} ({left})"
-        sentences = {who: result for who, result in results.items() if isinstance(result, str)}
-        if len({*sentences.values()}) == 1 and len(sentences) == len(results):
-            return f"{head}\n{sentences.popitem()[1]}"
-        lines = [f"{who}: {sentence}" for who, sentence in sentences.items()]
-        rest = {who: result for who, result in results.items() if who not in sentences}
-        return "\n".join([head, *lines, *([_listed(rest)] if rest else [])])
+        texts = {who: result for who, result in results.items() if isinstance(result, str)}
+        if len({*texts.values()}) == 1 and len(texts) == len(results):
+            return f"{head}\n{texts.popitem()[1]}"
+        lines = [f"{who}: {text}".replace(": \n", ":\n") for who, text in texts.items()]
+        rest = {who: result for who, result in results.items() if who not in texts}
+        return "\n".join([head, *lines, *([side_by_side(rest)] if rest else [])])
 
     def diagnose(self, answer: int | str = "") -> None:
         """Print whether this diagnosis, a number or a name, is right, and why."""
@@ -160,49 +159,47 @@ class Case:
         ]
         return "\n".join(lines)
 
-    def _evidence(self, named: Patient) -> str:
-        """The reading that decides, of patient and twin."""
-        at = named.sign_read
-        here, twin = (
-            measuring.reading(s, at.measurement, at.reading, at.index) for s in self._both.values()
-        )
+    def _read(self, ill: Patient) -> list[float]:
+        """The reading that decides about a bug, of patient and twin."""
+        at = ill.sign_read
+        where = at.measurement, at.reading, at.index
+        return [measuring.reading(subject, *where) for subject in self._both.values()]
+
+    def _evidence(self, ill: Patient) -> str:
+        """This reading, in words."""
+        at, (here, twin) = ill.sign_read, map(_or_none, self._read(ill))
         taken = at.measurement in ("dashboard", *self.measured)
-        where = _where(named) + ("" if taken else " (not taken)")
-        return f"In {where}, {at.reading}: {_or_none(here)} here, {_or_none(twin)} in the twin."
+        where = _where(ill) + ("" if taken else " (not taken)")
+        return f"In {where}, {at.reading}: {here} here, {twin} in the twin."
 
     def _against(self, name: str) -> str:
         """Why a wrong diagnosis is not the right one."""
         patient = self.patient.patient
+        look = f"Look at {_where(patient)}." if patient.sign_read else ""
         if name == "healthy":
-            look = f"Look at {_where(patient)}."
             return f"Something is off, and it's more than a seed or rounding. {look}"
-        ward = notes_by_diagnosis()[name]["ward"]
-        hint = "\nThe ward is the right one." if ward == patient.ward else ""
-        named = next((p for p in numbered() if p.name == name), None)
-        if named is None:
-            sign = notes_by_diagnosis()[name]["sign"]
-            look = f" Look at {_where(patient)}." if patient.sign_read else ""
-            return f"Its sign would be: {sign}.\nThat isn't what this patient has.{look}{hint}"
-        at = named.sign_read
-        here, twin = (
-            measuring.reading(s, at.measurement, at.reading, at.index) for s in self._both.values()
-        )
+        near = patient.ward == notes_by_diagnosis()[name]["ward"]
+        hint = "\nThe ward is the right one." if near else ""
+        ill = next((p for p in numbered() if p.name == name), None)
+        sign = f"Its sign would be: {notes_by_diagnosis()[name]['sign']}.\n"
+        if ill is None:
+            return f"{sign}That isn't what this patient has. {look}".rstrip() + hint
+        at, (here, twin) = ill.sign_read, self._read(ill)
         if math.isnan(here):
             why = "There is nothing of that to measure here."
         elif not at.fits(here):
-            side = "above" if at.above else "below"
-            why = f"With that bug it's {side} {at.threshold:g}."
+            why = f"With that bug it's {'above' if at.above else 'below'} {at.threshold:g}."
         elif at.fits(twin):
             why = "On this task the healthy twin is there too, so it says nothing."
         else:
             why = "It fits, but something else fits better. What else is out of order?"
-        return f"Its sign would be: {named.sign}.\n{self._evidence(named)} {why}{hint}"
+        return f"{sign}{self._evidence(ill)} {why}{hint}"
 
 
 def _says_nothing(readings: Readings | str) -> bool:
     """Whether a measurement had nothing to measure in the patient."""
     if isinstance(readings, str):
-        return True
+        return isinstance(readings, measuring.Nothing)
     parts = [part for v in readings.values() for part in (v if isinstance(v, tuple) else (v,))]
     return all(isinstance(part, float) and math.isnan(part) for part in parts)
 
@@ -215,17 +212,6 @@ def _where(patient: Patient) -> str:
 
 def _or_none(value: float) -> str:
     return "nothing" if math.isnan(value) else shown(value)
-
-
-def _listed(columns: dict[str, Readings]) -> str:
-    """Readings side by side; texts, which are long, one run beneath the other, line by line."""
-    if not any(isinstance(v, str) for v in next(iter(columns.values())).values()):
-        return side_by_side(columns)
-    lines = []
-    for who, rows in columns.items():
-        lines.append(f"{who}:")
-        lines += [f"  {name}   {line}" for name, text in rows.items() for line in text.split("\n")]
-    return "\n".join(lines)
 
 
 def named(answer: int | str) -> tuple[str | None, str]:
@@ -281,17 +267,16 @@ HEAD = ("symptom", "likely cause", "measure", "sign", "cure")
 
 def table() -> str:
     """Symptom, causes, what to measure, its sign, and cure, as an HTML table."""
-    rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in HEAD) + "</tr>"]
-    ill = [patient for patient in numbered() if patient.sign_read]
     order = [*notes_by_diagnosis()]  # ward by ward
-    ill.sort(key=lambda patient: order.index(patient.name))
+    ill = sorted((p for p in numbered() if p.sign_read), key=lambda p: order.index(p.name))
+    rows = ["".join(f"<th>{name}</th>" for name in HEAD)]
     for patient in ill:
         together = [p for p in ill if p.ward == patient.ward]
         symptom = f'<td rowspan="{len(together)}"><b>{html.escape(patient.ward)}</b></td>'
-        at = patient.sign_read.measurement
-        where = "chart" if at == "dashboard" else at
+        where = patient.sign_read.measurement.replace("dashboard", "chart")
         sign = f"{patient.sign}; in large runs: {patient.large}" if patient.large else patient.sign
-        cells = (patient.name, where, sign, patient.cure)
-        row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        rows.append(f"<tr>{symptom if together[0] is patient else ''}{row}</tr>")
-    return "<table>\n" + "\n".join(rows) + "\n</table>"
+        row = "".join(
+            f"<td>{html.escape(cell)}</td>" for cell in (patient.name, where, sign, patient.cure)
+        )
+        rows.append(symptom * (together[0] is patient) + row)
+    return "<table>\n" + "\n".join(f"<tr>{row}</tr>" for row in rows) + "\n</table>"

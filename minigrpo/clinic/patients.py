@@ -30,7 +30,7 @@ from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.llama import load_policy
-from minigrpo.rewards import TextTask, letter_share
+from minigrpo.rewards import TextTask, answer_reward, letter_share
 from minigrpo.study.experiments import SUMMIT
 
 SHORT = replace(SUMMIT, steps=12, evaluate_every=1000, check=False)
@@ -50,19 +50,9 @@ class Ragged(Arithmetic):
         return [p if i % 2 else torch.cat([p[:1], p[-10:]]) for i, p in enumerate(prompts)]
 
 
-@dataclass(frozen=True)
-class SevenTenths(Arithmetic):
-    """Sums of two digits, and 0.7 for the right answer."""
-
-    lengths: Sequence[int] = (2,)
-
-    def reward(self, prompts, completions):
-        return [0.7 * paid for paid in super().reward(prompts, completions)]
-
-
-def letters() -> TextTask:
-    """The task of notebook 03: the letter e."""
-    return TextTask(["ROMEO:", "JULIET:", "HENRY:", "My lord"], letter_share)
+def seven_tenths(*args: Any, **given: Any) -> float:
+    """A weight whose sum over a group isn't exact in 32 bits."""
+    return 0.7 * answer_reward(*args, **given)
 
 
 def char_gpt() -> nn.Module:
@@ -71,13 +61,8 @@ def char_gpt() -> nn.Module:
 
 
 def line_ends(text: str) -> float:
-    """1 for a text that ends its line within the limit."""
+    """1 for a text that ends its line within the limit, as the char-GPT does one time in four."""
     return float(text.endswith("\n"))
-
-
-def lines() -> TextTask:
-    """Finish a line, and stop there: what the char-GPT does with one text in four."""
-    return TextTask(["ROMEO:\nI", "JULIET:\nO", "HENRY:\nMy", "My lord"], line_ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,17 +80,18 @@ RAGGED = Setting(
     "Sums as in notebook 07, every other one without the worked example. A correct answer gets 1.",
     Ragged,
 )
-TENTHS = Setting("Sums of two digits. A correct answer earns its weight.", SevenTenths)
+TENTHS = Setting("Sums of two digits. A correct answer earns its weight.",
+    lambda: Arithmetic(lengths=(2,), grade=seven_tenths))  # fmt: skip
 LETTER = Setting(
     "The char-GPT of notebook 01. The reward should be the fraction of characters that are an e.",
-    letters, char_gpt, LETTERS,
+    lambda: TextTask(["ROMEO:", "JULIET:", "HENRY:", "My lord"], letter_share), char_gpt, LETTERS,
 )  # fmt: skip
 
 
 NEWLINE = int(CharTokenizer().encode("\n")[0])
 LINES = Setting(
     "The char-GPT of notebook 01. A text that ends its line within 24 characters gets 1.",
-    lines,
+    lambda: TextTask(["ROMEO:\nI", "JULIET:\nO", "HENRY:\nMy", "My lord"], line_ends),
     char_gpt,
     replace(
         LETTERS, eos_id=NEWLINE, pad_id=NEWLINE, steps=9, lr=1e-4, inner_epochs=1,
@@ -174,11 +160,10 @@ def notes_by_diagnosis() -> dict[str, dict[str, str]]:
     return records("patients.md")
 
 
-def run(patient: Patient, seed: int = 0, *, sick: bool = True, steps: int | None = None) -> Chart:
-    """Train with the bug, or without it under the same settings; steps as given, if they are."""
-    changes = {"seed": seed} if steps is None else {"seed": seed, "steps": steps}
-    with patient.switch() if sick else ExitStack():
-        return trained(patient, patient.config(sick=sick, **changes))
+def run(patient: Patient, seed: int = 0) -> Chart:
+    """Train with the bug."""
+    with patient.switch():
+        return trained(patient, patient.config(sick=True, seed=seed))
 
 
 def trained(patient: Patient, config: GRPOConfig) -> Chart:
@@ -205,12 +190,6 @@ def where_it_hurts(
     return {who: [run(patient, seed) for seed in seeds] for who, patient in both.items()}
 
 
-def caught(patient: Patient) -> bool:
-    """Whether the smallest test tells the bug from the healthy code."""
-    ask(*patient.test, config=patient.config(sick=False))  # the healthy code passes, or this raises
-    return complaint(patient) is not None
-
-
 def complaint(patient: Patient) -> str | None:
     """What the smallest test says of the sick code; None if it says nothing."""
     if not patient.test:
@@ -224,7 +203,7 @@ def complaint(patient: Patient) -> str | None:
 
 
 # fmt: off
-SCORER, RATIO, TOKEN = "scorer against sampler", "ratio at the first update", "gradient per token"
+SCORER, TOKEN = "scorer against sampler", "gradient per token"
 EQUAL, PULL, BOARD = "groups", "gradient at zero advantage", "dashboard"
 EXCHANGED, EXAMPLE = "exchange tests", "rewards, another worked example (fraction)"
 PATIENTS: tuple[Patient, ...] = (
@@ -257,7 +236,7 @@ PATIENTS: tuple[Patient, ...] = (
         Sign(PULL, "the KL term alone, weight 1", 1e-6, above=False),
         ("the_loss_depends_on_the_reference", "loss_with_kl"), switch("kl_against_the_old_policy")),
     Patient("k1 as the loss",
-        Sign("weight 0 against 1", "KL at weight 1, divided by KL at weight 0", 0.75),
+        Sign(PULL, "the KL term, its mean over all of four tokens", 1e-3, above=False),
         ("the_kl_term_has_a_mean_gradient", "kl"), switch("gradient_of_k1")),
     Patient("the clip on the wrong side", Sign(TOKEN, "A = -1, ratio 0.5", 1e-6),
         ("a_low_ratio_of_a_bad_token_is_left_alone", "loss"),
@@ -267,7 +246,7 @@ PATIENTS: tuple[Patient, ...] = (
         ("the_entropy_bonus_has_a_gradient", "loss_with_entropy"), switch("entropy_detached"),
         setting=LETTER,
         key="the entropy bonus detached 14"),
-    Patient("stale old log-probs", Sign(RATIO, "farthest from 1, later batches", 0.02),
+    Patient("stale old log-probs", Sign(SCORER, "the same in batches 2 to 4", 0.02),
         ("the_ratio_is_1_at_every_first_update", "first_ratios"),
         switch(sample=bugs.one_batch_late), setting=TENTHS),
     Patient("top-p in the sampler only",

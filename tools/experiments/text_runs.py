@@ -33,7 +33,6 @@ from minigrpo.corpus import CharTokenizer
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.llama import load_policy
 from minigrpo.notebook.setup import setup
-from minigrpo.rewards import TextTask
 from minigrpo.sampling import Rollouts
 from minigrpo.study.experiments import SUMMIT
 from minigrpo.text import prompts as text
@@ -203,7 +202,7 @@ def words(chat: int = 0, **changes: Any) -> World:
 
 def less_than_nothing() -> World:
     """Ends of lines, as in notebook 08, and -1 for a line that is cut off."""
-    ends = TextTask(clinic.lines().texts, lambda text: 2 * clinic.line_ends(text) - 1)
+    ends = replace(clinic.LINES.task(), grade=lambda text: 2 * clinic.line_ends(text) - 1)
     return clinic.char_gpt(), ends, replace(clinic.LINES.config, steps=30), CharTokenizer().decode
 
 

@@ -6,7 +6,7 @@ import pytest
 import text_runs
 
 from minigrpo import clinic
-from minigrpo.clinic.night import Arrival, stored
+from minigrpo.clinic.nights import Arrival, stored
 from minigrpo.clinic.patients import names, records
 from minigrpo.notebook import progress
 

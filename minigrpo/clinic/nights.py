@@ -32,23 +32,16 @@ class Arrival:
     place: int
     name: str = field(repr=False)
 
-    @property
-    def head(self) -> str:
-        run = stored()[self.name]
-        return f"Night, arrival {self.place} of {len(stored())}. {notes(self.name)['told']}\n" + (
-            f"{run['config']}"
-        )
-
     def show(self) -> None:
         """What came in: a log, a chart, or completions of the last batch."""
-        print(self.head)
-        run = stored()[self.name]
+        run, about = stored()[self.name], notes(self.name)
+        print(f"Arrival {self.place} of {len(stored())}. {about['told']}\n{run['config']}")
         if "rows" in run:
             print(transcript(run["rows"]))
-        elif notes(self.name)["shows"] == "log":
-            print(f"Means of the steps above each column, as a TRL log has them.\n{log(run)}")
+        elif about["shows"] == "log":
+            print(f"Means of the steps above each column, by TRL's names.\n{log(run['curve'])}")
         else:
-            draw(run["curve"], f"Arrival {self.place}")
+            draw(run["curve"])
 
     def diagnose(self, *answers: int | str) -> None:
         """Print whether these, one or two, are right, and what decides."""
@@ -64,19 +57,14 @@ class Arrival:
             return "\n".join(troubles)
         given, has = {name for name, _ in pairs}, notes(self.name)["has"].split("; ")
         points = len(given & {*has}) / max(len(given), len(has))
-        progress.remember("clinic", self.key, {"answers": sorted(given), "points": points})
-        first = progress.recall("clinic")[self.key]
+        key = f"night: {self.name}"  # another order of arrival is no second chance
+        progress.remember("clinic", key, {"answers": sorted(given), "points": points})
+        first = progress.recall("clinic")[key]
         lines = [f"Arrival {self.place}: {' and '.join(has)}. {points:g} of 1 point."]
         if first["answers"] != sorted(given):
             lines[0] += f" Your first answer counts, and it had {first['points']:g}."
         lines += [f"What decides: {notes(self.name)['tell']}."]
-        signs = ((name, notes_by_diagnosis()[name]) for name in has if name != "healthy")
-        return "\n".join(lines + [f"{name}: {about['cure']}." for name, about in signs])
-
-    @property
-    def key(self) -> str:
-        """In the file of progress; another order of arrival is no second chance."""
-        return f"night: {self.name}"
+        return "\n".join(lines + [f"Cure: {notes_by_diagnosis()[name]['cure']}." for name in has])
 
 
 def night(place: int, seed: int = 0) -> Arrival:
@@ -98,14 +86,13 @@ def notes(name: str) -> dict[str, str]:
     return records("night.md")[name]
 
 
-def log(run: dict[str, Any]) -> str:
+def log(curve: dict[str, list[float]]) -> str:
     """The names of TRL, and a column for each part of the run."""
-    steps = len(run["curve"]["reward"])
-    part = (steps - FROM) // 4
+    part = (len(curve["reward"]) - FROM) // 4
     parts = [*FIRST, *((FROM + part * k, FROM + part * (k + 1)) for k in range(4))]
     columns: dict[str, Readings] = {}
     for start, end in parts:
-        means = {name: fmean(values[start:end]) for name, values in run["curve"].items()}
+        means = {name: fmean(values[start:end]) for name, values in curve.items()}
         columns[f"{start + 1}-{end}" if end > 1 else "1"] = means
     return side_by_side(columns)
 
@@ -119,14 +106,13 @@ def transcript(rows: list[list[Any]]) -> str:
     return "\n".join(lines)
 
 
-def draw(curve: dict[str, list[float]], title: str) -> None:
+def draw(curve: dict[str, list[float]]) -> None:
     """A panel for each of the metrics, by the names of TRL."""
-    figure, axes = plt.subplots(1, len(curve), figsize=(7, 2.1))
+    _, axes = plt.subplots(1, len(curve), figsize=(7, 2.1))
     for ax, (name, values) in zip(axes, curve.items(), strict=True):
         ax.plot(range(1, len(values) + 1), values, color=plots.ORANGE, lw=0.9)
         ax.set_title(name, fontsize=8)
         ax.set_xlabel("step", fontsize=8)
         ax.tick_params(labelsize=7)
         ax.set_ylim(min(0, *values), 1.05 * max(*values, 0.01))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
     plt.show()
