@@ -40,7 +40,7 @@ def test_what_is_shown_names_no_diagnosis(name, capsys):
 def test_the_right_answer_is_a_point_and_the_first_one_counts(name):
     has, arrival = RECORDS[name]["has"], Arrival(3, name)
     said = arrival.judged(*(names().index(one) + 1 for one in has))
-    assert "1 of 1 point." in said and RECORDS[name]["tell"] in said and "first" not in said
+    assert "1 of 1 point." in said and RECORDS[name]["tell"] in said and "Your first" not in said
     assert "Your first answer counts, and it had 1." in arrival.judged("logits not shifted")
     assert progress.clinic_line().endswith(" The night shift: 1 of 1.")
 
