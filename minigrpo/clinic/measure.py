@@ -175,7 +175,7 @@ def transcripts(subject: Subject) -> str:
         prompt, text = r.prompt_ids[row][r.prompt_mask[row]], r.completions[row]
         text = text[r.completion_mask[row]]
         if subject.arithmetic:
-            question = arithmetic.read_question(prompt)
+            question = arithmetic.read_question(prompt[prompt != subject.config().pad_id])
             asked = f"{' '.join(map(str, question))} -> {running_totals(question)[-1]}"
             written = arithmetic.to_text(text)
         else:
