@@ -33,7 +33,9 @@ class Chart:
     @cached_property
     def held_out(self) -> tuple[float, float]:
         """Accuracy on held-out questions before and after the run, asked only on demand."""
-        return (_untrained(), _accuracy(self.policy)) if self.asked else (math.nan, math.nan)
+        if not self.asked:
+            return math.nan, math.nan
+        return _untrained(), evaluate(self.policy, n=128)["accuracy"]
 
     def last(self, name: str) -> float:
         """Mean of a metric over the last three steps; NaN if there are none."""
@@ -41,13 +43,9 @@ class Chart:
         return sum(values) / len(values) if values and None not in values else math.nan
 
 
-def _accuracy(policy: nn.Module) -> float:
-    return evaluate(policy, n=128)["accuracy"]
-
-
 @cache
 def _untrained() -> float:
-    return _accuracy(load_policy())
+    return evaluate(load_policy(), n=128)["accuracy"]
 
 
 def dashboard(chart: Chart) -> Readings:

@@ -11,7 +11,7 @@ from functools import cache
 from minigrpo.clinic import measure as measuring
 from minigrpo.clinic.charts import Readings, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject
-from minigrpo.clinic.patients import Patient, complaint, names, notes_by_diagnosis, numbered, record
+from minigrpo.clinic.patients import Patient, complaint, names, notes_by_diagnosis, numbered
 from minigrpo.notebook import progress
 from minigrpo.notebook.plots import draw_charts
 
@@ -251,16 +251,12 @@ def tally() -> None:
     print(progress.clinic_line())
 
 
-def provenance(name: str | Patient) -> str:
+def provenance(known: Patient) -> str:
     """Where such a bug was seen, and what the link really shows."""
-    known = record(name) if isinstance(name, str) else name
     if known.seen == "none":
         return "we know of no public thread"
     return f"{known.seen}: {known.shows} ({known.link})"
 
-
-# --------------------------------------------------------------------------------------------
-# the page to keep
 
 HEAD = ("symptom", "likely cause", "measure", "sign", "cure")
 

@@ -193,10 +193,9 @@ def equal_groups(subject: Subject) -> Readings | str:
     pairs = [(m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)) for m in steps]
     equal = torch.cat([a[r.amax(1) == r.amin(1)] for r, a in pairs])
     shown = equal if len(equal) else torch.full((1, size), float("nan"))
-    late = subject.chart.last("frac_reward_zero_std")
     return {
         "equal groups, first step (frac_reward_zero_std)": steps[0].frac_reward_zero_std,
-        "equal groups, last steps (frac_reward_zero_std)": late,
+        "the same, last steps": subject.chart.last("frac_reward_zero_std"),
         "standard deviation of rewards (reward_std)": pairs[-1][0].std(1).mean().item(),
         "groups of equal rewards in the run": len(equal),
         "largest |advantage| where all rewards are equal": shown.abs().max().item(),

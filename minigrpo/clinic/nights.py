@@ -34,7 +34,7 @@ class Arrival:
 
     def show(self) -> None:
         """What came in: a log, a chart, or completions of the last batch."""
-        run, about = stored()[self.name], notes(self.name)
+        run, about = stored()[self.name], records("night.md")[self.name]
         print(f"Arrival {self.place} of {len(stored())}. {about['told']}\n{run['config']}")
         if "rows" in run:
             print(transcript(run["rows"]))
@@ -55,7 +55,7 @@ class Arrival:
         pairs = [named(answer) for answer in answers]
         if troubles := [trouble for name, trouble in pairs if name is None]:
             return "\n".join(troubles)
-        given, has = {name for name, _ in pairs}, notes(self.name)["has"].split("; ")
+        given, has = {name for name, _ in pairs}, records("night.md")[self.name]["has"].split("; ")
         points = len(given & {*has}) / max(len(given), len(has))
         key = f"night: {self.name}"  # another order of arrival is no second chance
         progress.remember("clinic", key, {"answers": sorted(given), "points": points})
@@ -63,7 +63,7 @@ class Arrival:
         lines = [f"Arrival {self.place}: {' and '.join(has)}. {points:g} of 1 point."]
         if first["answers"] != sorted(given):
             lines[0] += f" Your first answer counts, and it had {first['points']:g}."
-        lines += [f"What decides: {notes(self.name)['tell']}."]
+        lines += [f"What decides: {records('night.md')[self.name]['tell']}."]
         return "\n".join(lines + [f"Cure: {notes_by_diagnosis()[name]['cure']}." for name in has])
 
 
@@ -80,10 +80,6 @@ def night(place: int, seed: int = 0) -> Arrival:
 def stored() -> dict[str, dict[str, Any]]:
     text = (data_folder() / "results" / "night.json").read_text("utf-8")
     return {run["name"]: run for run in json.loads(text)["runs"]}
-
-
-def notes(name: str) -> dict[str, str]:
-    return records("night.md")[name]
 
 
 def log(curve: dict[str, list[float]]) -> str:

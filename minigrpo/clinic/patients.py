@@ -181,11 +181,9 @@ def trained(patient: Patient, config: GRPOConfig) -> Chart:
     return Chart(config, done, policy, moved, stopped, patient.setting.base is load_policy)
 
 
-def where_it_hurts(
-    name: str, seeds: Sequence[int] = (0, 1, 2), setting: Setting = LINES
-) -> dict[str, list[Chart]]:
-    """Runs of a bug, and of its healthy twin, in a setting other than its own; one per seed."""
-    sick, healthy = replace(record(name), setting=setting), Patient("healthy", setting=setting)
+def where_it_hurts(name: str, seeds: Sequence[int] = (0, 1, 2)) -> dict[str, list[Chart]]:
+    """Runs of a bug, and of its healthy twin, where stopping has to be learned; one per seed."""
+    sick, healthy = replace(record(name), setting=LINES), Patient("healthy", setting=LINES)
     both = {"with the bug": sick, "healthy twin": healthy}
     return {who: [run(patient, seed) for seed in seeds] for who, patient in both.items()}
 
@@ -208,7 +206,7 @@ EQUAL, PULL, BOARD = "groups", "gradient at zero advantage", "dashboard"
 EXCHANGED, EXAMPLE = "exchange tests", "rewards, another worked example (fraction)"
 PATIENTS: tuple[Patient, ...] = (
     Patient("a grader that never matches",
-        Sign(EQUAL, "equal groups, last steps (frac_reward_zero_std)", 0.99),
+        Sign(EQUAL, "the same, last steps", 0.99),
         ("a_right_answer_is_rewarded", "reward", "right"), switch("answer_compared_as_text")),
     Patient("a sampler that does not know the end",
         Sign(BOARD, "truncated (completions/clipped_ratio)", 0.5), ("completions_end", "sample"),
@@ -296,7 +294,6 @@ PATIENTS: tuple[Patient, ...] = (
 """Every patient; its name is the diagnosis. Some diagnoses in `patients.md` have no patient."""
 
 
-@cache
 def numbered() -> tuple[Patient, ...]:
     """The patients in the order of their numbers, which gives nothing away."""
     return tuple(
@@ -304,7 +301,6 @@ def numbered() -> tuple[Patient, ...]:
     )
 
 
-@cache
 def names() -> tuple[str, ...]:
     """All diagnoses in the order of their numbers, which is that of the alphabet."""
     return tuple(sorted(notes_by_diagnosis(), key=str.lower))
