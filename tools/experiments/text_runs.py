@@ -163,6 +163,7 @@ def measure(one: Run) -> Results:
 
 LIMIT = 3.0  # TRL's vllm_importance_sampling_clip_max: a completion whose product is above counts 0
 SUMS = replace(SUMMIT, steps=160, prompts_per_step=4, evaluate_every=10**6, check=False)
+COARSE = 4  # bits that are left of each weight
 SHOWN = 16  # completions of the last batch that a transcript has
 
 
@@ -218,9 +219,6 @@ def coarse(healthy: bugs.Function) -> bugs.Function:
         return healthy(engine, *args, **options)
 
     return sample
-
-
-COARSE = 4
 
 
 def never_synced(healthy: bugs.Function) -> bugs.Function:
@@ -334,9 +332,8 @@ def night(one: NightRun) -> Results:
     r, rows = m.rollouts, []
     for row in range(SHOWN):
         prompt, written = r.prompt_ids[row][r.prompt_mask[row]], r.completions[row]
-        rows.append(
-            [decode(prompt), decode(written[r.completion_mask[row]]), m.rewards[row].item()]
-        )
+        written = decode(written[r.completion_mask[row]])
+        rows.append([decode(prompt), written, m.rewards[row].item()])
     shows = records("night.md")[one.name]["shows"]
     shown = curve if shows == "log" else {n: curve[n] for n in curve if n in shows.split(", ")}
     what = {"rows": rows} if shows == "transcript" else {"curve": shown}
@@ -360,24 +357,14 @@ def size(own: GRPOConfig) -> str:
 
 def night_settings() -> Results:
     """What decides how the night's runs go."""
-    code = (
-        sums,
-        words,
-        less_than_nothing,
-        coarse,
-        never_synced,
-        engine,
-        of_trl,
-        night,
-        TwoStarts,
-        OtherOrder,
-    )
+    runs = (sums, words, less_than_nothing, TwoStarts, OtherOrder, coarse, never_synced)
+    data = [ROOT / "data" / name for name in ("text_llama", "tiny_llama")]
     return {
-        "base": [store.of_folder(ROOT / "data" / f) for f in ("text_llama", "tiny_llama")],
+        "base": [*map(store.of_folder, data), store.of_file(ROOT / "data/char_gpt.safetensors")],
         "config": asdict(SUMS),
         "runs": {name: told(run) for name, run in NIGHT.items()},
-        "coarse": COARSE,
-        "code": store.of_code(*code, TwoStarts, OtherOrder),
+        "numbers": [LIMIT, SHOWN, COARSE],
+        "code": store.of_code(*runs, engine, of_trl, night),
     }
 
 
