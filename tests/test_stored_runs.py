@@ -278,7 +278,8 @@ def test_an_interrupted_write_leaves_what_was_stored(folder, monkeypatch):
 
 TOOLS = {  # the file of each
     "results.json": results, "thinking.json": thinking, "ppo.json": ppo, "reuse.json": reuse,
-    "text.json": text_runs, "scaling.json": scaling_runs, "real_run.json": real_run,
+    "text.json": text_runs, "night.json": text_runs, "scaling.json": scaling_runs,
+    "real_run.json": real_run,
 }  # fmt: skip
 
 
@@ -315,7 +316,7 @@ def test_a_command_measures_what_is_missing_and_with_again_all_of_it(file, asked
     before, options = (folder / file).read_bytes(), []
     if TOOLS[file] is real_run:
         options = [str(data_folder() / "text_llama")]
-    stores = [one for one in STORES if one.file == file]
+    stores = [one for one in STORES if TOOLS[one.file] is TOOLS[file]]
     some = [stores[0], *stores[1:][-1:]]
     for one in some:
         runs = one.stored()
