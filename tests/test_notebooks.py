@@ -32,7 +32,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LONGEST_CELL = 30  # lines
 MEDIAN_CELL = 10  # lines
 EXERCISES = 3
-WORDS_A_MINUTE, LINES_A_MINUTE, MINUTES_A_FIGURE = 150, 8, 1.5
+WORDS_A_MINUTE, LINES_A_MINUTE, MINUTES_A_FIGURE, MINUTES_A_FORMULA = 150, 8, 1.5, 1
 CAPTION_WORDS = 25
 SHORTEST_ALT = 40  # characters
 FIGURE_WIDTH = 7.0  # inches
@@ -277,12 +277,14 @@ def title_table(nb: NotebookNode, path: Path) -> list[str]:
 
 
 def reading(nb: NotebookNode) -> int:
-    """Minutes for the prose, the code that isn't folded and the figures, rounded up to five."""
+    """Minutes for prose, code that isn't folded, figures and formulas, rounded up to five."""
     shown = [cell for cell in code_cells(nb) if not {"verdict", "plot"} & {*tags(cell)}]
     lines = sum(bool(line.strip()) for cell in shown for line in cell.source.splitlines())
     drawn = sum(bool(CAPTION.search(line)) for line in _lines(nb))
     minutes = len(words(prose(nb))) / WORDS_A_MINUTE + lines / LINES_A_MINUTE
-    return 5 * math.ceil((minutes + MINUTES_A_FIGURE * drawn) / 5)
+    displayed = sum(line.count("$$") for line in _lines(nb)) / 2
+    minutes += MINUTES_A_FIGURE * drawn + MINUTES_A_FORMULA * displayed
+    return 5 * math.ceil(minutes / 5)
 
 
 def _lines(nb: NotebookNode) -> list[str]:
