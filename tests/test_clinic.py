@@ -9,12 +9,12 @@ import re
 from dataclasses import replace
 
 import pytest
+from loop_tests import ask
 
 from minigrpo import clinic, grpo, logprobs, objective, sampling
 from minigrpo.arithmetic import Arithmetic
-from minigrpo.clinic import diagnosis, patients
+from minigrpo.clinic import diagnosis
 from minigrpo.clinic.diagnosis import BUDGET, FIRST_SEED, Case
-from minigrpo.clinic.loop_tests import ask
 from minigrpo.clinic.measure import MEASUREMENTS, TWIN_SEED, Subject, reading
 from minigrpo.clinic.patients import PATIENTS, Patient, names, notes_by_diagnosis, numbered
 from minigrpo.notebook import progress
@@ -77,12 +77,9 @@ def test_no_patient_is_a_crash(patient):
 @if_ill
 def test_the_smallest_test_catches_the_bug_and_passes_without_it(patient):
     ask(*patient.test, config=patient.config(sick=False))
-    assert clinic.complaint(patient)
-
-
-def test_where_nothing_is_wrong_the_smallest_test_has_no_complaint():
-    patient = clinic.record("k1 as the loss")
-    assert clinic.complaint(replace(patient, switch=patients.ExitStack, bug_settings={})) is None
+    with patient.switch(), pytest.raises(AssertionError) as complaint:
+        ask(*patient.test, config=patient.config(sick=True))
+    assert len(str(complaint.value)) > 20
 
 
 def test_a_healthy_patient_passes_the_smallest_tests_but_those_that_need_a_tolerance():
@@ -203,8 +200,8 @@ def test_a_fourth_measurement_is_refused_and_the_same_again_is_free():
     assert refused.startswith(f"You've used your {BUDGET} measurements") and len(case.measured) == 3
     assert clinic.patient(1) is case and "You have 0 of 3 left" in case.measurement()
     case.judged("healthy")
-    assert "measurements left" in case.measurement("gradient per token")
-    assert len(case.measured) == 3
+    assert "(free now)" in case.measurement("gradient per token") and len(case.measured) == 4
+    assert progress.recall("clinic")["1"]["measured"] == case.measured[:3]
 
 
 def test_where_only_one_of_the_two_can_be_measured_the_other_is_shown():
@@ -228,6 +225,7 @@ def test_dots_and_a_measurement_that_does_not_exist_are_free():
     case = clinic.patient(1)
     said = case.measurement("...")
     assert said == "Patient 1: 3 of 3 left. case.measure() lists them."
+    assert "have names, and 2 is none" in case.measurement(2)
     assert all(f'"{name}"' in case.measurement() for name in MEASUREMENTS)
     assert "Did you mean 'transcripts'?" in case.measurement("transcript")
     assert case.measured == []
@@ -256,7 +254,7 @@ def test_the_right_diagnosis_is_told_everything_by_number_or_name(patient):
         for told in (patient.what, patient.sign, patient.cure, patient.harm):
             assert told in text
         assert clinic.provenance(patient) in text
-        assert (clinic.complaint(patient) or "") in text
+        assert patient.question in text
 
 
 @by_name
@@ -300,7 +298,13 @@ def test_a_diagnosis_that_nobody_has_is_told_its_sign_and_that_it_isnt_here(deco
         text = case.judged(decoy)
         assert notes_by_diagnosis()[decoy]["sign"] in text
         assert "That isn't what this patient has." in text
-        assert case.patient.patient.name not in text and case.answer == decoy
+        assert case.patient.patient.name not in text and case._answer == decoy
+
+
+def test_who_looks_first_is_told_that_it_takes_a_training(capsys):
+    case = clinic.patient(7)
+    str(case), str(case)
+    assert capsys.readouterr().out.count("its twin are trained first") == 1
 
 
 def test_the_evidence_says_when_its_measurement_was_not_taken(tmp_path, monkeypatch):
@@ -344,7 +348,7 @@ def test_the_first_answer_counts_and_giving_up_is_one(gives_up, capsys):
 def test_what_is_no_diagnosis_is_told_so_and_not_counted(answer, words):
     case = clinic.patient(7)
     assert words in case.judged(answer)
-    assert progress.recall("clinic") == {} and case.answer is None
+    assert progress.recall("clinic") == {} and case._answer is None
 
 
 # the page -----------------------------------------------------------------------------------

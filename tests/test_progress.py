@@ -19,7 +19,7 @@ from minigrpo.exercises import all_exercises, answer, check, judge, outcome, pre
 from minigrpo.exercises.form import compiled, notebooks
 from minigrpo.exercises.reader import find
 from minigrpo.notebook import kept
-from minigrpo.notebook.progress import clinic_line
+from minigrpo.notebook.progress import clinic_line, worth
 
 ROOT = Path(__file__).resolve().parent.parent
 SAID = "Your progress can't be kept or read"
@@ -345,7 +345,8 @@ def test_what_was_done_is_drawn_the_same_in_both_forms():
     kept.remember("clinic", "4", diagnosis(True, "transcripts"))
     kept.remember("clinic", "5", diagnosis(False, "transcripts", "padding"))
     assert "2 of 28 patients diagnosed, 1 right" in clinic_line()
-    assert clinic_line().endswith("3 points of 8.")
+    assert clinic_line().endswith("3 points.")
+    assert worth("healthy", ["groups"] * 3) == 2 < worth("k1 as the loss", ["groups"]) == 3
     text, drawn = repr(progress()), progress()._repr_html_()
     assert f"You've passed 2 of {len(all_exercises())} exercises, 2 guesses made." in text
     assert re.search(r"^  02  #\.#\.\.  +2 of 5  The probability", text, re.M)

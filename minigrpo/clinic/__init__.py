@@ -8,8 +8,7 @@ _WHERE = {
     "measure": ("MEASUREMENTS",),
     "nights": ("Arrival", "night"),
     "patients": (
-        "PATIENTS", "SHORT", "Patient", "complaint", "numbered", "record", "run",
-        "where_it_hurts",
+        "PATIENTS", "SHORT", "Patient", "numbered", "record", "run", "where_it_hurts",
     ),
     "losses": ("judge_loss",),
 }  # fmt: skip

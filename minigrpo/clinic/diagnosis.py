@@ -11,7 +11,7 @@ from functools import cache
 from minigrpo.clinic import measure as measuring
 from minigrpo.clinic.charts import Readings, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject
-from minigrpo.clinic.patients import Patient, complaint, names, notes_by_diagnosis, numbered
+from minigrpo.clinic.patients import Patient, names, notes_by_diagnosis, numbered
 from minigrpo.notebook import progress
 from minigrpo.notebook.plots import draw_charts
 
@@ -27,16 +27,17 @@ class Case:
 
     number: int
     patient: Subject = field(repr=False)
+    _trained: bool = field(default=False, repr=False)  # which takes its time
 
     @property
     def measured(self) -> list[str]:
-        """The measurements that were taken before the answer, in any kernel, in their order."""
+        """The measurements that were taken, in any kernel, in their order."""
         start = f"{self.number}: "
         taken = progress.recall("clinic")
         return [key.removeprefix(start) for key in taken if key.startswith(start)]
 
     @property
-    def answer(self) -> str | None:
+    def _answer(self) -> str | None:
         """The first one, in any kernel."""
         return progress.recall("clinic").get(str(self.number), {}).get("answer")
 
@@ -47,6 +48,7 @@ class Case:
 
     def __str__(self) -> str:
         """What the patient tells, and what any dashboard shows of both."""
+        self._announce()
         patient = self.patient.patient
         c = patient.setting.config
         lines = [
@@ -65,6 +67,11 @@ class Case:
     def _both(self) -> dict[str, Subject]:
         return {f"patient {self.number}": self.patient, "healthy twin": self.twin}
 
+    def _announce(self) -> None:
+        if not self._trained:
+            print(f"Patient {self.number} and its twin are trained first, for some seconds.")
+            self._trained = True
+
     def _beside(self, columns: dict[str, Readings]) -> str:
         stopped = self.patient.chart.stopped
         if not stopped:
@@ -74,14 +81,17 @@ class Case:
 
     def chart(self) -> None:
         """Draw the free panels: what any dashboard shows."""
+        self._announce()
         draw_charts({w: s.chart for w, s in self._both.items()})
 
-    def measure(self, name: str = "") -> None:
+    def measure(self, name: int | str = "") -> None:
         """Print one measurement, patient beside twin; without a name, list them all."""
         print(self.measurement(name))
 
-    def measurement(self, name: str = "") -> str:
+    def measurement(self, name: int | str = "") -> str:
         """What `measure` prints."""
+        if not isinstance(name, str):
+            return f"Measurements have names, and {name!r} is none. case.measure() lists them."
         dots = bool(name.strip()) and not name.strip(". ")  # a blank that isn't filled in
         name = " ".join(name.lower().split()).strip(". ")
         left = BUDGET - len(self.measured)
@@ -90,22 +100,23 @@ class Case:
         if not name:
             lines = [f'  "{known}": {line}' for known, (line, _) in MEASUREMENTS.items()]
             used = f" Used: {', '.join(self.measured)}." if self.measured else ""
-            free = "Yours are free now" if self.answer else f"You have {left} of {BUDGET} left"
+            free = "Yours are free now" if self._answer else f"You have {left} of {BUDGET} left"
             return "\n".join([f"{free} for patient {self.number}.{used}", *lines])
         if name not in MEASUREMENTS:
             near = get_close_matches(name, MEASUREMENTS, n=1, cutoff=0.4) or [""]
             return f"There's no measurement called {name!r}. Did you mean {near[0]!r}?"
-        if name not in self.measured and not left and not self.answer:
+        if name not in self.measured and not left and not self._answer:
             return (
                 f"You've used your {BUDGET} measurements of patient {self.number}: "
                 f"{', '.join(self.measured)}. Time for case.diagnose(...)."
             )
         results = {who: MEASUREMENTS[name][1](s) for who, s in self._both.items()}
         empty = _says_nothing(next(iter(results.values())))
-        if name not in self.measured and not self.answer and not empty:
+        if not empty:
             progress.remember("clinic", f"{self.number}: {name}", {})
         free = "nothing here, so it's free; " if empty else ""
         left = f"{free}{max(0, BUDGET - len(self.measured))} of {BUDGET} measurements left"
+        left = "free now" if self._answer else left
         head = f"{name}, patient {self.number} ({left})"
         texts = {who: result for who, result in results.items() if isinstance(result, str)}
         if len({*texts.values()}) == 1 and len(texts) == len(results):
@@ -138,21 +149,19 @@ class Case:
         print(f"Patient {self.number}: {self.patient.patient.name}.\n{self._explanation()}")
 
     def _first(self, name: str) -> str | None:
-        """Keep the first answer; returns it. A right one is worth 4, less 1 per measurement."""
+        """Keep the first answer, and what was measured before it; returns the answer."""
         right, measured = name == self.patient.patient.name, self.measured
         value = {"answer": name, "right": right, "measured": measured}
         progress.remember("clinic", str(self.number), value)
-        return self.answer
+        return self._answer
 
     def _explanation(self) -> str:
         patient = self.patient.patient
-        says = complaint(patient)
-        test = f"{patient.question} It says: {says}" if says else patient.question
         lines = [
             f"What: {patient.what}.",
             f"Its sign: {patient.sign}.",
             *([self._evidence(patient)] if patient.sign_read else []),
-            f"The smallest test: {test}",
+            f"The smallest test: {patient.question}",
             f"Cure: {patient.cure}.",
             f"Harm at these settings: {patient.harm}.",
             f"Provenance: {provenance(patient)}.",

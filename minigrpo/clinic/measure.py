@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from minigrpo import arithmetic, grpo
 from minigrpo.arithmetic import Arithmetic, completion_ids, running_totals
-from minigrpo.clinic.bugs import score
+from minigrpo.clinic.bugs import nudged, score
 from minigrpo.clinic.charts import Chart, Readings, dashboard
 from minigrpo.clinic.patients import Patient, Setting, run, trained
 from minigrpo.corpus import CharTokenizer
@@ -152,19 +152,6 @@ def update(
     return metrics, torch.zeros_like(inputs[0]) if gradient is None else gradient
 
 
-def nudged(base: nn.Module, seed: int = 0) -> nn.Module:
-    """A copy whose weights have moved a little, so that there is something to pull back."""
-    moved, noise = copy.deepcopy(base), torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in moved.parameters():
-            p += 0.03 * p.std(correction=0) * torch.randn(p.shape, generator=noise)
-    return moved
-
-
-# --------------------------------------------------------------------------------------------
-# of the run that is there
-
-
 @measurement("transcripts", "what was written in the last step, the right answer, the reward")
 def transcripts(subject: Subject) -> str:
     m = subject.chart.steps[-1] if subject.chart.steps else None
@@ -226,10 +213,6 @@ def held_out(subject: Subject) -> Readings | str:
     }
 
 
-# --------------------------------------------------------------------------------------------
-# of a batch or two
-
-
 @measurement("scorer against sampler", "the trainer's log-probs against those it was sampled with")
 def scorer(subject: Subject) -> Readings:
     policy = subject.patient.setting.base()
@@ -247,8 +230,8 @@ def scorer(subject: Subject) -> Readings:
         "smallest of scorer's / sampler's probability": apart.min().exp().item(),
         "mean of scorer's / sampler's probability": apart.exp().mean().item(),
         "largest of scorer's / sampler's probability": apart.max().exp().item(),
-        "the loop's own ratio, farthest from 1 in batch 1": off[0],
-        "the same in batches 2 to 4": max(off[1:], default=float("nan")),
+        "the loop's own ratio, farthest from 1 in batch 1": round(off[0], 4),  # less is rounding
+        "the same in batches 2 to 4": round(max(off[1:], default=float("nan")), 4),
     }
 
 
@@ -266,6 +249,7 @@ def zero_advantage(subject: Subject) -> Readings:
             config, zeros = subject.bare(**weights), torch.zeros(len(rewards))
             metrics, _ = update(moved, rollouts, zeros, config, grpo.frozen_copy(base))
             readings[name] = metrics["grad_norm"]
+        readings["the loss that this bonus adds"] = metrics["loss"]
         kl = kl_estimate(new[None], ref[None], estimator=config.estimator)
         (kl * new.detach().exp()).sum().backward()
     readings["the KL term, its mean over all of four tokens"] = logits.grad.norm().item()

@@ -54,14 +54,18 @@ def clinic_line() -> str:
     diagnoses, nights = _diagnoses(), [v for v in recall("clinic").values() if "points" in v]
     line = f"The clinic (notebook 08): no diagnosis yet; {patients()} patients are waiting."
     if diagnoses:
-        right = [diagnosis["right"] * (4 - len(diagnosis["measured"])) for diagnosis in diagnoses]
+        right = [made["right"] * worth(**made) for made in diagnoses]
         line = f"The clinic (notebook 08): {len(diagnoses)} of {patients()} patients diagnosed, "
-        line += f"{sum(map(bool, right))} right at the first attempt, {sum(right)} points of "
-        line += f"{4 * len(diagnoses)}."
+        line += f"{sum(map(bool, right))} right at the first attempt, {sum(right)} points."
     if nights:
         points = sum(night["points"] for night in nights)
         line += f" The night shift: {points:g} of {len(nights)}."
     return line
+
+
+def worth(answer: str, measured: list[str], **_: Any) -> int:
+    """Points of a right diagnosis: healthy is never proven, so it doesn't pay to measure less."""
+    return 2 if answer == "healthy" else 4 - len(measured)
 
 
 class Progress:

@@ -163,8 +163,9 @@ def measure(one: Run) -> Results:
 
 LIMIT = 3.0  # TRL's vllm_importance_sampling_clip_max: a completion whose product is above counts 0
 SUMS = replace(SUMMIT, steps=160, prompts_per_step=4, evaluate_every=10**6, check=False)
-COARSE = 4  # bits that are left of each weight
-SHOWN = 16  # completions of the last batch that a transcript has
+COARSE = 3  # bits that are left of each weight
+BONUS = {"kl_weight": 0.0, "entropy_weight": 0.1}
+SHOWN = 24  # completions of the last batch, at most
 
 
 class TwoStarts(Arithmetic):
@@ -179,6 +180,13 @@ class OtherOrder(Arithmetic):
 
     def reward(self, prompts, completions):
         return super().reward((prompts[::4] * len(prompts))[: len(prompts)], completions)
+
+
+class Two(Arithmetic):
+    """Questions of two digits."""
+
+    def prompts(self, n, generator):
+        return Arithmetic(lengths=(2,)).prompts(n, generator)
 
 
 def sums(task: type[Arithmetic] = Arithmetic, **changes: Any) -> World:
@@ -201,10 +209,10 @@ def words(chat: int = 0, **changes: Any) -> World:
     return policy, task, own, tokenizer.decode
 
 
-def less_than_nothing() -> World:
-    """Ends of lines, as in notebook 08, and -1 for a line that is cut off."""
-    ends = replace(clinic.LINES.task(), grade=lambda text: 2 * clinic.line_ends(text) - 1)
-    return clinic.char_gpt(), ends, replace(clinic.LINES.config, steps=30), CharTokenizer().decode
+def lines(**changes: Any) -> World:
+    """Ends of lines, as in notebook 08."""
+    own = replace(clinic.LINES.config, prompts_per_step=2, group_size=8, **changes)
+    return clinic.char_gpt(), clinic.LINES.task(), own, CharTokenizer().decode
 
 
 def coarse(healthy: bugs.Function) -> bugs.Function:
@@ -233,6 +241,16 @@ def never_synced(healthy: bugs.Function) -> bugs.Function:
     return sample
 
 
+def in_step(healthy: bugs.Function) -> bugs.Function:
+    """The engine has the trainer's weights."""
+    return healthy
+
+
+def shared(healthy: bugs.Function) -> bugs.Function:
+    """The reference is the policy itself."""
+    return lambda policy: policy
+
+
 class Night(NamedTuple):
     """How a run goes; minigrpo/clinic/night.md has what is told and shown of it."""
 
@@ -243,20 +261,23 @@ class Night(NamedTuple):
 
 
 NIGHT = {
-    "coarse engine": Night(partial(words, steps=120), engine=coarse),
-    "nine tenths": Night(engine=bugs.sampled_with(top_p=0.9)),
-    "never synced": Night(engine=never_synced),
     "eight tokens": Night(
         partial(sums, max_new_tokens=8), bugs={"frozen_copy": bugs.another_reference}
     ),
-    "less than nothing": Night(less_than_nothing),
-    "too fast": Night(partial(sums, lr=2e-3)),
-    "noise": Night(partial(sums, seed=5)),
+    "afterglow": Night(partial(sums, Two, **BONUS)),
+    "undertow": Night(partial(sums, Two, **BONUS), ("entropy_penalty_instead_of_a_bonus",)),
+    "long lines": Night(partial(lines, steps=6, seed=1)),
+    "last letters": Night(partial(lines, steps=5, seed=1), ("eos_masked",)),
+    "coarse engine": Night(partial(words, steps=120), engine=coarse),
+    "warm sampler": Night(partial(words, steps=120), engine=bugs.sampled_with(temperature=0.8)),
+    "never synced": Night(engine=never_synced),
+    "one late": Night(
+        partial(sums, inner_epochs=1, lr=6e-4), bugs={"sample": bugs.one_batch_late}, engine=in_step
+    ),
     "uphill": Night(mistakes=("loss_minimises_the_objective",)),
-    "chat in a chat": Night(partial(words, chat=2, steps=40)),
-    "pad for end": Night(partial(words, eos_id=(1,), steps=10)),
-    "other order": Night(partial(sums, OtherOrder, steps=30, group_size=4)),
-    "two starts": Night(partial(sums, TwoStarts, steps=40), bugs={"reward": bugs.reads_the_prompt}),
+    "other order": Night(partial(sums, OtherOrder, group_size=4), bugs={"frozen_copy": shared}),
+    "two starts": Night(partial(sums, TwoStarts, steps=2), bugs={"reward": bugs.reads_the_prompt}),
+    "leaps": Night(partial(sums, lr=2e-4, seed=3)),
 }
 
 
@@ -330,34 +351,38 @@ def night(one: NightRun) -> Results:
             for name, value in {**of_trl(m), **(logged[-1] if logged else {})}.items():
                 curve.setdefault(name, []).append(value and float(f"{value:.3g}"))
     r, rows = m.rollouts, []
-    for row in range(SHOWN):
+    for row in range(min(SHOWN, len(r.completions))):
         prompt, written = r.prompt_ids[row][r.prompt_mask[row]], r.completions[row]
-        written = decode(written[r.completion_mask[row]])
-        rows.append([decode(prompt), written, m.rewards[row].item()])
-    shows = records("night.md")[one.name]["shows"]
-    shown = curve if shows == "log" else {n: curve[n] for n in curve if n in shows.split(", ")}
-    what = {"rows": rows} if shows == "transcript" else {"curve": shown}
+        written = written[r.completion_mask[row]]
+        rows.append([decode(prompt), decode(written), m.rewards[row].item(), len(written)])
+    kind, _, shown = records("night.md")[one.name]["shows"].partition(" ")
+    what = {"curve": {name: curve[name] for name in shown.split(", ") if name}}
+    what |= {"rows": rows} if kind in ("transcript", "batch") else {}
     return {**one._asdict(), "config": size(own), **what}
 
 
 def told(run: Night) -> list[str]:
     """What is different in a run, as text."""
     changes = getattr(run.world, "keywords", {})
-    return [*run.mistakes, *run.bugs, *(f"{name}={value}" for name, value in changes.items())]
+    given = [task.__name__ for task in getattr(run.world, "args", ())]
+    given += [f"{name}={value}" for name, value in changes.items()]
+    return [*run.mistakes, *run.bugs, *given]
 
 
 def size(own: GRPOConfig) -> str:
     """What is told of the settings."""
-    rows = f"{own.prompts_per_step} prompts x {own.group_size} completions"
+    updates = f"{own.inner_epochs} update{'s' * (own.inner_epochs > 1)} per batch"
+    bonus = f", entropy weight {own.entropy_weight:g}" if own.entropy_weight else ""
     return (
-        f"{own.steps} steps of {rows}, {own.inner_epochs} updates per batch, KL weight "
-        f"{own.kl_weight:g}."
+        f"{own.steps} steps of {own.prompts_per_step} prompts x {own.group_size} completions of at "
+        f"most {own.max_new_tokens} tokens, {updates}, KL weight {own.kl_weight:g}{bonus}."
     )
 
 
 def night_settings() -> Results:
     """What decides how the night's runs go."""
-    runs = (sums, words, less_than_nothing, TwoStarts, OtherOrder, coarse, never_synced)
+    tasks = (TwoStarts, OtherOrder, Two)
+    runs = (sums, words, lines, *tasks, coarse, never_synced, in_step, shared)
     data = [ROOT / "data" / name for name in ("text_llama", "tiny_llama")]
     return {
         "base": [*map(store.of_folder, data), store.of_file(ROOT / "data/char_gpt.safetensors")],
