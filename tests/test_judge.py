@@ -441,16 +441,16 @@ def test_the_code_is_shown_with_its_numbers(review, capsys):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("    function(torch.ones(1, 1), torch.ones(1, 1))", "There is no assert in your test"),
+        ("    function('4', '4')", "There is no assert in your test"),
         ("    assert True", "never calls what it is given"),
-        ("    got = function(torch.ones(1, 1), torch.ones(1, 1))\n"
-         "    assert (got == 1, 'the mean of ones')", "a pair is always true"),
-        ("    x = torch.rand(2, 3)\n    assert function(x, torch.ones(2, 3)) == 9",
+        ("    got = function('4', '4')\n"
+         "    assert (got == 1, 'an answer')", "a pair is always true"),
+        ("    x = torch.rand(2)\n    assert function(str(x), '4') == 9",
          "draws other numbers each time (rand). Choose"),
-        ("    got = function(torch.ones(1, 1), torch.ones(1, 1))\n    assert got == 7",
+        ("    got = function('4', '4')\n    assert got == 7",
          "refuses the right version, at `assert got == 7`"),
-        ("    function(torch.ones(1, 1))\n    assert True", "crashed on"),
-        ("    try:\n        assert function(torch.ones(1, 1), torch.ones(1, 1)) == 7\n"
+        ("    function('4')\n    assert True", "crashed on"),
+        ("    try:\n        assert function('4', '4') == 7\n"
          "    except AssertionError:\n        pass", "The except around your assert"),
     ],
 )  # fmt: skip
@@ -458,21 +458,21 @@ def test_a_weak_test_is_told_what_it_is(text, told):
     names = {"torch": torch}
     warnings.simplefilter("ignore")  # Python warns of a pair, too
     test = compiled(f"def test_it(function):\n{text}\n", "test_it", names, "<a weak test>")
-    assert told in says(test, "8.7", 1)
+    assert told in says(test, "8.3", 1)
 
 
 def test_a_pytest_fail_is_an_assertion():
-    review = find("8.7")
+    review = find("8.3")
 
     def fails(function):
         try:
             review.reference(function)
         except AssertionError:
-            pytest.fail("not the mean")
+            pytest.fail("not the answer")
 
-    assert judge("8.7", fails, review.line)[0] == "passed"
+    assert judge("8.3", fails, review.line)[0] == "passed"
 
 
 def test_a_stub_of_a_review_is_no_test_yet():
-    status, message = judge("8.7", stub)
+    status, message = judge("8.3", stub)
     assert status == "not attempted" and "no test yet" in message

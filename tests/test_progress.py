@@ -19,7 +19,7 @@ from minigrpo.exercises import all_exercises, answer, check, judge, outcome, pre
 from minigrpo.exercises.form import compiled, notebooks
 from minigrpo.exercises.reader import find
 from minigrpo.notebook import kept
-from minigrpo.notebook.progress import clinic_line
+from minigrpo.notebook.progress import clinic_line, worth
 
 ROOT = Path(__file__).resolve().parent.parent
 SAID = "Your progress can't be kept or read"
@@ -332,7 +332,7 @@ def test_before_anything_is_done_it_is_one_inviting_sentence():
     drawn = progress()
     assert repr(drawn).count("\n") == 0 and drawn._repr_html_() == f"<p>{drawn!r}</p>"
     assert not re.search(r" \d\d ", repr(drawn))  # every notebook stores it, and counts change
-    assert "no diagnosis yet; 25 patients are waiting" in clinic_line()
+    assert "no diagnosis yet; 28 patients are waiting" in clinic_line()
 
 
 def test_what_was_done_is_drawn_the_same_in_both_forms():
@@ -344,8 +344,9 @@ def test_what_was_done_is_drawn_the_same_in_both_forms():
     kept.remember("clinic", "4: transcripts", {})
     kept.remember("clinic", "4", diagnosis(True, "transcripts"))
     kept.remember("clinic", "5", diagnosis(False, "transcripts", "padding"))
-    assert "2 of 25 patients diagnosed, 1 right" in clinic_line()
-    assert "1.5 measurements" in clinic_line()
+    assert "2 of 28 patients diagnosed, 1 right" in clinic_line()
+    assert clinic_line().endswith("3 points.")
+    assert worth("healthy", ["groups"] * 3) == 2 < worth("k1 as the loss", ["groups"]) == 3
     text, drawn = repr(progress()), progress()._repr_html_()
     assert f"You've passed 2 of {len(all_exercises())} exercises, 2 guesses made." in text
     assert re.search(r"^  02  #\.#\.\.  +2 of 5  The probability", text, re.M)

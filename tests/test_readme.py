@@ -63,7 +63,7 @@ def test_the_message_in_the_readme_is_what_a_reader_sees():
 
 
 def test_the_clinic_and_the_model_are_as_large_as_the_readme_says():
-    assert f"you diagnose {len(clinic.PATIENTS)} runs, two of them healthy" in text("README.md")
+    assert f"you diagnose {len(clinic.PATIENTS)} runs, five of them healthy" in text("README.md")
     thousands = round(sum(p.numel() for p in tiny_llama(0).parameters()) / 1000)
     for unit in ("weights", "parameters"):
         assert f"{thousands} thousand {unit}" in text("README.md")

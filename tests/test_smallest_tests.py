@@ -158,7 +158,7 @@ for source in sources:
     everything.append(said)
 print(json.dumps(everything))
 """
-HELPERS = {"relative_change", "loss_off_by_hand"}
+HELPERS = {"relative_change"}
 TESTS = {
     name
     for name, function in inspect.getmembers(smallest_tests, inspect.isfunction)

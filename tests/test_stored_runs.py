@@ -31,7 +31,7 @@ STORES = [
     *results.STORES.values(),
     *(thinking.store_of(*variant) for variant in VARIANTS),
     *(ppo.SEARCHED, ppo.COMPARED, reuse.STORE),
-    *(text_runs.STORE, scaling_runs.STORE, real_run.STORE),
+    *(text_runs.STORE, text_runs.NIGHT_STORE, scaling_runs.STORE, real_run.STORE),
 ]
 
 
@@ -121,6 +121,8 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
         (text_runs, text_runs.STORE, "ARMS", {"llama": text_runs.Arm("llama")}),
         (text_runs, text_runs.STORE, "config", lambda *_: GRPOConfig(lr=2e-4)),
         (text_runs, text_runs.STORE, "soft_reward", another),
+        (text_runs, text_runs.NIGHT_STORE, "COARSE", 5),
+        (text_runs, text_runs.NIGHT_STORE, "SUMS", text_runs.SUMMIT),
         (text_runs, text_runs.STORE, "draw_rows", lambda *_, **__: [{"prompt": "6 + 3"}]),
         (scaling_runs, scaling_runs.STORE, "TRAINER_STEPS", 10),
         (scaling_runs, scaling_runs.STORE, "OFF_POLICY_STEPS", 30),
@@ -276,7 +278,8 @@ def test_an_interrupted_write_leaves_what_was_stored(folder, monkeypatch):
 
 TOOLS = {  # the file of each
     "results.json": results, "thinking.json": thinking, "ppo.json": ppo, "reuse.json": reuse,
-    "text.json": text_runs, "scaling.json": scaling_runs, "real_run.json": real_run,
+    "text.json": text_runs, "night.json": text_runs, "scaling.json": scaling_runs,
+    "real_run.json": real_run,
 }  # fmt: skip
 
 
@@ -313,7 +316,7 @@ def test_a_command_measures_what_is_missing_and_with_again_all_of_it(file, asked
     before, options = (folder / file).read_bytes(), []
     if TOOLS[file] is real_run:
         options = [str(data_folder() / "text_llama")]
-    stores = [one for one in STORES if one.file == file]
+    stores = [one for one in STORES if TOOLS[one.file] is TOOLS[file]]
     some = [stores[0], *stores[1:][-1:]]
     for one in some:
         runs = one.stored()

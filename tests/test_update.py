@@ -16,7 +16,7 @@ ANSWER = (
     "import torch\n\nZERO = 0.0\n\n\n"
     "def token_log_probs(logits, input_ids):\n    return logits.log_softmax(-1) + ZERO"
 )
-TEST = "line = 4\n\n\ndef test_token_log_probs(function):\n    assert function"
+TEST = "line = 4\n\n\ndef test_kl_per_token(function):\n    assert function"
 
 
 def git(folder: Path, *words: str) -> None:

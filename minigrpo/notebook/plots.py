@@ -172,7 +172,7 @@ def draw_run(figure: Figure, run: Sequence[Any]) -> None:
         ax.set_ylim(bottom=0)
 
 
-def draw_charts(charts: Mapping[str, Any], title: str) -> None:
+def draw_charts(charts: Mapping[str, Any], title: str = "") -> None:
     """Draw runs, by name and with their `steps`, into the same panels, and show the figure.
 
     "healthy twin" is blue and wide, and lies beneath the others, of which there may be three.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import ppo
 import pytest
@@ -75,6 +76,16 @@ def test_a_text_model_begins_as_the_stored_one_did(arm, steps, monkeypatch):
     for name in ("form", "right") if steps == then["step"][1] else ():
         assert found[name][1] == pytest.approx(then[name][1], abs=0.06)
         assert found[name][1] > found[name][0] + 0.07
+
+
+def test_a_run_of_the_night_shift_begins_as_the_stored_one_did(monkeypatch):
+    (then,) = (r["curve"] for r in text_runs.NIGHT_STORE.stored() if r["name"] == "never synced")
+    run = text_runs.NIGHT["never synced"]._replace(world=partial(text_runs.sums, steps=3))
+    monkeypatch.setitem(text_runs.NIGHT, "never synced", run)
+    found = text_runs.night(text_runs.NightRun("never synced"))["curve"]
+    assert {*found} == {*then}
+    for name in ("reward", "entropy", "kl"):
+        assert found[name] == pytest.approx(then[name][:3], abs=0.05)
 
 
 def test_a_stored_stale_run_is_what_the_code_gives():
