@@ -27,7 +27,7 @@ AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 REPOSITORY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab progress exam update test audit test-browser execute bench results real checkpoint address clean
+.PHONY: help course lab progress exam update test audit test-browser execute bench gpu results real checkpoint address clean
 
 help:
 	@echo 'make course        execute every notebook and write readable pages to build/course/'
@@ -40,6 +40,7 @@ help:
 	@echo 'make test-browser  JupyterLab, the pages and the explorer in a headless Chromium'
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside transformers and TRL'
+	@echo 'make gpu           measure the recipes and the true shapes on a CUDA card, in ten minutes, without a network'
 	@echo 'make results       measure what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09 and 10'
 	@echo 'make real          the runs of notebook 11 on a real model that are not stored yet; SEED=0 repeats one'
 	@echo 'make checkpoint    train the models in data/ again'
@@ -83,10 +84,16 @@ audit: $(VENV)/.installed-dev
 
 test-browser: $(VENV)/.installed-dev
 	$(PIP) install 'playwright>=1.50,<2'
-	$(ACTIVE) -m pytest -q -m browser tests/test_browser.py tests/test_explorer.py
+	$(ACTIVE) -m pytest -q -m browser tests
 
 bench: $(VENV)/.installed-scale
 	$(ACTIVE) tools/experiments/bench.py --again
+	@$(ACTIVE) tools/course/readme.py
+
+# Whatever is in the environment is enough: the machine may have no network.
+gpu:
+	@test -x $(ACTIVE) || { echo 'error: make gpu needs $(VENV): run make test or make bench first, with a network'; exit 2; }
+	$(ACTIVE) tools/experiments/gpu.py $(if $(ONLY),--only $(ONLY))
 	@$(ACTIVE) tools/course/readme.py
 
 results: $(VENV)/.installed-scale

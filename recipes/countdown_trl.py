@@ -1,6 +1,6 @@
 """GRPO on the countdown task with TRL: make 21 from 3, 7 and 25, each used once.
 
-    python recipes/countdown_trl.py --smoke                        # seconds, CPU, no network
+    python recipes/countdown_trl.py --smoke                        # seconds, no network
     python recipes/countdown_trl.py --numbers 3 --largest 20       # easy ones first
     accelerate launch --num_processes 4 recipes/countdown_trl.py --vllm      # four GPUs
 
@@ -42,7 +42,8 @@ def row(numbers: Sequence[int], target: int) -> dict:
     """A question in TRL's form: a chat, and the columns that the reward reads."""
     asked = ASK.format(numbers=", ".join(map(str, numbers)), target=target)
     chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
-    return {"prompt": chat, "numbers": [*numbers], "target": target}
+    kind = f"{len(numbers)} numbers"
+    return {"prompt": chat, "numbers": [*numbers], "target": target, "kind": kind}
 
 
 def is_held_out(numbers: Sequence[int]) -> bool:
@@ -164,7 +165,9 @@ def main(arguments: list[str] | None = None) -> None:
             else draw_rows(o.questions if held_out else o.rows, held_out=held_out, **kind)
             for held_out in (False, True)
         )
-        train(o, rows, test[: o.questions], right=equation_reward)
+        form = "<think>so</think><answer>{}</answer>"
+        graded = row([3, 7, 25], 21), form.format("(25 - 7) + 3"), form.format("25 - 7")
+        train(o, rows, test[: o.questions], equation_reward, graded)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python grpo_one_file.py            SmolLM2, 135 million weights, from the hub; a CPU will do
     python grpo_one_file.py --model Qwen/Qwen2.5-0.5B-Instruct --chat --bf16       on a GPU
+    python grpo_one_file.py --ask      before anything learns: is there something to learn from?
     python grpo_one_file.py --smoke    seconds, with the small model that ships with the course
 
 To make it yours, replace `SHOTS`, `make_data` and `reward`. It's Algorithm 1 of DeepSeekMath (arXiv
@@ -27,6 +28,8 @@ from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 Settings = argparse.Namespace  # what `parse` returns
+FREE = ("steps", "save_every", "eval_every", "out", "ask")  # may change when a run goes on
+FIVE = ("reward", "frac_reward_zero_std", "truncated", "entropy", "grad_norm")  # to watch
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -47,7 +50,7 @@ def make_data() -> tuple[list[dict], list[dict]]:
         rows = held_out if (have + 2 * n) % 5 == 0 else learned
         for deed, answer in (("gets", have + n), ("loses", have - n)):
             question = f"{name} has {have} {things}, {deed} {n}. How many {things} now?"
-            rows.append({"question": question, "answer": str(answer)})
+            rows.append({"question": question, "answer": str(answer), "kind": deed})
     return learned, held_out
 
 
@@ -109,32 +112,50 @@ def learn(
     updates = []
     for _ in range(cfg.inner_epochs):
         optimizer.zero_grad()
+        apart = 0.0
         for start in range(0, len(rows), cfg.rows_per_pass):  # the gradients of passes add up
             some = rows[start : start + cfg.rows_per_pass]
             batch = Rollouts(*(values[some] for values in rollouts))
             log_probs = score(policy, batch, cfg)  # (n, T)
+            apart += (log_probs.detach() - batch.log_probs).abs().sum().item()
             with torch.no_grad():
                 ref_log_probs = score(reference, batch, cfg) if reference else None
             loss = grpo_loss(log_probs, batch.log_probs, advantages[some, None], cfg, ref_log_probs)
             ((loss * batch.mask[:, -T:]).sum() / tokens).backward()
         norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
-        updates.append({"grad_norm": norm.item()})
+        seen = max(1, rollouts.mask[rows, -T:].sum().item())
+        updates.append({"grad_norm": norm.item(), "mismatch": apart / seen})
     return updates
 
 
 def measure(
-    rollouts: Rollouts, rewards: Tensor, advantages: Tensor, updates: list[dict]
+    rollouts: Rollouts, rewards: Tensor, G: int, stops: list[int], updates: list[dict]
 ) -> dict[str, float]:
-    """What a log shows of a step."""
-    tokens = rollouts.mask[:, -rollouts.log_probs.shape[1] :].sum().item()
+    """The five numbers to watch, and two more."""
+    T, groups = rollouts.log_probs.shape[1], rewards.view(-1, G)
+    real, tokens = rollouts.mask[:, -T:], rollouts.mask[:, -T:].sum().item()
+    ended = torch.isin(rollouts.ids[:, -T:], rollouts.ids.new_tensor(stops)) & real
     return {
         "reward": rewards.mean().item(),
-        "zero_advantage": (advantages == 0).double().mean().item(),  # rows that teach nothing
+        "frac_reward_zero_std": (groups == groups[:, :1]).all(dim=1).double().mean().item(),
+        "truncated": 1 - ended.any(dim=1).double().mean().item(),
         "entropy": -rollouts.log_probs.sum().item() / tokens,  # nats per token, estimated
+        "grad_norm": updates[-1]["grad_norm"],
         "length": tokens / len(rewards),
-        **updates[-1],
+        # Nats per token between sampler and scorer before the first update: 0, but for rounding.
+        "mismatch": updates[0]["mismatch"],
     }
+
+
+def alarm(log: list[dict]) -> str:
+    """What is wrong with a run that begins like this, if anything is."""
+    first = {name: {step[name] for step in log[:3]} for name in log[0]}
+    if first["frac_reward_zero_std"] == {1.0}:
+        return "in every group all rewards are equal, so nothing is learned: grade by hand, --ask"
+    if first["truncated"] == {1.0}:
+        return "no completion ends: raise --max-new-tokens, or look at --stop and at the prompt"
+    return ""
 
 
 @torch.no_grad()
@@ -212,15 +233,23 @@ def grpo_loss(
 
 
 # ------------------------------- Around it: text, model, and files -------------------------------
+def stop(why: str):
+    """End with a sentence, and with exit code 2."""
+    print(f"error: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
 def load(cfg):
     """Model and tokenizer. What can be checked before the weights are loaded is checked before."""
+    if cfg.model[:1] in "./~" and not Path(cfg.model).expanduser().is_dir():
+        stop(f"--model {cfg.model}: no such folder")
     try:
         config = AutoConfig.from_pretrained(cfg.model)
         tokenizer = AutoTokenizer.from_pretrained(cfg.model, padding_side="left")
     except (OSError, ValueError) as error:
-        sys.exit(f"cannot load --model {cfg.model}: {error}")
+        stop(f"cannot load --model {cfg.model}: {str(error).splitlines()[0]}")
     if cfg.chat and not tokenizer.chat_template:
-        sys.exit(f"{cfg.model} has no chat template: leave --chat out")
+        stop(f"{cfg.model} has no chat template: leave --chat out")
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(config).num_parameters()
     logits = cfg.rows_per_pass * cfg.max_new_tokens * config.get_text_config().vocab_size
@@ -232,7 +261,7 @@ def load(cfg):
     elif hasattr(os, "sysconf"):
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
-        sys.exit(f"{cfg.model} needs {needed / 2**30:.1f} GiB, and there are {there / 2**30:.1f}")
+        stop(f"{cfg.model} needs {needed / 2**30:.1f} GiB, and there are {there / 2**30:.1f}")
     # Float32 even with --bf16: most steps of AdamW are too small for a weight in bfloat16.
     policy = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=torch.float32)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -243,19 +272,45 @@ def load(cfg):
     return policy.to(DEVICE).eval(), tokenizer
 
 
+def ask(policy, tokenizer, rows: list[dict], cfg) -> None:
+    """Before training: how often is it right, and in how many groups is there a difference?"""
+    rows = [rows[i] for i in torch.randperm(len(rows))[: 8 * cfg.prompts_per_step]]
+    batches = [
+        rows[i : i + cfg.prompts_per_step] for i in range(0, len(rows), cfg.prompts_per_step)
+    ]
+    found = [rollout(policy, tokenizer, batch, cfg.group_size, cfg)[-1] for batch in batches]
+    found, kinds = torch.cat(found).view(len(rows), -1), [row.get("kind", "all") for row in rows]
+    for kind in dict.fromkeys(("all", *sorted(kinds))):
+        groups = found[[kind in ("all", own) for own in kinds]]  # (questions, G)
+        right, differ = (groups >= 1).double(), (groups != groups[:, :1]).any(dim=1).double()
+        print(f"{kind}, {len(groups)} questions: pass@1 {right.mean():.2f}", end=", ")
+        print(f"pass@{cfg.group_size} {right.amax(dim=1).mean():.2f}", end=", ")
+        print(f"groups that differ {differ.mean():.2f}")
+
+
 def main(cfg) -> None:
     """Measure, train, measure, save. The same command goes on from the last checkpoint."""
-    policy, tokenizer = load(cfg)
     data, held_out = make_data()
-    reference = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_weight else None
-    optimizer = torch.optim.AdamW(policy.parameters(), cfg.lr, (0.9, 0.99), weight_decay=0.0)
-    settings = {k: v for k, v in vars(cfg).items() if k not in ("steps", "save_every", "out")}
+    learned, asked = ({row["question"] for row in rows} for rows in (data, held_out))
+    for wrong, why in (
+        (learned & asked, "make_data: some questions to learn from are held out, too"),
+        (len(data) < cfg.prompts_per_step, f"--prompts-per-step: there are {len(data)} questions"),
+    ):
+        if wrong:
+            stop(why)
+    settings = {k: v for k, v in vars(cfg).items() if k not in FREE}
     cfg.out.mkdir(parents=True, exist_ok=True)
     checkpoint = cfg.out / "checkpoint.pt"
-    if checkpoint.exists():
-        state = torch.load(checkpoint, map_location="cpu")
-        if state["settings"] != settings:
-            sys.exit(f"{cfg.out} holds a run with other settings: name another --out")
+    state = torch.load(checkpoint, map_location="cpu") if checkpoint.exists() else {}
+    if state and state["settings"] != settings:
+        stop(f"{cfg.out} holds a run with other settings: name another --out")
+    policy, tokenizer = load(cfg)
+    torch.manual_seed(cfg.seed)
+    if cfg.ask:
+        return ask(policy, tokenizer, data, cfg)
+    reference = copy.deepcopy(policy).requires_grad_(False) if cfg.kl_weight else None
+    optimizer = torch.optim.AdamW(policy.parameters(), cfg.lr, (0.9, 0.99), weight_decay=0.0)
+    if state:
         policy.load_state_dict(state.pop("policy"))
         optimizer.load_state_dict(state.pop("optimizer"))
     else:
@@ -269,9 +324,18 @@ def main(cfg) -> None:
         rollouts, texts, rewards = rollout(policy, tokenizer, prompts, cfg.group_size, cfg)
         advantages = group_advantages(rewards, cfg.group_size)  # (N,)
         updates = learn(policy, reference, optimizer, rollouts, advantages, cfg)
-        metrics = measure(rollouts, rewards, advantages, updates)
-        log.append({"step": step, **metrics, "seconds": time.perf_counter() - began})
-        print(f"{step:4} reward {metrics['reward']:.2f} {texts[0]!r}", flush=True)
+        stops = policy.generation_config.eos_token_id
+        metrics = measure(rollouts, rewards, cfg.group_size, stops, updates)
+        metrics["seconds"] = time.perf_counter() - began
+        print(step, *(f"{name} {metrics[name]:.3g}" for name in FIVE), repr(texts[0]), flush=True)
+        metrics["held_out"] = ""
+        if step % cfg.eval_every == 0:
+            now = rollout(policy, tokenizer, held_out, 1, cfg, greedy=True)[-1]
+            metrics["held_out"] = now.mean().item()
+            print(f"held-out reward after {step} steps: {now.mean():.3f} (greedy)", flush=True)
+        log.append({"step": step, **metrics})
+        if step == min(3, cfg.steps) and (wrong := alarm(log)):
+            print(f"\n!!! After {step} steps {wrong}\n", file=sys.stderr, flush=True)
         lines = [",".join(map(str, line)) for line in (log[0], *(each.values() for each in log))]
         (cfg.out / "log.csv").write_text("\n".join(lines) + "\n")
         if step == cfg.steps or step % cfg.save_every == 0:
@@ -287,7 +351,8 @@ def main(cfg) -> None:
 
 
 def parse(arguments=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    shown = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=shown)
     add = parser.add_argument
     add("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a hub's name, or a folder")
     add("--chat", action="store_true", help="ask through the chat template, not in plain lines")
@@ -303,6 +368,8 @@ def parse(arguments=None) -> argparse.Namespace:
     add("--kl-weight", default=0.0, type=float, help="beta, of the KL to the model at the start")
     add("--bf16", action="store_true", help="compute in bfloat16, on a GPU")
     add("--seed", default=0, type=int, help="of the questions and of sampling")
+    add("--ask", action="store_true", help="sample, print how often it is right, and train nothing")
+    add("--eval-every", default=10, type=int, help="steps between two looks at held-out questions")
     add("--save-every", default=10, type=int, help="steps between checkpoints")
     add("--out", default="runs/grpo", type=Path, help="for checkpoint.pt, log.csv and model/")
     add("--smoke", action="store_true", help="two steps of a small model")
@@ -310,11 +377,26 @@ def parse(arguments=None) -> argparse.Namespace:
         small = str(Path(__file__).parent.parent / "data" / "text_llama")
         parser.set_defaults(model=small, stop="", steps=2, lr=1e-3, kl_weight=0.01)
         parser.set_defaults(out=Path(tempfile.mkdtemp()))
-    return parser.parse_args(arguments)
+    cfg = parser.parse_args(arguments)
+    if cfg.group_size < 2:
+        stop(f"--group-size {cfg.group_size}: a group of one has nothing to be compared with")
+    least = ("steps", "prompts_per_step", "max_new_tokens", "inner_epochs", "rows_per_pass")
+    for name in (*least, "eval_every", "save_every"):
+        if getattr(cfg, name) < 1:
+            stop(f"--{name.replace('_', '-')}: expected 1 or more, got {getattr(cfg, name)}")
+    return cfg
 
 
 if __name__ == "__main__":
     try:
-        main(parse())
+        options = parse()
+        on = torch.cuda.get_device_name() if DEVICE == "cuda" else "the CPU, since there's no GPU"
+        print("" if DEVICE == "cuda" else "!!! ", f"This runs on {on}.", sep="", flush=True)
+        if options.smoke:
+            right, wrong = (f"<think>so</think><answer>{n}</answer>" for n in (12, 13))
+            paid = reward(right, "12"), reward(wrong, "12")
+            print("a right completion earns {}, a wrong one {}".format(*paid))
+            assert paid[0] > paid[1], "the reward doesn't know a right answer"
+        main(options)
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on from the last checkpoint")

@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,9 +43,24 @@ from minigrpo.text.models import memory
 from minigrpo.text.prompts import RewardFunction, answer_reward, encode_prompt, format_reward, write
 
 ENDINGS = (".json", ".jsonl", ".csv", ".parquet")
-FREE = {"steps", "save_every", "log", "out"}
+FREE = {"steps", "save_every", "eval_every", "log", "out", "ask"}
 """The settings that may change when a run goes on."""
 AT_ONCE = 32  # held-out questions
+FIVE = {  # numbers to watch, by the names that notebook 11 and TRL have for them
+    "reward": "reward",
+    "frac_reward_zero_std": "frac_reward_zero_std",
+    "truncated": "completions/clipped_ratio",
+    "entropy": "entropy",
+    "grad_norm": "grad_norm",
+}
+
+
+class Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Help that shows the default of every option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        told = action.default not in (None, False, argparse.SUPPRESS)
+        return super()._get_help_string(action) if told else action.help
 
 
 def count(text: str) -> int:
@@ -147,9 +163,86 @@ def load_rows(
     return rows
 
 
+def check_overlap(rows: list[dict], test: Sequence[Mapping[str, Any]], data: str) -> list[dict]:
+    """The rows to learn from, none of which is held out too.
+
+    ValueError: some are, in a file that was split here. Of a published split they are left out.
+    """
+    asked = {json.dumps(row["prompt"]) for row in test}
+    apart = [row for row in rows if json.dumps(row["prompt"]) not in asked]
+    if same := len(rows) - len(apart):
+        what = f"{same} of {len(rows)} questions to learn from are held out, too"
+        if Path(data).suffix in ENDINGS or not apart:
+            raise ValueError(f"--data {data}: {what}: take out the rows that are there twice")
+        print(f"{data}: {what}, so they are left out")
+    return apart
+
+
+def load_function(where: str) -> RewardFunction:
+    """The function that `file.py:function` names. ValueError: there is none."""
+    file, _, name = where.rpartition(":")
+    wanted = f"--reward {where}: expected file.py:function"
+    if not (file.endswith(".py") and Path(file).is_file()):
+        raise ValueError(f"{wanted}, found no such file")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a reader's file may raise
+        raise ValueError(f"{wanted}, got {type(error).__name__}: {first_line(error)}") from None
+    if not callable(function := getattr(module, name, None)):
+        raise ValueError(f"{wanted}, found no function {name!r}")
+    return function
+
+
+def grade(reward: RewardFunction, row: Mapping[str, Any], texts: Sequence[str]) -> list[float]:
+    """The rewards of some completions of a row. ValueError: they are no numbers."""
+    columns = {name: [value] * len(texts) for name, value in row.items() if name != "prompt"}
+    chats = [[{"role": "assistant", "content": text}] for text in texts]
+    try:
+        rewards = reward(prompts=[row["prompt"]] * len(texts), completions=chats, **columns)
+        rewards = [0.0 if value is None else float(value) for value in rewards]
+        if len(rewards) == len(texts):
+            return rewards
+        got = f"{len(rewards)} numbers for {len(texts)} completions"
+    except Exception as error:  # whatever a reader's function may raise
+        got = f"{type(error).__name__}: {first_line(error)}"
+    name = getattr(reward, "__name__", reward)
+    raise ValueError(f"{name}: expected a number for each completion, got {got}")
+
+
+def device_line(device: str) -> str:
+    """Where this runs; loud if it's a CPU."""
+    if torch.device(device).type == "cuda":
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(device))
+        name = torch.cuda.get_device_name(device)
+        return f"This runs on {device}, {name}, {free:.1f} of {total:.1f} GiB free."
+    return "!!! There's no CUDA GPU, so this runs on the CPU, where a large model takes days."
+
+
+def alarm(steps: Sequence[Mapping[str, Any]], right: str) -> list[str]:
+    """What is wrong with a run whose log begins with these steps; `right` is a column's name."""
+
+    def always(name: str, value: float) -> bool:
+        return all(name in step and float(step[name]) == value for step in steps)
+
+    said = {
+        "in every group all rewards are equal, so nothing is learned": always(
+            FIVE["frac_reward_zero_std"], 1
+        ),
+        "not one completion is right: grade one by hand, and look at --ask": always(right, 0),
+        "no completion ends: raise --tokens, and look for the token that should end one": always(
+            FIVE["truncated"], 1
+        ),
+    }
+    return [what for what, is_so in said.items() if is_so and steps]
+
+
 def load_config(name_or_path: str) -> tuple[PretrainedConfig, Any]:
     """Config and tokenizer of a model, before any of its weights is fetched."""
-    if not Path(name_or_path).is_dir():
+    if not Path(name_or_path).expanduser().is_dir():
+        if name_or_path[:1] in "./~":
+            raise ValueError(f"--model {name_or_path}: no such folder")
         ask_the_hub()
     try:
         config = AutoConfig.from_pretrained(name_or_path)
@@ -231,17 +324,56 @@ def held_out(
     reward: RewardFunction = answer_reward,  # 1 if right
     **settings: Any,  # of `minigrpo.text.prompts.write`, such as max_new_tokens
 ) -> dict[str, float]:
-    """Greedy answers: the fraction right, with its standard error, and the fraction in form."""
-    right, form = 0.0, 0.0
+    """Greedy answers: the fraction right, with its standard error, and the fraction in form.
+
+    Of a reward that isn't 0 or 1 it's the mean.
+    """
+    right, form = [], 0.0
     for at in range(0, len(rows), AT_ONCE):
         batch = rows[at : at + AT_ONCE]
         columns = {name: [row[name] for row in batch] for name in batch[0]}
         prompts = columns.pop("prompt")
         texts = write(policy, tokenizer, prompts, top_k=1, **settings)[1]
-        right += sum(reward(prompts, texts, **columns))
-        form += sum(format_reward(prompts, texts))
-    n, p = len(rows), right / len(rows)
-    return {"right": p, "error": math.sqrt(p * (1 - p) / n), "form": form / n, "questions": n}
+        chats = [[{"role": "assistant", "content": text}] for text in texts]  # as TRL has them
+        given = {"prompts": prompts, "completions": texts if isinstance(prompts[0], str) else chats}
+        right += [float(value or 0) for value in reward(**given, **columns)]
+        form += sum(format_reward(**given))
+    n, error = len(rows), statistics.pstdev(right) / math.sqrt(len(rows))
+    return {"right": sum(right) / n, "error": error, "form": form / n, "questions": n}
+
+
+def pass_at(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Mapping[str, Any]],
+    rewards: Sequence[tuple[float, RewardFunction]],  # with their weights; the last one says right
+    group: int,
+    at_once: int,  # rows of completions
+    **settings: Any,  # of `minigrpo.text.prompts.write`
+) -> dict[str, dict[str, float]]:
+    """Whether there is something to learn from, over all rows and over those of each "kind"."""
+    found: dict[str, list[tuple[bool, ...]]] = {"all": []}
+    step = max(1, at_once // group)
+    for at in range(0, len(rows), step):
+        batch = rows[at : at + step]
+        prompts, settings["seed"] = [row["prompt"] for row in batch], at
+        rollouts, texts = write(
+            policy, tokenizer, prompts, completions_per_prompt=group, **settings
+        )
+        for i, row in enumerate(batch):
+            mine = texts[i * group : (i + 1) * group]
+            each = [[w * x for x in grade(one, row, mine)] for w, one in rewards]
+            totals, right = [sum(x) for x in zip(*each)], [x >= 1 for x in each[-1]]
+            group_is = (sum(right) / group, any(right), len({round(x, 9) for x in totals}) > 1)
+            for kind in ("all", str(row["kind"])) if row.get("kind") else ("all",):
+                found.setdefault(kind, []).append(group_is)
+    return {
+        kind: {
+            "questions": len(groups),
+            **dict(zip(("pass@1", f"pass@{group}", "differ"), map(statistics.fmean, zip(*groups)))),
+        }
+        for kind, groups in (("all", found.pop("all")), *sorted(found.items()))
+    }
 
 
 @contextmanager
@@ -275,20 +407,25 @@ def check_same_run(o: argparse.Namespace) -> None:
             raise ValueError(f"--out {o.out}: {there}")
 
 
-def ask(out: str, when: str, answers: Callable[[], dict]) -> None:
+def ask(out: str, when: str, answers: Callable[[], dict], tell: bool = True) -> float:
     """Print what `held_out` measures. It is asked once, since the result is put in a file."""
-    scores = stored(Path(out) / f"{when.replace(' ', '_')}.json", answers)
-    print(
-        f"{when}: {scores['right']:.3f} +- {scores['error']:.3f} of {scores['questions']} "
-        f"held-out questions right, {scores['form']:.3f} in form",
-        flush=True,
-    )
+    file = Path(out) / f"{when.replace(' ', '_')}.json"
+    scores = stored(file, answers) if tell or file.exists() else answers()
+    if tell:
+        print(
+            f"{when}: {scores['right']:.3f} +- {scores['error']:.3f} of {scores['questions']} "
+            f"held-out questions right, {scores['form']:.3f} in form",
+            flush=True,
+        )
+    return scores["right"]
 
 
-def save_model(out: str, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def save_model(
+    out: str, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **settings: Any
+) -> None:
     """Write `model/`, which is there as a whole or not at all."""
     made, model = Path(out) / ".model.part", Path(out) / "model"
-    policy.save_pretrained(made)
+    policy.save_pretrained(made, **settings)
     tokenizer.save_pretrained(made)
     shutil.rmtree(model, ignore_errors=True)
     made.rename(model)

@@ -22,29 +22,6 @@ def float64(*numbers) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-# what `group_advantages` and `grpo_loss` can be asked for ------------------------------------
-
-SCALES, BASELINES = ("group", "batch", "none"), ("mean", "leave_one_out")
-LEVELS, SURROGATES = ("token", "sequence", "geometric"), ("clip", "cispo")
-ESTIMATORS, AVERAGES = ("k1", "k2", "k3"), ("sequence_mean", "token_mean", "constant")
-
-
-# a pool of processes -------------------------------------------------------------------------
-
-
-class Pool:
-    """Of multiprocessing, but in this process, so that what is patched here is patched there."""
-
-    def __init__(self, processes):
-        self.imap_unordered = map
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
 # mutations -----------------------------------------------------------------------------------
 
 

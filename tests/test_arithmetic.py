@@ -15,7 +15,6 @@ from minigrpo import arithmetic
 from minigrpo.arithmetic import (
     ANSWER,
     BLANK,
-    BOS,
     BOXES,
     END_ANSWER,
     END_THINK,
@@ -67,26 +66,9 @@ class Writer(nn.Module):
         return type("Output", (), {"logits": logits * self.scale, "past_key_values": None})
 
 
-def test_the_vocabulary():
-    assert len(VOCABULARY) == len(set(VOCABULARY)) == 32
-    assert VOCABULARY[:10] == tuple("0123456789")
-    assert VOCABULARY[25:29] == ("<think>", "</think>", "<answer>", "</answer>")
-    assert (THINK, END_THINK, ANSWER, END_ANSWER) == (25, 26, 27, 28)
-    apart = {PAD, BOS, EOS}
-    assert len(apart) == 3
-    assert min(apart) > 28 > BLANK  # nothing a question is made of
-
-
-@pytest.mark.parametrize(
-    ("question", "totals"),
-    [
-        ((7, 4, 9), [7, 1, 0]),
-        ((0,), [0]),
-        ((9, 9, 9, 9), [9, 8, 7, 6]),
-    ],
-)
-def test_the_running_totals_by_hand(question, totals):
-    assert running_totals(question) == totals
+def test_the_running_totals_by_hand():
+    for question, totals in (((7, 4, 9), [7, 1, 0]), ((0,), [0]), ((9, 9, 9, 9), [9, 8, 7, 6])):
+        assert running_totals(question) == totals
 
 
 @pytest.mark.parametrize("question", [(), (10, 1), (1,) * 10, (1, 10), (1, -1), (25,)])
@@ -119,25 +101,16 @@ def test_the_split_is_the_same_everywhere():
     """Fixed for good: another split would put held-out questions into a shipped model's past."""
     threes = [(a, b, c) for a in range(10) for b in range(10) for c in range(10)]
     held_out = [q for q in threes if is_held_out(q)]
-    assert (len(held_out), held_out[:3]) == FIXED_SPLIT
+    assert (len(held_out), held_out[:3]) == (126, [(0, 0, 3), (0, 0, 8), (0, 1, 7)])
     assert not is_held_out(EXAMPLE)
 
 
-FIXED_SPLIT = (126, [(0, 0, 3), (0, 0, 8), (0, 1, 7)])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lengths": (3, 10)}, "lengths: expected numbers from 2 to 9"),
-        ({"lengths": (1, 3)}, "lengths: expected numbers from 2 to 9"),
-    ],
-)
-def test_questions_that_do_not_exist_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        draw_questions(1, generator(), **options)
-    with pytest.raises(ValueError, match=message):
-        Arithmetic(**options).prompts(1, generator())
+@pytest.mark.parametrize("lengths", [(3, 10), (1, 3)])
+def test_questions_that_do_not_exist_are_refused(lengths):
+    with pytest.raises(ValueError, match="lengths: expected numbers from 2 to 9"):
+        draw_questions(1, generator(), lengths=lengths)
+    with pytest.raises(ValueError, match="lengths: expected numbers from 2 to 9"):
+        Arithmetic(lengths=lengths).prompts(1, generator())
     with pytest.raises(ValueError, match="n: expected a whole number of 1 or more"):
         draw_questions(0, generator())
 
@@ -214,12 +187,8 @@ def test_stop_and_complete_are_probabilities():
 def kinds(documents) -> dict[str, list[tuple[list[int], list[int]]]]:
     found: dict[str, list] = {"ledger": [], "torn": [], "demonstration": []}
     for given_ids, learned in documents:
-        if THINK not in given_ids:
-            found["ledger"].append((given_ids, learned))
-        elif learned[-1] == END_THINK:
-            found["torn"].append((given_ids, learned))
-        else:
-            found["demonstration"].append((given_ids, learned))
+        asked = "torn" if learned[-1] == END_THINK else "demonstration"
+        found[asked if THINK in given_ids else "ledger"].append((given_ids, learned))
     return found
 
 
@@ -286,15 +255,6 @@ def test_held_out_questions_are_in_neither_warm_up_nor_training():
     assert EXAMPLE not in held_out  # the one question that is in every prompt
 
 
-def test_the_ids_of_a_batch_hold_no_other_question():
-    """The mask of a batch leaves the worked example unlearned; beside it stands one question."""
-    ids, mask = warmup_batch(200, generator())
-    example = prompt_ids((1,))[1 : -BOXES - 1]
-    prompts = ids[:, 0] == BOS
-    assert (ids[prompts][:, 1 : 1 + len(example)] == example).all()
-    assert not mask[prompts][:, : 1 + len(example) + BOXES].any()
-
-
 def replaced(prompt: torch.Tensor, seed: int) -> torch.Tensor:
     """Everything but the form and the tag at the end, drawn anew."""
     other = prompt.clone()
@@ -303,12 +263,12 @@ def replaced(prompt: torch.Tensor, seed: int) -> torch.Tensor:
     return other
 
 
-COMPLETIONS = {
-    "right": [7, 1, 0, END_THINK, ANSWER, 0, END_ANSWER, EOS],
-    "wrong": [7, 1, END_THINK, ANSWER, 1, END_ANSWER, EOS],
-    "the example's answer": [END_THINK, ANSWER, 9, END_ANSWER, EOS],
-    "nothing": [EOS],
-}
+COMPLETIONS = [
+    completion_ids([7, 1, 0], 0),  # right
+    completion_ids([7, 1], 1),
+    completion_ids([], 9),  # the example's answer
+    [EOS],
+]
 
 
 @pytest.mark.parametrize("grade", [None, format_reward])
@@ -317,7 +277,7 @@ def test_rewards_are_unchanged_when_the_prompt_is_replaced(grade):
     if grade is not None:
         task = Arithmetic(grade=lambda completion, answer, tags, given: grade(completion, tags))
     prompt = prompt_ids((7, 4, 9))
-    completions = [torch.tensor(ids) for ids in COMPLETIONS.values()]
+    completions = [torch.tensor(ids) for ids in COMPLETIONS]
     rewards = task.reward([prompt] * 4, completions)
     if grade is None:
         assert rewards == [1, 0, 0, 0]

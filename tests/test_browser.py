@@ -131,12 +131,12 @@ def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
     assert page.locator('[data-mime-type="application/vnd.jupyter.error"]').count() == 0
     assert page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').count() == 0
 
-    stub, check = place("2.4")
-    right = solution_source("2.4")
-    upside_down = right.replace("return (new - old)", "return (old - new)")
-    assert upside_down != right
-    sentence, _ = find("2.4").slips[0]
-    for source, message in ((upside_down, sentence), (right, ": passed")):
+    stub, check = place("2.2")
+    right = solution_source("2.2")
+    unmasked = right.replace("torch.where(mask.bool(), log_probs, 0.0)", "log_probs")
+    assert unmasked != right
+    sentence, _ = find("2.2").slips[0]
+    for source, message in ((unmasked, sentence), (right, ": passed")):
         cells.nth(stub).locator(".cm-content").click()
         page.keyboard.press("Control+a")
         page.keyboard.insert_text(source)
@@ -197,6 +197,13 @@ CONTRAST = """() => {
     }
     return [...seen.values()];
 }"""
+
+
+def is_readable(page: object, name: str) -> None:
+    """Every text stands out from its ground, and nothing is wider than the window."""
+    screenshot(page, name)
+    assert [text for ratio, *text in page.evaluate(CONTRAST) if ratio < 4.5] == [], name
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
 
 
 @pytest.fixture(scope="module")

@@ -75,5 +75,5 @@ def test_the_longest_go_first_and_a_file_stays_together(root_conftest):
     ]
     items = [SimpleNamespace(nodeid=name) for name in names]
     root_conftest.pytest_collection_modifyitems(SimpleNamespace(workerinput={}), items)
-    assert [item.nodeid for item in items] == [names[2], names[1], names[0]]
+    assert [item.nodeid for item in items] == [names[1], names[2], names[0]]
     assert root_conftest.share(names[1]) == "notebooks/07_grpo.ipynb"

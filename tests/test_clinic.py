@@ -9,19 +9,18 @@ import re
 from dataclasses import replace
 
 import pytest
+from loop_tests import ask
 
 from minigrpo import clinic, grpo, logprobs, objective, sampling
 from minigrpo.arithmetic import Arithmetic
-from minigrpo.clinic import diagnosis, patients
+from minigrpo.clinic import diagnosis
 from minigrpo.clinic.diagnosis import BUDGET, FIRST_SEED, Case
-from minigrpo.clinic.loop_tests import ask
 from minigrpo.clinic.measure import MEASUREMENTS, TWIN_SEED, Subject, reading
 from minigrpo.clinic.patients import PATIENTS, Patient, names, notes_by_diagnosis, numbered
 from minigrpo.notebook import progress
 
 DECOYS = sorted({*names()} - {one.name for one in PATIENTS})
 ILL = [one for one in PATIENTS if one.sign_read]
-SLOW = "weight 0 against 1"
 by_name = pytest.mark.parametrize("patient", PATIENTS, ids=lambda p: p.key or p.name)
 if_ill = pytest.mark.parametrize("patient", ILL, ids=lambda p: p.name)
 
@@ -49,9 +48,9 @@ def test_the_sign_appears_in_the_patient_and_not_in_its_twin(patient):
 
 
 def test_each_patient_has_a_seed_of_its_own_and_the_twins_have_another():
-    seeds = [clinic.patient(number).patient.seed for number in range(1, 26)]
-    assert seeds == [number + FIRST_SEED for number in range(1, 26)]
-    assert {clinic.patient(number).twin.seed for number in range(1, 26)} == {TWIN_SEED}
+    seeds = [clinic.patient(number).patient.seed for number in range(1, 29)]
+    assert seeds == [number + FIRST_SEED for number in range(1, 29)]
+    assert {clinic.patient(number).twin.seed for number in range(1, 29)} == {TWIN_SEED}
     assert TWIN_SEED not in seeds
 
 
@@ -77,12 +76,10 @@ def test_no_patient_is_a_crash(patient):
 
 @if_ill
 def test_the_smallest_test_catches_the_bug_and_passes_without_it(patient):
-    assert clinic.caught(patient)  # which raises if the healthy code fails
-
-
-def test_where_nothing_is_wrong_the_smallest_test_has_no_complaint():
-    patient = clinic.record("k1 as the loss")
-    assert clinic.complaint(replace(patient, switch=patients.ExitStack, bug_settings={})) is None
+    ask(*patient.test, config=patient.config(sick=False))
+    with patient.switch(), pytest.raises(AssertionError) as complaint:
+        ask(*patient.test, config=patient.config(sick=True))
+    assert len(str(complaint.value)) > 20
 
 
 def test_a_healthy_patient_passes_the_smallest_tests_but_those_that_need_a_tolerance():
@@ -137,10 +134,10 @@ def test_a_record_is_complete(patient):
         assert patient.shows and patient.link in clinic.provenance(patient)
 
 
-def test_25_patients_have_24_diagnoses_and_ten_more_have_no_patient():
-    assert len(PATIENTS) == 25 and len({one.name for one in PATIENTS}) == 24
-    assert {one.name for one in PATIENTS} < set(names()) and len(DECOYS) == 10
-    assert len(names()) == 34 and names()[-1] == "healthy"
+def test_28_patients_have_24_diagnoses_and_13_more_have_no_patient_by_day():
+    assert len(PATIENTS) == 28 and len({one.name for one in PATIENTS}) == 24
+    assert {one.name for one in PATIENTS} < set(names()) and len(DECOYS) == 13
+    assert len(names()) == 37 and list(names()) == sorted(names(), key=str.lower)
     wards = [notes["ward"] for notes in notes_by_diagnosis().values()]
     assert all(wards.count(ward) > 1 for ward in wards)
     assert sorted(one.name for one in numbered()) == sorted(one.name for one in PATIENTS)
@@ -153,14 +150,10 @@ def test_record_finds_a_patient_by_name_and_refuses_another():
         clinic.record("flu")
 
 
-def test_the_list_of_diagnoses_has_all_under_their_numbers(capsys):
+def test_the_list_of_diagnoses_has_all_under_their_numbers_and_points_at_none(capsys):
     clinic.diagnoses()
-    printed = capsys.readouterr().out
-    for number, name in enumerate(names(), 1):
-        assert f"{number:4}  {name}\n" in printed
-    assert printed.startswith("The reward stays flat\n")
-    for ward in {notes["ward"] for notes in notes_by_diagnosis().values()}:
-        assert printed.count(ward[1:] + "\n") == 1
+    lines = [f"{number:3}  {name}" for number, name in enumerate(names(), 1)]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 # blind --------------------------------------------------------------------------------------
@@ -169,21 +162,21 @@ def test_the_list_of_diagnoses_has_all_under_their_numbers(capsys):
 def test_settings_tell_nothing_patients_share_them():
     for setting in {id(one.setting): one.setting for one in PATIENTS}.values():
         sharing = [one for one in PATIENTS if one.setting is setting]
-        assert len(sharing) >= 3, setting.told
+        assert len(sharing) >= 3 and any(one.name == "healthy" for one in sharing), setting.told
         assert len({str(one.config(sick=False)) for one in sharing}) == 1
     own = re.compile("level|estimator|lr|learning rate|eos|temperature")
-    for case in map(clinic.patient, range(1, 26)):
+    for case in map(clinic.patient, range(1, 29)):
         head = str(case).split("\n\n")[0]
         assert not own.search(head.replace("letters", "")), head
 
 
-@pytest.mark.parametrize("number", range(1, 26))
+@pytest.mark.parametrize("number", range(1, 29))
 def test_nothing_gives_the_name_away_before_the_diagnosis(number, monkeypatch):
     monkeypatch.setattr(diagnosis, "BUDGET", len(MEASUREMENTS))
     case = clinic.patient(number)
     one = case.patient.patient
     shown = str(case) + repr(case) + case.measurement()
-    for name in MEASUREMENTS.keys() - {"weight 0 against 1"}:  # which is slow
+    for name in MEASUREMENTS:
         shown += case.measurement(name)
     for text in (one.name, one.what, one.sign, one.cure, one.key or one.name):
         if text != "healthy":  # the twin is called so
@@ -195,26 +188,25 @@ def test_every_patient_shows_the_same_rows():
         table = str(clinic.patient(number)).split("\n\n")[1].splitlines()[1:]
         return [re.split(r"  +", line)[0] for line in table if not line.startswith("The patient")]
 
-    assert len({tuple(rows(number)) for number in range(1, 26)}) == 1
+    assert len({tuple(rows(number)) for number in range(1, 29)}) == 1
 
 
 def test_a_fourth_measurement_is_refused_and_the_same_again_is_free():
     case = clinic.patient(1)
-    for name in ("transcripts", "equal groups", "Equal  groups", "weight change", "transcripts"):
+    for name in ("transcripts", "groups", " Groups", "weight change", "transcripts"):
         assert "measurements left" in case.measurement(name)
-    assert case.measured == ["transcripts", "equal groups", "weight change"]
+    assert case.measured == ["transcripts", "groups", "weight change"]
     refused = case.measurement("gradient per token")
     assert refused.startswith(f"You've used your {BUDGET} measurements") and len(case.measured) == 3
     assert clinic.patient(1) is case and "You have 0 of 3 left" in case.measurement()
     case.judged("healthy")
-    assert "measurements left" in case.measurement("gradient per token")
-    assert len(case.measured) == 3
+    assert "(free now)" in case.measurement("gradient per token") and len(case.measured) == 4
+    assert progress.recall("clinic")["1"]["measured"] == case.measured[:3]
 
 
 def test_where_only_one_of_the_two_can_be_measured_the_other_is_shown():
-    text = case_of(clinic.record("a sampler that does not know the end")).measurement(
-        "loss by hand"
-    )
+    case = case_of(clinic.record("a sampler that does not know the end"))
+    text = case.measurement("loss by hand")
     assert "patient 10: Nothing to measure here" in text and "logged loss" in text
     text = case_of(clinic.record("0 divided by 0")).measurement("transcripts")
     assert "patient 3: The run stopped" in text and "healthy twin:\n" in text
@@ -224,27 +216,24 @@ def test_a_measurement_that_finds_nothing_in_the_patient_is_free():
     case = case_of(clinic.record("a policy that grades its own samples"))
     assert "nothing here, so it's free; 3 of 3" in case.measurement("held-out accuracy")
     case = case_of(clinic.record("0 divided by 0"))
-    for name in ("transcripts", "equal groups", "ratio at the first update"):
+    for name in ("transcripts", "groups"):
         assert "it's free; 3 of 3" in case.measurement(name) and case.measured == []
     assert "it's free" not in case.measurement("scorer against sampler") and len(case.measured) == 1
 
 
-def test_dots_take_no_measurement_and_say_where_the_list_is():
+def test_dots_and_a_measurement_that_does_not_exist_are_free():
     case = clinic.patient(1)
     said = case.measurement("...")
-    assert said == "Patient 1: 3 of 3 left. case.measure() lists them." and case.measured == []
+    assert said == "Patient 1: 3 of 3 left. case.measure() lists them."
+    assert "have names, and 2 is none" in case.measurement(2)
     assert all(f'"{name}"' in case.measurement() for name in MEASUREMENTS)
-
-
-def test_a_measurement_that_does_not_exist_is_free():
-    case = clinic.patient(1)
     assert "Did you mean 'transcripts'?" in case.measurement("transcript")
     assert case.measured == []
 
 
-@pytest.mark.parametrize("number", [0, 26, -1, 1.5, "7", True])
+@pytest.mark.parametrize("number", [0, 29, -1, 1.5, "7", True])
 def test_a_patient_that_does_not_exist(number):
-    with pytest.raises(ValueError, match=f"number: expected 1 to 25, got {number!r}"):
+    with pytest.raises(ValueError, match=f"number: expected 1 to 28, got {number!r}"):
         clinic.patient(number)
 
 
@@ -265,21 +254,17 @@ def test_the_right_diagnosis_is_told_everything_by_number_or_name(patient):
         for told in (patient.what, patient.sign, patient.cure, patient.harm):
             assert told in text
         assert clinic.provenance(patient) in text
-        assert (clinic.complaint(patient) or "") in text
+        assert patient.question in text
 
 
 @by_name
 def test_a_wrong_diagnosis_never_names_the_right_one(patient):
     case = case_of(patient)
     same_task = [one for one in PATIENTS if one.setting is patient.setting]
-    slow = {one.name for one in ILL if one.sign_read.measurement == SLOW}  # for one of a task
     for other in {one.name for one in same_task} - {patient.name}:
-        if other in slow and patient is not same_task[0]:
-            continue
         text = case.judged(other)
-        assert f"{other!r} isn't it." in text and patient.name not in text.replace(
-            "healthy twin", ""
-        )
+        assert f"{other!r} isn't it." in text
+        assert patient.name not in text.replace("healthy twin", "")
         if other != "healthy":
             assert clinic.record(other).sign in text
 
@@ -290,7 +275,7 @@ def test_a_wrong_diagnosis_is_told_the_numbers_that_speak_against_it():
         case = case_of(clinic.record(name))
         for other in ILL:
             at = other.sign_read
-            if other.name == name or at.measurement == "weight 0 against 1":  # which is slow
+            if other.name == name:
                 continue
             here, twin = (read(subject, other) for subject in (case.patient, case.twin))
             if math.isnan(here):
@@ -313,7 +298,13 @@ def test_a_diagnosis_that_nobody_has_is_told_its_sign_and_that_it_isnt_here(deco
         text = case.judged(decoy)
         assert notes_by_diagnosis()[decoy]["sign"] in text
         assert "That isn't what this patient has." in text
-        assert case.patient.patient.name not in text and case.answer == decoy
+        assert case.patient.patient.name not in text and case._answer == decoy
+
+
+def test_who_looks_first_is_told_that_it_takes_a_training(capsys):
+    case = clinic.patient(7)
+    str(case), str(case)
+    assert capsys.readouterr().out.count("its twin are trained first") == 1
 
 
 def test_the_evidence_says_when_its_measurement_was_not_taken(tmp_path, monkeypatch):
@@ -322,31 +313,25 @@ def test_the_evidence_says_when_its_measurement_was_not_taken(tmp_path, monkeypa
     assert 'In "gradient per token" (not taken), ' in case.judged("EOS masked out")
     monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "another.db"))
     diagnosis.patient.cache_clear()
+    case_of(clinic.record("EOS masked out")).measurement("gradient per token")
+    diagnosis.patient.cache_clear()  # in another kernel nothing but the file is left
     case = case_of(clinic.record("EOS masked out"))
-    case.measurement("gradient per token")
     assert 'In "gradient per token", ' in case.judged("EOS masked out")
 
 
-def test_the_first_answer_counts(capsys):
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_the_first_answer_counts_and_giving_up_is_one(gives_up, capsys):
     case = case_of(clinic.record("k1 as the loss"))
     case.measurement("transcripts")
-    case.diagnose("healthy")
+    case.reveal() if gives_up else case.diagnose("healthy")
+    assert ("k1 as the loss" in capsys.readouterr().out) == gives_up
     case.diagnose("k1 as the loss")
     printed = capsys.readouterr().out
-    assert "Right." in printed and "Your first answer counts, and it was 'healthy'." in printed
+    assert "Right." in printed and "Your first answer counts" in printed
+    assert gives_up or "Your first answer counts, and it was 'healthy'." in printed
     clinic.tally()
-    assert "1 of 25 patients diagnosed, 0 right" in capsys.readouterr().out
+    assert "1 of 28 patients diagnosed, 0 right" in capsys.readouterr().out
     assert progress.recall("clinic")[str(case.number)]["measured"] == ["transcripts"]
-
-
-def test_giving_up_counts_as_an_answer(capsys):
-    case = case_of(clinic.record("k1 as the loss"))
-    case.reveal()
-    assert "k1 as the loss" in capsys.readouterr().out
-    case.diagnose("k1 as the loss")
-    assert "first answer counts" in capsys.readouterr().out
-    clinic.tally()
-    assert "0 right" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -356,14 +341,14 @@ def test_giving_up_counts_as_an_answer(capsys):
         ("", "waits for a diagnosis"),
         ("k1 as a loss", "Did you mean 'k1 as the loss'?"),
         ("qqqq", "No diagnosis is called 'qqqq'. clinic.diagnoses()"),
-        (35, "the numbers 1 to 34"),
-        ("99", "the numbers 1 to 34"),
+        (38, "the numbers 1 to 37"),
+        ("99", "the numbers 1 to 37"),
     ],
 )
 def test_what_is_no_diagnosis_is_told_so_and_not_counted(answer, words):
     case = clinic.patient(7)
     assert words in case.judged(answer)
-    assert progress.recall("clinic") == {} and case.answer is None
+    assert progress.recall("clinic") == {} and case._answer is None
 
 
 # the page -----------------------------------------------------------------------------------
@@ -392,5 +377,5 @@ def test_a_wrong_answer_says_where_to_look_and_that_measuring_is_free_now():
     number = [one.name for one in numbered()].index("k1 as the loss") + 1
     for wrong in ("healthy", "dropout left on while scoring"):
         said = Case(number, clinic.patient(number).patient).judged(wrong)
-        assert 'Look at "weight 0 against 1".' in said, said
+        assert 'Look at "gradient at zero advantage".' in said, said
         assert said.endswith("This patient's measurements are free now.")

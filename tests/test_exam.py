@@ -20,7 +20,7 @@ IMPORTS = "import torch\nfrom minigrpo.exercises import check, outcome, predict"
 USED = """\
 rows = sequence_log_probs(torch.tensor([[-1.0, -2.0]]), torch.tensor([[1, 0]]))
 assert rows.tolist() == [-1.0], "the course's version is used here"
-assert completion_mask.status == "not attempted"
+assert sample.status == "not attempted"
 """
 
 
@@ -38,8 +38,8 @@ def checked(key: str, cell: str) -> list[str]:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     """A course of two notebooks: one with answers of all kinds, one that ends its kernel."""
-    two = [IMPORTS, *checked("2.1", solution_source("2.1")), *checked("2.3", WRONG)]
-    two += [*checked("2.4", stub("2.4")), *checked("2.5", stub("2.5")), USED]
+    two = [IMPORTS, *checked("2.1", solution_source("2.1")), *checked("2.2", WRONG)]
+    two += [*checked("2.3", stub("2.3")), *checked("2.5", stub("2.5")), USED]
     two += ["raise ValueError('a slip of mine')", 'predict("02.factor", None)']
     two += ['check("1.2", None)']  # of another notebook
     two += ['predict("02.new", 3)', 'outcome("02.factor", 150000)', 'outcome("02.new", 4)']
@@ -61,8 +61,8 @@ def done(root) -> dict:
     own, notebooks = root / "own", [*(root / "notebooks").iterdir()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIGRPO_PROGRESS", str(own))
-        kept.remember("exercises", "2.4", {"source": solution_source("2.4")})
-        kept.remember("exercises", "2.6", {"source": "x = 1"})
+        kept.remember("exercises", "2.3", {"source": solution_source("2.3")})
+        kept.remember("exercises", "2.4", {"source": "x = 1"})
         kept.remember("predictions", "02.factor", {"guess": 10.0})
         kept.remember("clinic", "4", {"answer": "x", "right": True, "measured": []})
         before = [path.read_bytes() for path in (own, *notebooks)]
@@ -82,14 +82,14 @@ def text(page: str) -> str:
 def test_the_page_says_what_was_solved(done):
     said = done["said"]
     assert done["status"] == 0 and "2 of 12 exercises passed" in said
-    assert "02 Two 2 of 6 exercises passed" in said
-    assert "✓ 2.1 passed – 2.2 not attempted ✗ 2.3 not passed 2.3 (log-prob of a seq" in said
-    assert re.search(r"2\.3 \(.*?\): not right yet\. .*expected.* ✓ 2\.4 passed", said)
-    # 2.6 is not in the notebook
-    assert "✓ 2.4 passed – 2.5 not attempted – 2.6 not attempted" in said
+    assert "02 Two 2 of 5 exercises passed" in said
+    assert "✓ 2.1 passed ✗ 2.2 not passed 2.2 (log-prob of a seq" in said
+    assert re.search(r"2\.2 \(.*?\): not right yet\. .*expected.* ✓ 2\.3 passed", said)
+    # 2.4 is not in the notebook
+    assert "✓ 2.3 passed – 2.4 not attempted – 2.5 not attempted" in said
     for guess in ("02.factor: you guessed 10, came out at 150,000", "02.new: you guessed 3,"):
         assert guess in said
-    assert "1 of 25 patients diagnosed, 1 right" in said
+    assert "1 of 28 patients diagnosed, 1 right" in said
 
 
 @pytest.mark.kernel
@@ -101,7 +101,7 @@ def test_it_goes_on_with_the_courses_version_and_says_what_went_wrong_elsewhere(
 @pytest.mark.kernel
 def test_a_notebook_that_ends_its_kernel_is_told_and_the_others_go_on(done):
     said = done["said"]
-    assert "03 Three 0 of 6 exercises passed code cell 2 (id cell-2): SyntaxError: " in said
+    assert "03 Three 0 of 7 exercises passed code cell 2 (id cell-2): SyntaxError: " in said
     died = r"did not run to its end: code cell 7 \(id cell-7\): DeadKernelError: Kernel died"
     assert re.search(rf"{died} ✗ 3\.1 not passed 3\.1 \([^)]*\): expected your function, got", said)
     assert "cell-4" not in said  # it has the course's version

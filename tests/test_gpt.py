@@ -145,16 +145,11 @@ def test_a_block_adds_to_the_stream():
 # padding and the cache -----------------------------------------------------------------------
 
 
-def test_padding_on_the_left_changes_nothing():
+def test_padding_on_the_left_changes_nothing_and_makes_no_gradient_nan():
     model = tiny_gpt()
     logits = model(IDS, LEFT).logits
     for row, mask in enumerate(LEFT.bool()):
         close(logits[row, mask], model(IDS[row, mask][None]).logits[0])
-
-
-def test_padding_is_finite_so_that_no_gradient_becomes_nan():
-    model = tiny_gpt()
-    logits = model(IDS, LEFT).logits
     assert logits.isfinite().all()
     logits[LEFT.bool()].sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

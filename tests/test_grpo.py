@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,10 +27,10 @@ SMALL = GRPOConfig(
 
 
 class Count:
-    """Reward: how many tokens are 3, as a share. Prompts of two lengths."""
+    """Prompts of two lengths; how many tokens are 3, as a share, or a function of the number."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[list[Tensor], list[Tensor]]] = []
+    def __init__(self, reward: Callable | None = None) -> None:
+        self.of_number, self.asked = reward, []
 
     def prompts(self, n, generator):
         starts = torch.randint(1, 9, (n,), generator=generator).tolist()
@@ -37,18 +38,9 @@ class Count:
 
     def reward(self, prompts, completions):
         self.asked.append((prompts, completions))
+        if self.of_number:
+            return self.of_number(len(completions))
         return [(completion == 3).double().mean().item() for completion in completions]
-
-
-class Fault(Count):
-    """A task whose reward is given by a function of the number of completions."""
-
-    def __init__(self, reward) -> None:
-        super().__init__()
-        self._reward = reward
-
-    def reward(self, prompts, completions):
-        return self._reward(len(completions))
 
 
 def run(policy=None, task=None, config=SMALL, **options) -> list[StepMetrics]:
@@ -160,7 +152,7 @@ def test_old_log_probs_are_those_of_the_sampler_over_all_epochs(make, monkeypatc
         return grpo_loss(log_probs, old_log_probs, *args, **kwargs)
 
     monkeypatch.setattr(grpo, "grpo_loss", spy)
-    metrics = run(policy, Fault(torch.arange), config)
+    metrics = run(policy, Count(torch.arange), config)
     assert len(seen) == 9
     for step in range(3):
         first, *later = seen[3 * step : 3 * step + 3]
@@ -172,9 +164,19 @@ def test_old_log_probs_are_those_of_the_sampler_over_all_epochs(make, monkeypatc
     assert metrics[0].kl is not None and metrics[0].kl > 0
 
 
+class Forgetful(Bigram):
+    """A policy with dropout."""
+
+    def forward(self, input_ids, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        output.logits = nn.functional.dropout(output.logits, 0.5, self.training)
+        return output
+
+
 def test_the_kl_is_zero_before_the_first_update_and_needs_a_reference_only_if_weighted(monkeypatch):
+    """The reference has no dropout either."""
     one = replace(SMALL, steps=1, inner_epochs=1)
-    (metrics,) = run(config=replace(one, kl_weight=0.5))
+    (metrics,) = run(Forgetful(uniform(11, 11)).train(), config=replace(one, kl_weight=0.5))
     assert abs(metrics.kl) < 1e-9
     monkeypatch.setattr(grpo, "frozen_copy", lambda policy: pytest.fail("nobody asked for it"))
     assert run(config=one)[0].kl is None
@@ -222,12 +224,12 @@ def test_the_seed_decides_what_is_asked_and_what_is_written():
 
 def test_groups_of_equal_rewards_are_counted_and_teach_nothing():
     one = replace(SMALL, steps=1, inner_epochs=1)
-    (metrics,) = run(task=Fault(lambda n: [1.0] * 4 + [0.0, 1.0, 0.0, 0.0]), config=one)
+    (metrics,) = run(task=Count(lambda n: [1.0] * 4 + [0.0, 1.0, 0.0, 0.0]), config=one)
     assert metrics.frac_reward_zero_std == 0.5
     assert (metrics.advantages[:4] == 0).all() and (metrics.advantages[4:] != 0).all()
     policy = tiny_gpt()
     before = weights(policy)
-    (metrics,) = run(policy, Fault(lambda n: [0.3] * n), one)
+    (metrics,) = run(policy, Count(lambda n: [0.3] * n), one)
     assert metrics.frac_reward_zero_std == 1 and metrics.grad_norm == 0
     assert torch.equal(weights(policy), before)
 
@@ -244,7 +246,7 @@ def test_the_gradient_is_clipped_and_the_optimizer_is_told_its_settings(monkeypa
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
     config = replace(SMALL, max_grad_norm=1e-3, lr=0.03, betas=(0.5, 0.6))
-    metrics = run(task=Fault(torch.arange), config=config)
+    metrics = run(task=Count(torch.arange), config=config)
     assert all(norm <= 1e-3 + 1e-6 for norm in norms)
     assert all(m.grad_norm > 1e-3 for m in metrics)
     assert len(told) == 6 and {*told} == {(0.03, (0.5, 0.6), 0.0)}
@@ -258,9 +260,7 @@ def test_the_evaluation_hook_is_called_when_due():
         return {"length": float(len(calls))}
 
     metrics = run(config=replace(SMALL, steps=5, evaluate_every=2), evaluate=evaluate)
-    assert [dict(m.evaluation) for m in metrics] == [{}, {"length": 1}, {}, {"length": 2}] + [
-        {"length": 3}
-    ]
+    assert [m.evaluation.get("length") for m in metrics] == [None, 1, None, 2, 3]
     assert not any(calls)
 
 
@@ -270,11 +270,8 @@ def test_any_rollouts_can_be_looked_at_afterwards():
     header, first, second = table.splitlines()
     assert header.split() == ["reward", "advantage", "completion"]
     text = "".join(map(str, metrics[1].rollouts.completions[5].tolist()))
-    assert second.split() == [
-        f"{metrics[1].rewards[5]:.3f}",
-        f"{metrics[1].advantages[5]:+.2f}",
-        repr(text),
-    ]
+    numbers = f"{metrics[1].rewards[5]:.3f} {metrics[1].advantages[5]:+.2f}"
+    assert second.split() == [*numbers.split(), repr(text)]
     assert len(metrics[0].table(str).splitlines()) == 9
     assert_close(metrics[0].advantages, group_advantages(metrics[0].rewards, 4))
 
@@ -290,7 +287,7 @@ def test_dropout_is_off_and_the_mode_is_put_back():
     steps.close()  # as a loop does that is left early
     assert policy.training
     with pytest.raises(ValueError):
-        run(policy, Fault(lambda n: [math.nan] * n))
+        run(policy, Count(lambda n: [math.nan] * n))
     assert policy.training
 
 
@@ -309,21 +306,18 @@ def test_a_faulty_reward_is_named(reward, message):
     policy = tiny_gpt()
     before = weights(policy)
     with pytest.raises(ValueError, match=message):
-        run(policy, Fault(reward))
+        run(policy, Count(reward))
     assert torch.equal(weights(policy), before)
 
 
-def test_too_few_prompts_are_named():
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [([[1]], "task.prompts: expected 2, got 1"), ([[1], []], "expected padding on the left")],
+)
+def test_too_few_prompts_and_an_empty_one_are_named(prompts, message):
     task = Count()
-    task.prompts = lambda n, generator: [torch.tensor([1])]
-    with pytest.raises(ValueError, match="task.prompts: expected 2, got 1"):
-        run(task=task)
-
-
-def test_an_empty_prompt_is_named():
-    task = Count()
-    task.prompts = lambda n, generator: [torch.tensor([1]), torch.tensor([]).long()]
-    with pytest.raises(ValueError, match="expected padding on the left"):
+    task.prompts = lambda n, generator: [torch.tensor(ids).long() for ids in prompts]
+    with pytest.raises(ValueError, match=message):
         run(task=task)
 
 
@@ -383,16 +377,11 @@ class Noisy(Bigram):
         return output
 
 
-def test_a_ratio_that_is_not_one_at_the_first_update_stops_the_run():
-    with pytest.raises(RuntimeError, match="the ratio at a first update is off 1 by"):
-        run(Noisy(uniform(11, 11)))
-    assert len(run(Noisy(uniform(11, 11)), config=replace(SMALL, check=False))) == 3
-
-
 def test_the_ratio_is_checked_closely_and_at_every_step():
     policy = Noisy(uniform(11, 11), noise=1.002)
     with pytest.raises(RuntimeError, match="the ratio at a first update is off 1 by 0.00"):
         run(policy)
+    assert len(run(policy, config=replace(SMALL, check=False))) == 3
     policy.noise = 1.0
     steps = train_grpo(policy, Count(), SMALL)
     next(steps)
@@ -411,7 +400,7 @@ def test_the_loss_gets_the_settings_of_the_config(weight, monkeypatch):
         seen.append((kwargs["max_length"], kwargs["entropy"].requires_grad, metrics))
         return loss, metrics
 
-    policy, task = Bigram(uniform(11, 11)), Fault(torch.arange)
+    policy, task = Bigram(uniform(11, 11)), Count(torch.arange)
     config = replace(SMALL, steps=1, how="constant", eos_id=(EOS, 1, 2, 4, 5, 6), **settings)
     monkeypatch.setattr(grpo, "grpo_loss", spy)
     (metrics,) = run(policy, task, config)
@@ -428,42 +417,26 @@ def test_the_loss_gets_the_settings_of_the_config(weight, monkeypatch):
     )
 
 
-class Forgetful(Bigram):
-    """A policy with dropout."""
-
-    def forward(self, input_ids, **kwargs):
-        output = super().forward(input_ids, **kwargs)
-        output.logits = nn.functional.dropout(output.logits, 0.5, self.training)
-        return output
-
-
-def test_the_reference_has_no_dropout_either():
-    policy = Forgetful(uniform(11, 11)).train()
-    (metrics,) = run(policy, config=replace(SMALL, steps=1, inner_epochs=1, kl_weight=0.5))
-    assert abs(metrics.kl) < 1e-9
-
-
-def test_a_gradient_that_is_not_finite_stops_before_the_update():
-    policy = tiny_gpt()
-    before = weights(policy)
-    policy.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(
-        FloatingPointError, match="the gradient's norm is (inf|nan): expected a finite"
-    ):
-        run(policy)
-    assert torch.equal(weights(policy), before)
-
-
-def test_a_loss_that_is_not_finite_stops_before_the_update(monkeypatch):
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("gradient", "the gradient's norm is (inf|nan): expected a finite"),
+        ("loss", "the loss is nan: .*the ratio is between 1 and 1"),
+    ],
+)
+def test_what_is_not_finite_stops_before_the_update(broken, message, monkeypatch):
     policy = tiny_gpt()
     before = weights(policy)
 
-    def broken(*args, **kwargs):
+    def no_number(*args, **kwargs):
         loss, metrics = grpo_loss(*args, **kwargs)
         return loss * math.nan, metrics
 
-    monkeypatch.setattr(grpo, "grpo_loss", broken)
-    with pytest.raises(FloatingPointError, match="the loss is nan: .*the ratio is between 1 and 1"):
+    if broken == "loss":
+        monkeypatch.setattr(grpo, "grpo_loss", no_number)
+    else:
+        policy.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(FloatingPointError, match=message):
         run(policy)
     assert torch.equal(weights(policy), before)
 
@@ -528,33 +501,25 @@ def scored_rows(monkeypatch) -> list[tuple[nn.Module, int, bool]]:
     return seen
 
 
-EQUAL_AND_NOT = Fault(lambda n: [1.0] * 4 + [0.0, 1.0, 0.0, 0.0])
-
-
 @pytest.mark.parametrize(
-    ("settings", "rows"),
+    ("second", "settings", "rows"),
     [
-        ({}, [3, 1]),  # the four rows of the group that differs
-        ({"kl_weight": 0.1}, [3, 3, 2]),
-        ({"entropy_weight": 0.1}, [3, 3, 2]),
-        ({"baseline": "none", "scale": "none"}, [3, 2]),  # the five with a reward
+        ([0, 1, 0, 0], {}, [3, 1]),  # the four rows of the group that differs
+        ([1, 1, 1, 1], {}, [1]),  # a single one, where no group differs
+        ([0, 1, 0, 0], {"kl_weight": 0.1}, [3, 3, 2]),
+        ([0, 1, 0, 0], {"entropy_weight": 0.1}, [3, 3, 2]),
+        ([0, 1, 0, 0], {"baseline": "none", "scale": "none"}, [3, 2]),  # the five with a reward
     ],
     ids=str,
 )
-def test_rows_without_a_gradient_are_not_scored(settings, rows, monkeypatch):
+def test_rows_without_a_gradient_are_not_scored(second, settings, rows, monkeypatch):
     seen, policy = scored_rows(monkeypatch), tiny_gpt()
     one = replace(SMALL, steps=1, inner_epochs=1, rows_per_pass=3, **settings)
-    (metrics,) = run(policy, EQUAL_AND_NOT, one)
+    (metrics,) = run(policy, Count(lambda n: [1.0] * 4 + second), one)
     assert [n for scored, n, on in seen if scored is policy and on] == rows
     others = [(n, on) for scored, n, on in seen if scored is not policy]
     assert others == ([(n, False) for n in rows] if "kl_weight" in settings else [])
     assert metrics.mean_length == 5 and len(metrics.rewards) == 8
-
-
-def test_where_no_group_differs_a_single_row_is_scored(monkeypatch):
-    seen = scored_rows(monkeypatch)
-    run(task=Fault(lambda n: [1.0] * n), config=replace(SMALL, steps=1, inner_epochs=1))
-    assert [n for _, n, _ in seen] == [1]
 
 
 def test_without_rows_that_teach_the_optimizer_goes_on_by_its_averages():
@@ -563,7 +528,7 @@ def test_without_rows_that_teach_the_optimizer_goes_on_by_its_averages():
     for weight in (0.0, 1e-30):  # a KL that weighs nothing has all rows scored
         rewards, policy = iter([[1.0] * 4 + [0.0, 1.0, 0.0, 0.0], [1.0] * 8]), tiny_gpt().double()
         config = replace(SMALL, steps=2, inner_epochs=1, kl_weight=weight)
-        steps = train_grpo(policy, Fault(lambda n, rewards=rewards: next(rewards)), config)
+        steps = train_grpo(policy, Count(lambda n, rewards=rewards: next(rewards)), config)
         (_, first), (m, second) = [(m, weights(policy).clone()) for m in steps]
         assert m.grad_norm < 1e-20 and m.entropy > 0 and m.ratio_max == pytest.approx(1)
         assert (second - first).abs().max() > 1e-3

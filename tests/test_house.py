@@ -17,7 +17,7 @@ ROOMS = {
     "core": 1950,
     "study": 400,
     "notebook": 700,
-    "clinic": 3045,
+    "clinic": 2950,
     "text": 550,
     "scaling": 340,
     "exercises": 950,

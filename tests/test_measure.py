@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from minigrpo import clinic
+from minigrpo.arithmetic import to_text
 from minigrpo.clinic.charts import Chart, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
 from minigrpo.clinic.patients import PATIENTS, numbered, record, where_it_hurts
 from minigrpo.grpo import GRPOConfig
 
-SLOW = "weight 0 against 1"
-QUICK = [name for name in MEASUREMENTS if name != SLOW]
+FIRST = "the loop's own ratio, farthest from 1 in batch 1"
 
 
 def subject_of(name: str) -> Subject:
@@ -25,24 +25,14 @@ def subject_of(name: str) -> Subject:
 def test_each_measurement_runs_on_every_patient(patient):
     """Random ids under the mask change the loss of one of them alone."""
     subject = clinic.patient(numbered().index(patient) + 1).patient
-    for name in QUICK:
+    for name in MEASUREMENTS:
         here, twin = (MEASUREMENTS[name][1](s) for s in (subject, subject.twin))
         if name != "transcripts" and isinstance(here, dict) and isinstance(twin, dict):
             assert list(here) == list(twin)
             assert len(side_by_side({"patient": here, "twin": twin}).splitlines()) <= 12
-    changed = reading(subject, "padding", "difference of the two losses")
+    changed = reading(subject, "exchange tests", "loss, random ids under the mask (change)")
     assert math.isfinite(changed)
     assert (changed > 1e-4) == (patient.name == "the mask in the denominator only")
-
-
-def test_the_slow_one_runs_on_letters_and_sums():
-    for name in ("the entropy bonus detached", "k1 as the loss"):
-        found = MEASUREMENTS[SLOW][1](subject_of(name).twin)
-        assert all(map(math.isfinite, found.values()))
-        assert found["KL to the start, KL weight 1"] < found["KL to the start, weights 0"]
-        assert (
-            found["entropy at the end, entropy weight 1"] > found["entropy at the end, weights 0"]
-        )
 
 
 def of(name: str, measurement: str, line: str) -> tuple[float, float]:
@@ -52,7 +42,7 @@ def of(name: str, measurement: str, line: str) -> tuple[float, float]:
 
 def test_a_bug_that_scores_the_batch_again_cannot_hide_from_the_sampler():
     """Its ratios are 1; the log-probs that the tokens were drawn with tell."""
-    off = of("logits not shifted", "ratio at the first update", "farthest from 1, first batch")
+    off = of("logits not shifted", "scorer against sampler", FIRST)
     assert max(off) < 1e-3
     here, twin = of("logits not shifted", "scorer against sampler", "largest difference (nats)")
     assert here > 1 and twin < 1e-3
@@ -61,7 +51,7 @@ def test_a_bug_that_scores_the_batch_again_cannot_hide_from_the_sampler():
 def test_old_log_probs_that_are_late_are_those_of_the_right_scorer():
     here, _ = of("stale old log-probs", "scorer against sampler", "largest difference (nats)")
     assert here < 1e-3
-    off = of("stale old log-probs", "ratio at the first update", "farthest from 1, first batch")
+    off = of("stale old log-probs", "scorer against sampler", FIRST)
     assert max(off) < 1e-3
 
 
@@ -77,7 +67,8 @@ def test_the_loss_by_hand_tells_eos_from_micro_batches():
     eos = MEASUREMENTS["loss by hand"][1](subject_of("EOS masked out"))
     assert abs(eos["logged loss"] - eos["by hand, without each row's last token"]) < 1e-5
     parts = MEASUREMENTS["loss by hand"][1](subject_of("a token mean per micro-batch"))
-    assert abs(parts["logged loss"] - parts["by hand, mean over micro-batches of 8 rows"]) < 1e-5
+    rows = [parts[n] for n in ("logged loss", "by hand, mean over micro-batches of 8 rows")]
+    assert abs(rows[0] - rows[1]) < 1e-5 and shown(rows[0]) == shown(rows[1]) == "-0.1046"
     for found in (eos, parts):
         assert found["from the logged loss to the one over all tokens"] > 1e-3
 
@@ -91,10 +82,27 @@ def test_the_wrong_side_of_the_clip_is_seen_at_both_ratios():
 
 
 def test_a_padded_row_scores_like_the_row_alone_unless_it_is_padded_on_the_right():
-    apart = "log-probs of such a row, in the batch against alone (nats)"
-    here, twin = of("prompts padded on the right", "padding", apart)
+    apart = "exchange tests", "log-probs, a row's padding left out (largest change)"
+    here, twin = of("prompts padded on the right", *apart)
     assert here > 1 and twin < 1e-3
-    assert math.isnan(of("EOS masked out", "padding", apart)[0])  # no prompt is padded
+    assert math.isnan(of("EOS masked out", *apart)[0])  # no prompt is padded
+
+
+def test_a_kl_that_does_not_look_at_the_reference_is_told_from_a_reference_that_moves_along():
+    """By more than rounding: with another reference the second would change, as the twin's does."""
+    (here, twin), (same, other) = (
+        of("a KL that uses the policy ratio", "exchange tests", f"KL, with {which} reference")
+        for which in ("the", "another")
+    )
+    assert here == same and other > 1.5 * twin > 1e-4
+
+
+def test_rows_of_one_group_with_the_same_reward_are_all_in_the_transcripts():
+    subject = subject_of("old log-probs not detached")
+    m, lines = subject.chart.steps[-1], MEASUREMENTS["transcripts"][1](subject).splitlines()
+    written = m.rollouts.unpadded(m.rollouts.completions)
+    assert m.rewards[0] == m.rewards[1] and len(lines) == 5
+    assert [line.split("   ")[-1] for line in lines[1:3]] == [*map(to_text, written[:2])]
 
 
 def test_a_held_out_question_asks_the_patient_that_reads_the_prompt():
@@ -122,10 +130,10 @@ def test_a_dashboard_shows_the_first_step_and_the_mean_of_the_last_three():
 
 def test_numbers_are_shown_as_a_table_needs_them():
     assert [shown(x) for x in (math.nan, 0.0, 12, 1.0, 0.99999, 13.46, 0.12345, 3e-7, 250.4)] == [
-        "-", "0", "12", "1.00", "1.00", "13.5", "0.123", "3e-07", "250",
+        "-", "0", "12", "1.000", "1.000", "13.46", "0.1235", "3e-07", "250.4",
     ]  # fmt: skip
     table = side_by_side({"one": {"a": 1, "long name": 0.5}, "two": {"a": 2, "long name": 5.0}})
-    assert table.splitlines()[1:] == ["a              1     2", "long name  0.500  5.00"]
+    assert table.splitlines()[1:] == ["a               1      2", "long name  0.5000  5.000"]
 
 
 def test_a_masked_end_hurts_where_stopping_has_to_be_learned():

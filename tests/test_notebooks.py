@@ -32,7 +32,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LONGEST_CELL = 30  # lines
 MEDIAN_CELL = 10  # lines
 EXERCISES = 3
-WORDS_A_MINUTE = 200
+WORDS_A_MINUTE, LINES_A_MINUTE, MINUTES_A_FIGURE, MINUTES_A_FORMULA = 150, 8, 1.5, 1
 CAPTION_WORDS = 25
 SHORTEST_ALT = 40  # characters
 FIGURE_WIDTH = 7.0  # inches
@@ -45,10 +45,10 @@ ADDRESS = re.compile(r"0x[0-9a-f]{6,}", re.IGNORECASE)
 MACHINE_PATH = re.compile(r"(?<![\w./:<>)\]}~-])/[A-Za-z_][\w.-]*/[\w.-]+|\b[A-Za-z]:\\\w")
 MARKER = re.compile(r"^\s*#+\s*(NBVAL|PYTEST_VALIDATE)_", re.MULTILINE)
 CHECK = re.compile(r"^\w+ = check\(\"([\d.]+)\", (\w+)", re.MULTILINE)
-TABLE = "| what it needs | minutes of prose | minutes of exercises | seconds to run | exercises |"
+TABLE = "| what it needs | minutes of reading | minutes of exercises | seconds to run | exercises |"
 BUDGET = re.compile(r"[●○]{3}, (\d+) minutes")
-CAPTION = re.compile(r"^\*\*Figure (\d+)\.(\d+)\*\* (.+)")
-DRAWING = re.compile(r"!\[(.*?)\]\(\.\./figures/(?!map_\d\d)[\w.-]+\.svg\)")
+CAPTION = re.compile(r"^\*\*Figure (\d+|A)\.(\d+)\*\* (.+)")
+DRAWING = re.compile(r"!\[(.*?)\]\(\.\./figures/(?!map_(?:\d\d|A)\b)[\w.-]+\.svg\)")
 MARKDOWN_LINK = re.compile(r"\]\(<?([^)\s>]+)|\b(?:href|src)=[\"']([^\"']+)")
 
 
@@ -68,6 +68,16 @@ def code_cells(nb: NotebookNode) -> list[NotebookNode]:
 def tags(cell: NotebookNode) -> list[str]:
     """The tags of a cell."""
     return cell.metadata.get("tags", [])
+
+
+def number_of(path: Path) -> str:
+    """The number of a notebook, such as 02; the appendix has a letter."""
+    return "A" if is_optional(path) else path.stem.split("_")[0]
+
+
+def is_optional(path: Path) -> bool:
+    """An appendix, outside the order of the course, may have no exercises."""
+    return path.stem.startswith("appendix")
 
 
 def name(cell: NotebookNode) -> str:
@@ -166,7 +176,7 @@ def begins_with_setup(nb: NotebookNode, path: Path) -> list[str]:
 
 def has_exercises(nb: NotebookNode, path: Path) -> list[str]:
     """Those on record for this notebook, in their order, each check with its stub above it."""
-    number = path.stem.split("_")[0].lstrip("0")
+    number = number_of(path).lstrip("0")
     wanted = [e.key for e in all_exercises() if e.key.split(".")[0] == number]
     keys, findings, above = [], [], ""
     for cell in code_cells(nb):
@@ -175,7 +185,7 @@ def has_exercises(nb: NotebookNode, path: Path) -> list[str]:
             if not re.search(rf"def {function}\([^§]*raise NotImplementedError", above):
                 findings.append(f"{name(cell)} has no stub of {function} above it")
         above += f"\n§\n{cell.source}"  # a stub is one cell
-    if keys != wanted or len(keys) < EXERCISES:
+    if keys != wanted or (len(keys) < EXERCISES and not is_optional(path)):
         findings.append(f"exercises {keys}, on record are {wanted}")
     return findings
 
@@ -226,7 +236,7 @@ def captions(nb: NotebookNode, path: Path) -> list[str]:
         long = [found[3] for found in below if found and len(found[3].split()) > CAPTION_WORDS]
         findings += [f"{name(cell)} has a caption of {len(text.split())} words" for text in long]
     many = sum(len(DRAWING.findall(cell.source)) + bool(figures(cell)) for cell in nb.cells)
-    wanted = [(path.stem.split("_")[0].lstrip("0"), str(k)) for k in range(1, many + 1)]
+    wanted = [(number_of(path).lstrip("0"), str(k)) for k in range(1, many + 1)]
     return findings + ([] if numbers == wanted else [f"figures {numbers}, not {wanted}"])
 
 
@@ -261,17 +271,31 @@ def title_table(nb: NotebookNode, path: Path) -> list[str]:
         findings.append(f"the title promises {row[4]} exercises, there are {keys}")
     if row[2] != str(sum(minutes)):
         findings.append(f"the title says {row[2]} minutes of exercises, together {sum(minutes)}")
-    reading = math.ceil(len(words(prose(nb))) / WORDS_A_MINUTE)
-    if not row[1].isdecimal() or abs(int(row[1]) - reading) > 0.15 * reading:
-        findings.append(f"the title says {row[1]} minutes of prose, the words make {reading}")
+    if row[1] != str(reading(nb)):
+        findings.append(f"the title says {row[1]} minutes of reading, not {reading(nb)}")
     return findings
+
+
+def reading(nb: NotebookNode) -> int:
+    """Minutes for prose, code that isn't folded, figures and formulas, rounded up to five."""
+    shown = [cell for cell in code_cells(nb) if not {"verdict", "plot"} & {*tags(cell)}]
+    lines = sum(bool(line.strip()) for cell in shown for line in cell.source.splitlines())
+    drawn = sum(bool(CAPTION.search(line)) for line in _lines(nb))
+    minutes = len(words(prose(nb))) / WORDS_A_MINUTE + lines / LINES_A_MINUTE
+    displayed = sum(line.count("$$") for line in _lines(nb)) / 2
+    minutes += MINUTES_A_FIGURE * drawn + MINUTES_A_FORMULA * displayed
+    return 5 * math.ceil(minutes / 5)
+
+
+def _lines(nb: NotebookNode) -> list[str]:
+    return [line for c in nb.cells if c.cell_type == "markdown" for line in c.source.splitlines()]
 
 
 def opens_with_the_map(nb: NotebookNode, path: Path) -> list[str]:
     """The course is drawn with this notebook's part lit."""
-    drawing = f"](../figures/map_{path.stem.split('_')[0]}.svg)"
+    drawing = f"](../figures/map_{number_of(path)}.svg)"
     there = any(cell.source.startswith("![") and drawing in cell.source for cell in nb.cells)
-    return [] if there else [f"no cell begins with the drawing map_{path.stem.split('_')[0]}.svg"]
+    return [] if there else [f"no cell begins with the drawing map_{number_of(path)}.svg"]
 
 
 def prose(nb: NotebookNode) -> str:
@@ -333,8 +357,10 @@ def working_links(nb: NotebookNode, path: Path) -> list[str]:
 
 
 def linked_neighbours(nb: NotebookNode, path: Path) -> list[str]:
-    """The notebooks before and after are one click away."""
-    every = sorted(path.parent.glob("*.ipynb"))
+    """The notebooks before and after are one click away; an appendix has none."""
+    every = sorted(other for other in path.parent.glob("*.ipynb") if not is_optional(other))
+    if path not in every:
+        return []
     i = every.index(path)
     markdown = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
     neighbours = every[max(i - 1, 0) : i] + every[i + 1 : i + 2]

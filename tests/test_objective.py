@@ -5,7 +5,6 @@ The references here are plain Python on floats; the gradients are their central 
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import re
@@ -16,18 +15,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import (
-    AVERAGES,
-    BASELINES,
-    ESTIMATORS,
-    GARBAGE,
-    LEVELS,
-    SCALES,
-    SURROGATES,
-    float64,
-    ragged_masks,
-    uniform,
-)
+from support import GARBAGE, float64, ragged_masks, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -45,6 +33,9 @@ from minigrpo.objective import (
 Rows = list[list[float]]
 
 NAN, INF = math.nan, math.inf
+SCALES, BASELINES = ("group", "batch", "none"), ("mean", "leave_one_out")
+LEVELS, SURROGATES = ("token", "sequence", "geometric"), ("clip", "cispo")
+ESTIMATORS, AVERAGES = ("k1", "k2", "k3"), ("sequence_mean", "token_mean", "constant")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -83,14 +74,6 @@ def test_every_ratio_equals_its_definition_in_value_and_gradient(mask, garbage, 
         (gradient,) = torch.autograd.grad(ratio.sum(), garbled)
         share = 1 / mask.sum(dim=1, keepdim=True) if level == "geometric" else 1.0
         assert_close(gradient, expected * share * mask)
-
-
-def test_a_geometric_ratio_does_not_grow_with_the_length():
-    new = torch.full((1, 1000), math.log(1.1), dtype=torch.float64)
-    old = torch.zeros_like(new)
-    mask = torch.ones(1, 1000)
-    assert_close(policy_ratio(new, old, mask, level="geometric").item(), 1.1)
-    assert_close(policy_ratio(new, old, mask, level="sequence").item(), 1.1**1000)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -380,10 +363,7 @@ MASK = torch.tensor(
     [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
 )
 LOG_RATIO = float64([0.5], [-0.5], [0.6], [-0.6], [0.04], [0.0]) + 0.2 * uniform(6, 4, seed=8)
-BATCH = {
-    **a_batch(MASK, seed=3),
-    "advantages": float64(1.2, 0.7, -0.9, -1.1, 0.4, 2.0),
-}
+BATCH = {**a_batch(MASK, seed=3), "advantages": float64(1.2, 0.7, -0.9, -1.1, 0.4, 2.0)}
 BATCH["old_log_probs"] = BATCH["log_probs"] - LOG_RATIO
 CLIP = (0.2, 0.28)
 
@@ -442,17 +422,6 @@ def test_on_any_mask_the_loss_equals_the_loops(mask, settings, seed, first):
         assert_close(metrics[name], value)
 
 
-@given(masks(), SETTINGS, st.integers(0, 99))
-def test_without_old_log_probs_the_old_policy_is_the_new_one(mask, settings, seed):
-    batch = a_batch(mask, seed)
-    same = dict(batch, old_log_probs=batch["log_probs"].clone())
-    none = dict(batch, old_log_probs=None)
-    for one, other in zip(
-        loss_and_gradients(none, **settings), loss_and_gradients(same, **settings)
-    ):
-        assert one == other if isinstance(one, dict) or one is None else torch.equal(one, other)
-
-
 def test_a_token_that_has_become_impossible_has_ratio_zero():
     """Only a sampled token of probability 0 is an error (`REFUSED`)."""
     log_probs, old = float64([-1.0, -INF]), float64([-1.0, -1.0])
@@ -463,17 +432,11 @@ def test_a_token_that_has_become_impossible_has_ratio_zero():
 
 def test_only_the_policy_and_its_entropy_receive_a_gradient():
     for surrogate in SURROGATES:
-        batch = {name: values.clone() for name, values in BATCH.items()}
-        for name, values in batch.items():
-            values.requires_grad_(name != "completion_mask")
-        loss, _ = grpo_loss(
-            **batch, surrogate=surrogate, kl_weight=0.3, kl_correction=True, entropy_weight=0.7
-        )
-        loss.backward()
-        for name in ("old_log_probs", "ref_log_probs", "advantages"):
-            assert batch[name].grad is None
-        for name in ("log_probs", "entropy"):
-            assert batch[name].grad.abs().sum() > 0
+        batch = {n: x.clone().requires_grad_(n != "completion_mask") for n, x in BATCH.items()}
+        weights = {"kl_weight": 0.3, "kl_correction": True, "entropy_weight": 0.7}
+        grpo_loss(**batch, surrogate=surrogate, **weights)[0].backward()
+        reached = {name for name, x in batch.items() if x.grad is not None}
+        assert reached == {"log_probs", "entropy"}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -495,27 +458,6 @@ def test_the_loss_never_reads_what_is_masked(mask, settings, garbage, first):
     for one, other in zip(*results):
         assert one == other if isinstance(one, dict) or one is None else torch.equal(one, other)
     assert results[0][2][~mask].eq(0).all()  # and nothing flows there
-
-
-@given(SETTINGS, st.booleans())
-def test_a_batch_without_a_token_has_loss_zero(settings, first):
-    batch = {name: torch.full((2, 3), NAN) for name in ("log_probs", "ref_log_probs", "entropy")}
-    batch["old_log_probs"] = None if first else torch.full((2, 3), INF)
-    batch |= {"advantages": torch.tensor([1.0, -1.0]), "completion_mask": torch.zeros(2, 3)}
-    loss, metrics, gradient, _ = loss_and_gradients(batch, **settings)
-    assert loss == 0
-    assert torch.equal(gradient, torch.zeros(2, 3))
-    expected = dict.fromkeys(metrics, 0.0) | {"ratio/min": 1, "ratio/mean": 1, "ratio/max": 1}
-    assert metrics == expected
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, torch.float32], ids=str)
-def test_the_mask_may_be_of_any_dtype(dtype):
-    expected, expected_metrics = grpo_loss(**BATCH, kl_weight=0.3)
-    batch = dict(BATCH, completion_mask=MASK.to(dtype))
-    loss, metrics = grpo_loss(**batch, kl_weight=0.3)
-    assert torch.equal(loss, expected)
-    assert metrics == expected_metrics
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -559,15 +501,12 @@ def test_the_shares_and_the_ratios_equal_the_loops(mask, settings, seed):
 
 
 def test_metrics_are_plain_numbers_and_only_those_that_were_asked_for():
-    always = {"policy_loss", *SHARES, *RATIOS}
     batch = dict(BATCH, log_probs=BATCH["log_probs"].clone().requires_grad_())
-    _, metrics = grpo_loss(**batch)
-    assert set(metrics) == always | {"kl", "entropy"}
-    assert all(type(value) is float for value in metrics.values())
-    del batch["ref_log_probs"], batch["entropy"]
-    _, metrics = grpo_loss(**batch)
-    assert set(metrics) == always
-    assert all(type(value) is float for value in metrics.values())
+    for asked in ({"kl", "entropy"}, set()):
+        _, metrics = grpo_loss(**batch)
+        assert set(metrics) == {"policy_loss", *SHARES, *RATIOS} | asked
+        assert all(type(value) is float for value in metrics.values())
+        batch |= {"ref_log_probs": None, "entropy": None}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -593,25 +532,6 @@ def test_parts_that_divide_by_the_whole_add_up_to_it(mask, settings, first):
 # VARIANTS
 
 
-def settings_of(variant: str) -> tuple[dict, dict]:
-    """For group_advantages, for grpo_loss."""
-    settings = VARIANTS[variant]
-    first = {name: value for name, value in settings.items() if name in ADVANTAGE_SETTINGS}
-    return first, {name: value for name, value in settings.items() if name not in first}
-
-
-def test_the_variants_are_named_and_made_of_arguments():
-    assert list(VARIANTS) == ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
-    advantage_arguments = set(inspect.signature(group_advantages).parameters)
-    loss_arguments = set(inspect.signature(grpo_loss).parameters)
-    assert set(ADVANTAGE_SETTINGS) == advantage_arguments - {"rewards", "group_size", "eps"}
-    assert not set(ADVANTAGE_SETTINGS) & loss_arguments
-    for variant in VARIANTS:
-        for_advantages, for_loss = settings_of(variant)
-        assert set(for_advantages) <= advantage_arguments
-        assert set(for_loss) <= loss_arguments - set(BATCH)
-
-
 # Rewards 1 and 0, one token and three: what each variant pulls at, at its first update.
 FIRST_GRADIENT = {
     "grpo": (-0.70700679 / 2, 0.70700679 / 6),  # 1 / (N * length)
@@ -625,7 +545,8 @@ FIRST_GRADIENT = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_first_update_of_every_variant_by_hand(variant):
-    for_advantages, for_loss = settings_of(variant)
+    for_loss = dict(VARIANTS[variant])
+    for_advantages = {k: for_loss.pop(k) for k in ADVANTAGE_SETTINGS if k in for_loss}
     log_probs = torch.full((2, 3), -1.0, dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[1, 0, 0], [1, 1, 1]])
     advantages = group_advantages(float64(1, 0), 2, **for_advantages)

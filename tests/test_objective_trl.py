@@ -23,11 +23,7 @@ from torch.testing import assert_close
 
 from minigrpo import objective
 from minigrpo.clinic.trl_answers import LEVELS, SCALES, VARIANTS, Answers, Case, translated
-from minigrpo.objective import (
-    equal_groups,
-    group_advantages,
-    grpo_loss,
-)
+from minigrpo.objective import equal_groups, group_advantages, grpo_loss
 
 Answer = tuple[Tensor, Tensor, Tensor | None, dict[str, float]]
 """Loss, its gradients with respect to log_probs and entropy (None: no dependence), metrics."""

@@ -56,24 +56,6 @@ def test_rows_of_dots_have_a_name_and_a_dot_for_each_seed_from_the_top():
     assert ax.get_lines()[2].get_markerfacecolor() == "white" and ax.yaxis_inverted()
 
 
-def test_a_row_of_fractions_can_show_how_far_one_seed_may_scatter():
-    """Wilson's interval holds every p with |p - fraction| <= 1.96 * sqrt(p * (1 - p) / answers)."""
-    _, ax = plt.subplots()
-    rows = {"half": [0.4, 0.6], "none": [0, 0], "all": [1.0], "few": [0.02]}
-    plots.dot_rows(ax, rows, answers=96)
-    intervals, dots = ax.get_lines()[::2], ax.get_lines()[1::2]
-    assert [list(line.get_xdata()) for line in dots] == [[0.4, 0.6], [0, 0], [1.0], [0.02]]
-    z2 = 3.8416 / 96  # 1.96 squared, by the number of answers: 0.04002
-    # For 1/2, (p - 1/2)**2 = z2 * p * (1 - p) has the solutions 1/2 +- 1/2 * sqrt(z2 / (1 + z2)).
-    assert intervals[0].get_xdata() == pytest.approx([0.4019, 0.5981], abs=1e-4)
-    # For 0, p**2 = z2 * p * (1 - p): that's p = 0 and p = z2 / (1 + z2); for 1 it's the mirror.
-    assert intervals[1].get_xdata() == pytest.approx([0, z2 / (1 + z2)])
-    assert intervals[2].get_xdata() == pytest.approx([1 / (1 + z2), 1])
-    ends = intervals[3].get_xdata()
-    assert [(p - 0.02) ** 2 for p in ends] == pytest.approx([z2 * p * (1 - p) for p in ends])
-    assert 0 < ends[0] < 0.02 < ends[1] and ends[1] - 0.02 > 0.02 - ends[0]
-
-
 def test_an_attention_grid_shows_weights_and_makes_blanks_visible():
     _, ax = plt.subplots()
     weights = torch.eye(4, requires_grad=True)
@@ -115,40 +97,16 @@ def a_step(number: int, **changes) -> SimpleNamespace:
     return SimpleNamespace(step=number, **{**usual, **changes})
 
 
-def test_a_run_is_drawn_again_as_it_grows():
-    figure = plt.figure(figsize=(7, 3.5))
-    names = "reward frac_reward_zero_std kl entropy clip_high clip_low grad_norm".split()
-
-    def step(n: int) -> SimpleNamespace:
-        done = {"accuracy": 0.5, "greedy": 0.7, "thinking": 3.0} if n % 2 == 0 else {}
-        return a_step(n, evaluation=done, **{name: n + i / 10 for i, name in enumerate(names)})
-
-    for length in (1, 4):
-        start = {"accuracy": 0.1, "greedy": 0.2, "thinking": 1.0}
-        plots.draw_run(figure, [step(n + 1) for n in range(length)], start)
-        figure.canvas.draw()
-    assert len(figure.axes) == 8 and all(ax.get_ylim()[0] == 0 for ax in figure.axes)
-    lines = [(ax.get_title("left"), line) for ax in figure.axes for line in ax.get_lines()]
-    drawn = {
-        (title, line.get_label().replace("_child0", "")): line.get_data() for title, line in lines
-    }
-    evaluated = {("correct answers", "sampled"): [0.1, 0.5, 0.5],
-                 ("correct answers", "greedy"): [0.2, 0.7, 0.7],
-                 ("tokens of thought", ""): [1, 3, 3]}  # fmt: skip
-    panels = {("reward", ""): 0, ("equal groups", ""): 0.1, ("KL (nats per token)", ""): 0.2}
-    panels |= {("entropy (nats)", ""): 0.3, ("clipped tokens", "above"): 0.4}
-    panels |= {("clipped tokens", "below"): 0.5, ("norm of the gradient", ""): 0.6}
-    assert [*drawn] == [*evaluated, *panels]
-    for panel, values in evaluated.items():
-        assert [[*axis] for axis in drawn[panel]] == [[0, 2, 4], values]
-    for panel, more in panels.items():
-        assert [[*axis] for axis in drawn[panel]] == [[1, 2, 3, 4], [n + more for n in range(1, 5)]]
-
-
-def test_a_run_without_kl_or_evaluation_leaves_panels_empty():
-    plots.draw_run(figure := plt.figure(), [a_step(1, kl=None)])
-    lines = {ax.get_title(loc="left"): len(ax.get_lines()[0].get_xdata()) for ax in figure.axes}
-    assert lines["KL (nats per token)"] == lines["correct answers"] == 0 and lines["reward"] == 1
+def test_a_run_is_drawn_from_zero_and_an_uncomputed_metric_leaves_its_panel_empty():
+    names = "frac_reward_zero_std kl entropy grad_norm".split()
+    run = [a_step(n, **{name: n + i / 10 for i, name in enumerate(names)}) for n in (1, 2)]
+    plots.draw_run(figure := plt.figure(), [*run, a_step(3, kl=None)])
+    assert all(ax.get_ylim()[0] == 0 for ax in figure.axes)
+    drawn = {ax.get_title("left"): ax.get_lines()[0].get_data() for ax in figure.axes}
+    assert [*drawn] == [*plots.PANELS.values()]
+    assert [[*axis] for axis in drawn["equal groups"]] == [[1, 2, 3], [1, 2, 0]]
+    assert [[*axis] for axis in drawn["KL (nats per token)"]] == [[1, 2], [1.1, 2.1]]
+    assert [[*axis] for axis in drawn["norm of the gradient"]] == [[1, 2, 3], [1.3, 2.3, 1]]
 
 
 def charts_drawn(**charts: dict) -> dict:

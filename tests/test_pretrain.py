@@ -42,10 +42,8 @@ def small_gpt(seed: int = 0) -> GPT:
 
 
 def test_loss_and_gradient_are_those_of_a_loop_over_tokens():
-    logits, ids = (
-        uniform(3, 4, 5).requires_grad_(),
-        torch.tensor([[0, 1, 2, 3], [4] * 4, [2, 0] * 2]),
-    )
+    logits = uniform(3, 4, 5).requires_grad_()
+    ids = torch.tensor([[0, 1, 2, 3], [4] * 4, [2, 0] * 2])
     ragged = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]])
     for mask in (None, ragged):
         terms = []

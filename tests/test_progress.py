@@ -19,7 +19,7 @@ from minigrpo.exercises import all_exercises, answer, check, judge, outcome, pre
 from minigrpo.exercises.form import compiled, notebooks
 from minigrpo.exercises.reader import find
 from minigrpo.notebook import kept
-from minigrpo.notebook.progress import clinic_line
+from minigrpo.notebook.progress import clinic_line, worth
 
 ROOT = Path(__file__).resolve().parent.parent
 SAID = "Your progress can't be kept or read"
@@ -105,14 +105,9 @@ def test_a_kernel_that_waits_in_vain_writes_nothing_and_forgets_nothing(file, mo
     assert told == f"{ {'1': {}, '2': {'n': 1}, '3': {}, '4': {}} }\n"
 
 
-def make_text(file: Path) -> None:
-    file.parent.mkdir()
-    file.write_text('{"version": 1}' * 100)
-
-
 OBSTACLES = {
     "a folder": lambda file: file.mkdir(parents=True),
-    "a text": make_text,
+    "a text": lambda file: (file.parent.mkdir(), file.write_text('{"version": 1}' * 100)),
     "a file in place of its folder": lambda file: file.parent.write_text(""),
 }
 
@@ -223,24 +218,24 @@ def test_a_pass_is_remembered_with_the_whole_cell_and_the_latest_counts(capsys, 
     for strict in ("", "1"):
         monkeypatch.setenv("MINIGRPO_STRICT", strict)
         source = RIGHT.format(f"# strict: {strict}")
-        assert check("2.3", written(source)["sequence_log_probs"]).passed
-        assert kept_source("2.3") == source.strip("\n")
+        assert check("2.2", written(source)["sequence_log_probs"]).passed
+        assert kept_source("2.2") == source.strip("\n")
     monkeypatch.delenv("MINIGRPO_STRICT")
-    check("2.3", written("def f(log_probs, mask):\n    return log_probs\n")["f"])
+    check("2.2", written("def f(log_probs, mask):\n    return log_probs\n")["f"])
     capsys.readouterr()
-    answer("2.3")
+    answer("2.2")
     printed = capsys.readouterr().out
     assert printed == source
-    assert judge("2.3", written(printed)["sequence_log_probs"])[0] == "passed"
+    assert judge("2.2", written(printed)["sequence_log_probs"])[0] == "passed"
 
 
 def test_what_did_not_pass_or_was_only_judged_is_not_remembered(file, capsys):
     right = written(RIGHT.format("pass"))["sequence_log_probs"]
-    judge("2.3", right)
-    check("2.3", lambda log_probs, mask: log_probs)
+    judge("2.2", right)
+    check("2.2", lambda log_probs, mask: log_probs)
     capsys.readouterr()
-    answer("2.3")
-    assert capsys.readouterr().out == "No answer of yours to 2.3 has passed yet.\n"
+    answer("2.2")
+    assert capsys.readouterr().out == "No answer of yours to 2.2 has passed yet.\n"
     with pytest.raises(KeyError):
         answer("2.99")
     assert not file.exists()  # who only looks gets none
@@ -258,26 +253,26 @@ def test_a_review_is_remembered_when_its_line_is_right_too():
 
 
 def test_the_courses_own_function_and_one_without_a_source_replace_no_answer(capsys):
-    check("2.3", find("2.3").reference)
+    check("2.2", find("2.2").reference)
     assert kept.recall("exercises") == {}
     names = {"torch": torch, "__name__": "__main__"}
     exec(RIGHT.format("pass"), names)
     sourceless = names["sequence_log_probs"]
-    assert check("2.3", sourceless).passed and kept_source("2.3") == ""
-    answer("2.3")
+    assert check("2.2", sourceless).passed and kept_source("2.2") == ""
+    answer("2.2")
     assert "has passed, but its source couldn't be found" in capsys.readouterr().out
-    passed = check("2.3", written(RIGHT.format("pass"))["sequence_log_probs"])
-    for other in (find("2.3").reference, check("2.3", passed), sourceless):
-        assert check("2.3", other).passed and "helper" in kept_source("2.3")
+    passed = check("2.2", written(RIGHT.format("pass"))["sequence_log_probs"])
+    for other in (find("2.2").reference, check("2.2", passed), sourceless):
+        assert check("2.2", other).passed and "helper" in kept_source("2.2")
 
 
 def test_of_a_file_only_the_lines_of_the_function_are_kept():
     def sequence_log_probs(log_probs, mask):
         return log_probs.masked_fill(mask == 0, 0.0).sum(dim=-1)
 
-    check("2.3", sequence_log_probs)
-    assert kept_source("2.3").startswith("def sequence_log_probs(log_probs, mask):\n    return ")
-    assert kept_source("2.3").count("\n") == 1
+    check("2.2", sequence_log_probs)
+    assert kept_source("2.2").startswith("def sequence_log_probs(log_probs, mask):\n    return ")
+    assert kept_source("2.2").count("\n") == 1
 
 
 # guesses -----------------------------------------------------------------------------------------
@@ -337,28 +332,28 @@ def test_before_anything_is_done_it_is_one_inviting_sentence():
     drawn = progress()
     assert repr(drawn).count("\n") == 0 and drawn._repr_html_() == f"<p>{drawn!r}</p>"
     assert not re.search(r" \d\d ", repr(drawn))  # every notebook stores it, and counts change
-    assert "no diagnosis yet; 25 patients are waiting" in clinic_line()
+    assert "no diagnosis yet; 28 patients are waiting" in clinic_line()
 
 
 def test_what_was_done_is_drawn_the_same_in_both_forms():
-    kept.remember("exercises", "2.1", {"source": ""})
-    kept.remember("exercises", "2.3", {"source": ""})
-    kept.remember("exercises", "99.1", {"source": ""})  # of another edition
+    for key in ("2.1", "2.3", "99.1"):  # the last is of another edition
+        kept.remember("exercises", key, {"source": ""})
     kept.remember("predictions", "07.accuracy", {"guess": 0.6})
     kept.remember("predictions", "03.leash", {"guess": 5.0})
     kept.remember("outcomes", "07.accuracy", {"value": 0.98})
     kept.remember("clinic", "4: transcripts", {})
     kept.remember("clinic", "4", diagnosis(True, "transcripts"))
     kept.remember("clinic", "5", diagnosis(False, "transcripts", "padding"))
-    assert "2 of 25 patients diagnosed, 1 right" in clinic_line()
-    assert "1.5 measurements" in clinic_line()
+    assert "2 of 28 patients diagnosed, 1 right" in clinic_line()
+    assert clinic_line().endswith("3 points.")
+    assert worth("healthy", ["groups"] * 3) == 2 < worth("k1 as the loss", ["groups"]) == 3
     text, drawn = repr(progress()), progress()._repr_html_()
     assert f"You've passed 2 of {len(all_exercises())} exercises, 2 guesses made." in text
-    assert re.search(r"^  02  #\.#\.\.\.  +2 of 6  The probability", text, re.M)
+    assert re.search(r"^  02  #\.#\.\.  +2 of 5  The probability", text, re.M)
     assert "  07.accuracy: you guessed 0.6, and it came out at 0.98\n" in text
     assert "  03.leash: you guessed 5\n" in text and text.endswith(f"\n{clinic_line()}")
     plain = re.sub(r"<[^>]*>", " ", drawn)
-    for part in ("●○●○○○", "2 of 6", clinic_line(), "07.accuracy", "0.98", "03.leash", "not yet"):
+    for part in ("●○●○○", "2 of 5", clinic_line(), "07.accuracy", "0.98", "03.leash", "not yet"):
         assert part in plain
     assert drawn.count('<tr><th scope="row"') == len(notebooks()) + 2
     assert not re.search(r"class=|<script|http|color|background|<img", drawn)

@@ -14,6 +14,7 @@ import nbformat
 import pytest
 from listing import notebooks, tomllib
 from packaging.requirements import Requirement
+from test_house import imports
 
 from minigrpo.clinic.trl_answers import Answers
 
@@ -133,17 +134,15 @@ def test_make_results_makes_every_stored_result():
     assert len(set(tools)) == len(tools)
     assert tools[-1] == "tools/course/readme.py"  # which shows what was measured
     stored = {path.stem for path in (ROOT / "data" / "results").glob("*.json")}
-    stored -= {"bench", "real_run"}  # of `make bench` and `make real`
+    stored -= {"bench", "real_run", "gpu"}  # of commands of their own
     for name in stored:
         makers = [tool for tool in tools[:-1] if f'"{name}.json"' in text(tool)]
         assert len(makers) == 1, f"{name}.json is made by {makers}"
         assert f"| `{name}.json` | " in text("data/README.md")
+    assert all(f"| `{name}.json` | " in text("data/README.md") for name in ("real_run", "gpu"))
+    for target, name in (("real", "real_run"), ("gpu", "gpu")):
+        assert f'"{name}.json"' in text(re.search(r"tools/[\w/]+\.py", recipe(target))[0])
     assert recipe("results").count(".py $(if $(AGAIN),--again)\n") == len(tools) - 1
-
-
-def test_make_real_makes_the_real_run():
-    assert '"real_run.json"' in text(re.search(r"tools/[\w/]+\.py", recipe("real"))[0])
-    assert "| `real_run.json` | " in text("data/README.md")
 
 
 NUMBERS = [notebook.number for notebook in notebooks()]
@@ -151,7 +150,8 @@ NUMBERS = [notebook.number for notebook in notebooks()]
 
 def glossary() -> list[tuple[str, str]]:
     """The words of the glossary, each with the number of the notebook that explains it, if any."""
-    return re.findall(r"^\| ([^|]+?) \| [^|]+ \| (\d\d|)\s*\|$", text("GLOSSARY.md"), re.MULTILINE)
+    row = r"^\| ([^|]+?) \| [^|]+ \| (\d\d|A|)\s*\|$"
+    return re.findall(row, text("GLOSSARY.md"), re.MULTILINE)
 
 
 def names(word: str) -> list[str]:
@@ -199,7 +199,7 @@ def test_the_glossary_names_the_first_notebook_that_introduces_the_word():
 
 
 def test_the_notebook_of_a_symbol_has_its_name_in_code():
-    rows = re.findall(r"^\| \$.+\$ \| (.*?) \|.*\| (\d\d) \|$", text("GLOSSARY.md"), re.MULTILINE)
+    rows = re.findall(r"^\| \$.+\$ \| (.*?) \|.*\| (\d\d|A) \|$", text("GLOSSARY.md"), re.MULTILINE)
     assert len(rows) == len(re.findall(r"^\| \$", text("GLOSSARY.md"), re.MULTILINE)) > 20
     for code, number in rows:
         source = "\n".join(cell.source for cell in cells(number))
@@ -212,22 +212,13 @@ def test_every_notebook_leads_to_the_glossary(number):
     assert "[Symbols and glossary](../GLOSSARY.md)" in markdown(number)
 
 
-def imported(path: Path) -> set[str]:
-    """The modules of minigrpo that a module imports when it is loaded."""
-    found = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module == "minigrpo":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minigrpo."):
-            found.add(node.module.split(".")[1])
-    return found
-
-
 def test_the_package_is_listed_in_course_order_and_imports_only_upwards():
     doc = ast.get_docstring(ast.parse(text("minigrpo/__init__.py")))
     order = re.findall(r"\w+", re.search(r"ones\s+before\s+it:([^.]+)\.", doc)[1])
     modules = {path.stem for path in (ROOT / "minigrpo").glob("*.py")} - {"__init__"}
     assert set(order) == modules and len(order) == len(set(order))
     for name in modules:
-        later = imported(ROOT / "minigrpo" / f"{name}.py") - set(order[: order.index(name)])
+        taken = imports(ROOT / "minigrpo" / f"{name}.py")
+        beside = {path.stem for path in taken if path.parent.name == "minigrpo"} & modules
+        later = beside - set(order[: order.index(name)])
         assert not later, f"{name} imports {sorted(later)}, which the course meets later"

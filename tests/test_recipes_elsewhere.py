@@ -14,6 +14,7 @@ import recipe_lines
 from transformers import AutoTokenizer
 
 from minigrpo.files import data_folder
+from minigrpo.text.models import KEPT, TILE
 from minigrpo.text.prompts import answer_reward
 from minigrpo.text.shots import tags_reward
 
@@ -158,6 +159,7 @@ def test_a_launch_line_names_what_is_there(folder, tmp_path):
     if folder == "verl_gsm8k":
         known = dict(word.split("=", 1) for word in called if "=" in word)
         assert known["algorithm.adv_estimator"] == "grpo"  # by itself it runs PPO
+        assert known["algorithm.rollout_correction.rollout_is"] == "token"  # off by default
         assert known["data.train_batch_size"] == "16" and known["trainer.n_gpus_per_node"] == "2"
         batch = "actor_rollout_ref.actor.ppo_mini_batch_size"  # in questions too: one update
         assert known[batch] == known["data.train_batch_size"]
@@ -165,39 +167,58 @@ def test_a_launch_line_names_what_is_there(folder, tmp_path):
     else:
         known = {a: b for a, b in zip(called, called[1:]) if a.startswith("--")}
         assert known["--algo.advantage.estimator"] == "group_norm"
+        told = [
+            known[f"--algo.advantage.is_correction_{k}"] for k in ("level", "mode", "threshold")
+        ]
+        assert told == ["token", "clip", "2.0"]
         rows = int(known["--rollout.batch_size"]) * int(known["--rollout.n_samples_per_prompt"])
         assert int(known["--train.batch_size"]) == rows  # in completions: one update
         assert known["--vllm.num_engines"] == known["--actor.num_gpus_per_node"] == "2"
 
 
-def test_the_page_has_every_recipe_and_the_table_that_the_command_prints(monkeypatch, capsys):
+def test_the_page_has_every_recipe_and_the_table_that_the_command_prints(capsys):
     page = (RECIPES / "README.md").read_text(encoding="utf-8")
     recipes = {path.name for path in RECIPES.iterdir() if path.suffix == ".py" or path.is_dir()}
     for name in recipes - {"__pycache__", "gsm8k.py", "memory.py", "running.py"}:
         assert f"]({name})" in page, name
-    monkeypatch.syspath_prepend(RECIPES)
-    monkeypatch.delitem(sys.modules, "memory", raising=False)
-    import memory
-
-    memory.main([])
-    printed = capsys.readouterr().out.strip()
-    assert page.partition("<!-- memory -->\n")[2].partition("\n<!-- /memory -->")[0] == printed
+    recipe_lines.load("memory").main([])
+    printed = capsys.readouterr().out
+    place = page.partition("<!-- memory: begin -->\n")[2].partition("<!-- memory: end -->")
+    assert place[0] == printed
     for link in re.findall(r"\]\(([^)]+)\)", page):
         assert (RECIPES / link).exists(), link
 
 
-def test_the_memory_of_a_model_is_its_parameters(monkeypatch):
-    monkeypatch.syspath_prepend(RECIPES)
-    monkeypatch.delitem(sys.modules, "memory", raising=False)
-    import memory
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(data_folder() / "text_llama")
-    count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-    name, written, full, kl = memory.line("x", config).strip("| ").split(" | ")[:4]
-    assert written == f"{count / 1e6:,.0f} M"
+def test_a_plan_adds_up_and_says_what_does_not_fit(capsys):
+    memory = recipe_lines.load("memory")
     big = memory.SHAPES["Qwen2.5-7B"]
     cells = memory.line("big", big).strip("| ").split(" | ")
-    assert cells[1] == "7,616 M"  # 7.61B, says its card
+    assert cells[1] == "7,616 M" and cells[-1] == "14.2"  # 7.61B, says its card; in bfloat16
     assert float(cells[2]) == pytest.approx(16 * 7.616e9 / 2**30, rel=0.01)
     assert float(cells[3]) == pytest.approx(20 * 7.616e9 / 2**30, rel=0.01)
+    for arguments, said in (
+        ("--card 80", "No: that doesn't fit."),
+        ("--card 80 --lora", "It fits by this count"),
+        ("--card 80 --cards 4 --stage 3 --vllm 0.3", "vLLM has room for 258 completions"),
+        ("--card 40 --lora --vllm 0.3", "No: vLLM's share doesn't hold its copy, 14.2 GiB."),
+        (
+            "--card 80 --lora --sampled 1000 --trained 4000 --price 2",
+            "hours for 200 steps, 5.16 at",
+        ),
+        ("--card 80", "(a guess: nothing was measured)"),
+    ):
+        memory.main(["Qwen2.5-7B", *arguments.split()])
+        assert said in capsys.readouterr().out, arguments
+
+
+def test_the_page_of_the_calculator_has_the_same_constants():
+    memory = recipe_lines.load("memory")
+    page = ROOT / "minigrpo" / "notebook" / "interactive" / "calculator.html"
+    text = page.read_text(encoding="utf-8")
+    shapes = re.search(r"const SHAPES = (\{.*?),\n\};", text, re.DOTALL)[1] + "}"
+    for name, (kind, *numbers) in json.loads(shapes).items():
+        c = memory.SHAPES[name]
+        there = [c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads]
+        there += [c.num_key_value_heads, c.vocab_size, c.tie_word_embeddings]
+        assert (kind, numbers) == (c.model_type, there)
+    assert f"const KEPT = {[*KEPT[2]]}, TILE = {[*TILE]}, RANK = 32" in text

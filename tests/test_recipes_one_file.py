@@ -20,7 +20,6 @@ from support import with_bos
 from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, learn
-from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.objective import group_advantages
 from minigrpo.sampling import Rollouts, left_pad, sample
 from minigrpo.text.models import load_pretrained
@@ -108,33 +107,16 @@ def whole(r: Rollouts, recipe):
 def test_it_samples_the_same_tokens_with_the_same_log_probs(recipe, setting):
     ours = rollouts_of(setting, recipe)
     torch.manual_seed(3)
-    theirs = sample(
-        setting.policy,
-        *setting.prompts,
-        max_new_tokens=12,
-        completions_per_prompt=4,
-        eos_id=setting.stops,
-    )
+    given = {"max_new_tokens": 12, "eos_id": setting.stops}
+    theirs = sample(setting.policy, *setting.prompts, completions_per_prompt=4, **given)
     for name in ("prompt_ids", "prompt_mask", "completions", "completion_mask"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
     torch.testing.assert_close(ours.log_probs, theirs.log_probs, rtol=0, atol=1e-9)
-
-
-def test_greedy_completions_are_the_same(recipe, setting):
-    given = setting.policy, *setting.prompts
-    ids, _, _ = recipe.sample(*given, 2, options(), greedy=True)
-    theirs = sample(*given, max_new_tokens=12, top_k=1, eos_id=setting.stops)
+    # And the likeliest ones.
+    ids, _, _ = recipe.sample(setting.policy, *setting.prompts, 2, options(), greedy=True)
+    theirs = sample(setting.policy, *setting.prompts, top_k=1, **given)
     completions = ids[:, setting.prompts[0].shape[1] :]
-    assert torch.equal(completions[::2], theirs.completions)
-    assert torch.equal(completions[1::2], theirs.completions)
-
-
-def test_it_scores_the_same_log_probs(recipe, setting):
-    r = rollouts_of(setting, recipe)
-    ours = recipe.score(setting.policy, whole(r, recipe), options())
-    theirs, _ = completion_log_probs_and_entropy(setting.policy, *r.text)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
-    torch.testing.assert_close(ours, r.log_probs, rtol=0, atol=1e-9)
+    assert torch.equal(completions, theirs.completions.repeat_interleave(2, dim=0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -180,8 +162,12 @@ def test_it_takes_the_same_steps(recipe, setting, case):
     (ours, mine), (theirs, others) = found
     norms = [[update["grad_norm"] for update in done] for done in (ours, theirs)]
     assert len(ours) == 2 and norms[0] == pytest.approx(norms[1], rel=1e-8)
-    metrics = recipe.measure(whole(r, recipe), rewards, advantages, ours)
+    metrics = recipe.measure(whole(r, recipe), rewards, 4, setting.stops, ours)
     tokens = r.completion_mask.sum().item()
+    ended = torch.isin(r.completions, torch.tensor(setting.stops)) & r.completion_mask
+    assert metrics["truncated"] == pytest.approx(1 - ended.any(dim=1).double().mean().item())
+    assert metrics["frac_reward_zero_std"] == pytest.approx(1 / 3)
+    assert ours[1]["mismatch"] > 1e-3 > 1e-6 > ours[0]["mismatch"] == metrics["mismatch"]
     assert metrics["reward"] == pytest.approx(rewards.mean().item())
     assert metrics["length"] == pytest.approx(tokens / 12)
     assert metrics["entropy"] == pytest.approx(-r.log_probs.sum().item() / tokens, rel=1e-6)
@@ -190,18 +176,14 @@ def test_it_takes_the_same_steps(recipe, setting, case):
     torch.testing.assert_close(mine, others, rtol=0, atol=1e-10)
 
 
-def test_no_question_is_learned_from_and_measured_with(recipe):
-    learned, held_out = recipe.make_data()
-    numbers = []
-    for rows in (learned, held_out):
-        found = set()
-        for row in rows:
-            a, b = [int(n) for n in re.findall(r"\d+", row["question"])]
-            assert int(row["answer"]) == (a + b if "gets" in row["question"] else a - b)
-            found.add((a, b))
-        numbers.append(found)
-    assert not numbers[0] & numbers[1]
-    assert len(held_out) >= 100 and len({row["question"] for row in learned}) == len(learned)
+def test_no_numbers_are_learned_from_and_measured_with(recipe):
+    sides = []
+    for rows in recipe.make_data():
+        pairs = [tuple(map(int, re.findall(r"\d+", row["question"]))) for row in rows]
+        for row, (a, b) in zip(rows, pairs):
+            assert int(row["answer"]) == (a + b if row["kind"] == "gets" else a - b)
+        sides.append({*pairs})
+    assert not sides[0] & sides[1] and len(rows) >= 100
 
 
 @pytest.mark.parametrize(
@@ -222,9 +204,8 @@ def test_its_reward(recipe, text, value):
 
 def test_a_rollout_has_its_own_texts_and_rewards(recipe, monkeypatch, tmp_path):
     # Of a reader who counts: a whole number.
-    monkeypatch.setattr(
-        recipe, "reward", lambda text, answer: text.count("1") + 2 * (answer in text)
-    )
+    counted = lambda text, answer: text.count("1") + 2 * (answer in text)  # noqa: E731
+    monkeypatch.setattr(recipe, "reward", counted)
     o = recipe.parse(["--smoke", "--out", str(tmp_path)])
     policy, tokenizer = recipe.load(o)
     rows = recipe.make_data()[0][:100:15]
@@ -240,11 +221,8 @@ def test_a_rollout_has_its_own_texts_and_rewards(recipe, monkeypatch, tmp_path):
     o.chat, o.max_new_tokens = True, 1
     (ids, mask, _), *_ = recipe.rollout(policy, tokenizer, rows[:1], 1, o)
     chat = [*recipe.SHOTS, {"role": "user", "content": rows[0]["question"]}]
-    assert (
-        tokenizer.decode(ids[0, :-1][mask[0, :-1]])
-        == "".join(f"<|{turn['role']}|>{turn['content']}<|end|>\n" for turn in chat)
-        + "<|assistant|>"
-    )
+    said = "".join(f"<|{turn['role']}|>{turn['content']}<|end|>\n" for turn in chat)
+    assert tokenizer.decode(ids[0, :-1][mask[0, :-1]]) == said + "<|assistant|>"
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -282,30 +260,46 @@ def without_template(folder):
     return folder
 
 
-def stopped(*arguments: object) -> str:
-    """What the recipe says when it ends early, without a traceback."""
+def stopped(capsys, said: str, *arguments: object) -> None:
+    """A smoke run that ends early with code 2 and one line on stderr."""
+    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        recipe_lines.run(NAME, *arguments)
-    assert isinstance(ended.value.code, str)
-    return ended.value.code
+        recipe_lines.run(NAME, "--smoke", *arguments)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and said in error, error
+    assert error.startswith("error: ") and error.count("\n") == 1
 
 
-def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, recipe):
+def test_every_line_runs_and_every_error_is_one_sentence(tmp_path, recipe, capsys):
     other, (_, held_out) = tmp_path / "no chat", recipe.make_data()
     with recipe_lines.noted(NAME) as ran:
         recipe_lines.run(NAME, "--smoke", "--out", tmp_path / "a")
-        said = stopped("--smoke", "--out", tmp_path / "a", "--lr", 1)
-        assert "holds a run with other settings" in said
-        said = stopped("--smoke", "--model", "no-one/nothing")
-        assert "cannot load --model no-one/nothing" in said
-        said = stopped("--smoke", "--chat", "--model", without_template(other))
-        assert "has no chat template: leave --chat out" in said
-        said = stopped("--smoke", "--rows-per-pass", 10**9)
-        assert "GiB, and there are" in said
+        for said, *arguments in (
+            ("holds a run with other settings", "--out", tmp_path / "a", "--lr", 1),
+            ("cannot load --model no-one/nothing", "--model", "no-one/nothing"),
+            ("--model ./nothing: no such folder", "--model", "./nothing"),
+            ("leave --chat out", "--chat", "--model", without_template(other)),
+            ("GiB, and there are", "--rows-per-pass", 10**9),
+            ("a group of one has nothing to be compared with", "--group-size", 1),
+            ("--prompts-per-step: expected 1 or more, got 0", "--prompts-per-step", 0),
+            ("--prompts-per-step: there are", "--prompts-per-step", 9999),
+        ):
+            stopped(capsys, said, *arguments)
+        recipe_lines.run(NAME, "--smoke", "--ask", "--prompts-per-step", 2)
+        assert re.search(
+            r"^loses, \d+ questions: pass@1 0.\d+, pass@8 0", capsys.readouterr().out, re.M
+        )
         small = "--smoke", "--steps", 1, "--prompts-per-step", 2, "--bf16", "--max-new-tokens", 4
         recipe_lines.run(NAME, *small, "--chat", "--out", tmp_path / "b")
-        small += "--kl-weight", 0, "--stop", "\n"
+        told = capsys.readouterr()
+        assert "!!! After 1 steps in every group all rewards are equal" in told.err
+        step = {"frac_reward_zero_std": 0.5, "truncated": 1.0}
+        assert recipe.alarm([step, step]).startswith("no completion ends: raise --max-new")
+        assert not recipe.alarm([step, {**step, "truncated": 0.9}])
+        assert "a right completion earns 1.2, a wrong one 0.2" in told.out
+        small += "--kl-weight", 0, "--stop", "\n", "--eval-every", 1
         recipe_lines.run(NAME, *small, "--out", tmp_path / "c")
+        assert "held-out reward after 1 steps" in capsys.readouterr().out
         # The same command goes on; here there is nothing left to do.
         recipe_lines.run(NAME, *small, "--out", tmp_path / "c")
     left = recipe_lines.left_out(NAME, ran)

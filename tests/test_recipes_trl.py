@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -60,6 +61,9 @@ def test_two_steps_of_gsm8k_leave_a_log_a_model_and_what_was_held_out(gsm8k_trl,
     gsm8k_trl.main(["--smoke", "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert "before: " in said and "after 2 steps: " in said and "8 held-out questions" in said
+    assert "a right completion earns 1.2, a wrong one 0.2" in said
+    step = "step 1  reward 0.525  frac_reward_zero_std 0.000  truncated 0.000  entropy 0.311"
+    assert re.search(re.sub(r"\d\.\d+", r"\\d.\\d+", step) + r"  grad_norm 0\.\d+\n", said)
     rows = log(tmp_path)
     assert [row["step"] for row in rows] == ["1", "2"]
     assert all(float(row["reward_std"]) > 0 and float(row["grad_norm"]) > 0 for row in rows)
@@ -91,7 +95,7 @@ def test_a_run_that_is_stopped_saves_its_step_and_goes_on_as_if_it_had_not_been(
     kills = [signal.SIGTERM]
 
     def tags_reward(prompts, completions, **columns):
-        if kills:
+        if kills and len(completions) > 2:  # not where a smoke run grades two by hand
             os.kill(os.getpid(), kills.pop())  # in the middle of the first step
         return plain(prompts, completions, **columns)
 
@@ -166,7 +170,11 @@ def test_what_a_person_can_mend_is_said_before_any_weight_is_loaded(
     monkeypatch.setattr("minigrpo.scaling.trl.find_spec", importlib.util.find_spec)
     wrong("TRL is not installed. It comes with the extra")
     missing.remove("trl")
-    wrong("--model ./nowhere: expected a model's folder", "--model", "./nowhere")
+    (tmp_path / "mine.py").write_text("few = lambda **columns: [1]\nraise_ = lambda: 1 / 0\n")
+    wrong("expected file.py:function, found no such file", "--reward", "nowhere.py:one")
+    wrong("got 1 numbers for 2 completions", "--reward", f"{tmp_path / 'mine.py'}:few")
+    wrong("got TypeError: ", "--reward", f"{tmp_path / 'mine.py'}:raise_")
+    wrong("--model ./nowhere: no such folder", "--model", "./nowhere")
     wrong("peft is not installed: pip install peft", "--lora")
     wrong("wandb is not installed: pip install wandb", "--log=wandb")
     wrong("vllm is not installed: pip install vllm", "--vllm")
@@ -181,6 +189,9 @@ def test_what_a_person_can_mend_is_said_before_any_weight_is_loaded(
     wrong("expected the columns question, found problem, answer", "--data", file)
     file.write_text("question,answer\nwhy,because\n")
     wrong("expected answers that end in '#### number', got 'because'", "--data", file)
+
+    file.write_text("question,answer\n" + "why,#### 1\nhow,#### 2\n" * 15)
+    wrong("12 of 27 questions to learn from are held out, too: take out", "--data", file)
 
     plain = tmp_path / "plain"
     shutil.copytree(MODEL, plain)
@@ -234,9 +245,62 @@ def test_trl_knows_every_setting(gsm8k_trl, tmp_path):
     rows = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
     assert rows == o.prompts * o.group == 128
     assert found["use_vllm"] and found["vllm_max_model_length"] == 700
+    assert found["vllm_importance_sampling_mode"] == "token_truncate"
+    assert found["vllm_importance_sampling_clip_max"] == 2.0
     o.lora = True  # only then are the weights kept in bfloat16
     assert found["model_init_kwargs"] == {"dtype": "float32"}
     assert gsm8k_trl.settings(o, room=700)["model_init_kwargs"] == {"dtype": "bfloat16"}
+
+
+def test_cards_that_divide_a_model_and_a_share_that_holds_its_copy(gsm8k_trl, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert gsm8k_trl.sharding() == {"cards": 4, "stage": 0}  # each has all of it
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    assert gsm8k_trl.sharding() == {"cards": 4, "stage": 2}
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert gsm8k_trl.sharding() == {"cards": 4, "stage": 3}
+    big = recipe_lines.load("memory").SHAPES["Qwen2.5-7B"]
+    said = "--vllm-share 0.3: that is 12.0 GiB of this card, .* in bfloat16 takes 14.2: raise"
+    with pytest.raises(ValueError, match=said):
+        gsm8k_trl.check_share(big, 0.3, 40 * 2**30)
+    assert gsm8k_trl.check_share(big, 0.5, 40 * 2**30) == 20 * 2**30
+
+
+def test_a_model_is_asked_before_it_learns(gsm8k_trl, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "def long(prompts, completions, kind, **columns):\n"
+        "    assert {*kind} <= {'1 step', '2 steps', '3 steps'}\n"
+        "    return [float(len(c[-1]['content']) > 30) for c in completions]\n"
+    )
+    out = ["--smoke", "--out", str(tmp_path / "run"), "--eval-every", "1"]
+    gsm8k_trl.main([*out, "--ask"])
+    found = json.loads((tmp_path / "run" / "ask.json").read_text())
+    whole, kinds = found["all"], [one for kind, one in found.items() if kind != "all"]
+    assert whole["questions"] == 16 == sum(kind["questions"] for kind in kinds)
+    assert 0 < whole["pass@1"] < whole["pass@4"] <= 1 and 0 < whole["differ"] <= 1
+    mean = sum(kind["questions"] * kind["pass@4"] for kind in kinds) / 16
+    assert whole["pass@4"] == pytest.approx(mean)
+    assert f"all, 16 questions: pass@1 {whole['pass@1']:.2f}, pass@4" in capsys.readouterr().out
+    # Then with a reward of one's own, and held-out questions after every step.
+    gsm8k_trl.main([*out[:2], str(tmp_path / "own"), *out[3:], f"--reward={tmp_path}/mine.py:long"])
+    for row, step in zip(log(tmp_path / "own"), (1, 2), strict=True):
+        assert 0 <= float(row["rewards/long/mean"]) <= 1
+        told = json.loads((tmp_path / "own" / f"after_{step}_steps.json").read_text())
+        assert float(row["held_out"]) == told["right"]
+
+
+def test_a_bad_start_is_loud():
+    running = recipe_lines.load("running")
+    step = {"frac_reward_zero_std": 0.5, "completions/clipped_ratio": 1, "rewards/right/mean": 0}
+    said = running.alarm([step] * 3, "rewards/right/mean")
+    assert [what.split(":")[0] for what in said] == [
+        "not one completion is right",
+        "no completion ends",
+    ]
+    equal = {**step, "frac_reward_zero_std": 1}
+    assert "all rewards are equal" in running.alarm([equal] * 3, "rewards/right/mean")[0]
+    assert running.device_line("cpu").startswith("!!! There's no CUDA GPU")
 
 
 def test_gsm8k_is_a_chat_and_the_number_behind_its_marks(tmp_path):
@@ -287,9 +351,8 @@ def test_every_countdown_can_be_solved_and_no_numbers_are_on_both_sides(countdow
     kind = {"counts": [3, 4], "largest": 20}
     train = countdown_trl.draw_rows(60, held_out=False, **kind)
     test = countdown_trl.draw_rows(30, held_out=True, **kind)
-    assert {tuple(sorted(r["numbers"])) for r in train}.isdisjoint(
-        tuple(sorted(r["numbers"])) for r in test
-    )
+    sides = [{tuple(sorted(r["numbers"])) for r in rows} for rows in (train, test)]
+    assert not sides[0] & sides[1]
     assert {len(r["numbers"]) for r in train} == {3, 4}
     for row in (*train[:20], *test[:10]):
         assert solvable([*map(Fraction, row["numbers"])], row["target"])

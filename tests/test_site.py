@@ -144,8 +144,8 @@ def test_the_index_says_what_each_notebook_gives(out, site):
         png = (out / image).read_bytes()
         assert png.startswith(b"\x89PNG") and len(png) < 200_000
         assert notebook.card in unescape(card)
-        read, done = (notebook.told[f"minutes of {what}"] for what in ("prose", "exercises"))
-        assert f"{read} min of prose · {done} min of exercises" in card
+        read, done = (notebook.told[f"minutes of {what}"] for what in ("reading", "exercises"))
+        assert f"{read} min of reading · {done} min of exercises" in card
         assert ("executed in 62 s" in card) == (notebook is EXECUTED)
         assert ("make course SCALE=1 executes it" in card) == (notebook is STORED)
         listed = re.findall(rf'<a href="{stem}\.html#([^"]+)"', card)

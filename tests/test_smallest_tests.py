@@ -158,50 +158,24 @@ for source in sources:
     everything.append(said)
 print(json.dumps(everything))
 """
-HELPERS = {"relative_change", "loss_off_by_hand"}
+HELPERS = {"relative_change"}
 TESTS = {
     name
     for name, function in inspect.getmembers(smallest_tests, inspect.isfunction)
     if function.__module__ == smallest_tests.__name__ and not name.startswith("_")
 } - HELPERS
 
-BUGS = [  # a line of the stand-alone code, the line instead, and who has to say so
-    ("ratio = (new - old).exp()", "ratio = (new - new).exp()", "the_ratio_has_a_gradient"),
-    ("value = (token * mask).sum()", "value = token.sum()", "the_padding_gets_no_gradient"),
-    ("-torch.min(", "-torch.max(", "a_low_ratio_of_a_bad_token_is_left_alone"),
-    ("ratio = (new - old).exp()", "ratio = (new - old).sum(1, keepdim=True).exp().expand_as(new)",
-     "a_small_drift_of_a_long_text_keeps_its_gradient"),
-    ("token + kl(new, ref)", "token + kl(new, old)", "the_loss_depends_on_the_reference"),
-    ("return torch.exp(ref - new) - 1 - (ref - new)", "return new - ref",
-     "the_kl_term_has_a_mean_gradient"),
-    ("(entropy * mask)", "(entropy.detach() * mask)", "the_entropy_bonus_has_a_gradient"),
-    ("return completion.count(4) / LENGTH", "return 0.0", "a_right_answer_is_rewarded"),
-    ("return completion.count(4) / LENGTH", "return 1.0", "a_wrong_answer_is_not_rewarded"),
-    ("return completion.count(4) / LENGTH", "return 0.5", "rewards_differ_within_groups"),
-    ("r.double().view(-1, group_size)", "r.view(group_size, -1).T.double()", "luck_of_the_prompt"),
-    ("torch.where(equal[:, None], 0.0, a)", "(g - g.mean(1, keepdim=True) + 1e-3)",
-     "equal_rewards_give_no"),
-    ("for row in ids[:, 2:]])", "for row in ids[:, 2:]]) + factor * log_probs.sum(1)",
-     "rewards_do_not_ask_the_policy"),
-    ("shape[1] - 1:-1]", "shape[1]:]", "a_certain_text_has_log_prob_0"),
-    ("def sample(temperature=1.0)", "def sample(temperature=0.7)", "sampler_and_scorer_agree"),
-    ("EOS, PAD, LENGTH, GROUP = 5,", "EOS, PAD, LENGTH, GROUP = 99,", "completions_end"),
-    ("(width - len(p), 0)", "(0, width - len(p))", "prompts_end_in_the_last_column"),
-    ("def sample(temperature=1.0)", "def sample(temperature=0.5)", "the_kl_is_0_before"),
-    ("ids, old, mask = sample()", "ids, old, mask = sample(1.3)", "the_ratio_is_1_at_every_first"),
-    ("value = (token * mask).sum() / mask.sum()", "value = (token * mask).mean()",
-     "the_loss_is_the_one_by_hand"),
-    ("def step(lr=0.05)", "def step(lr=1e-6)", "weights_move"),
-]  # fmt: skip
+# The clinic shows that each test fails on a bug of its own, but this one: no patient needs it.
+BUG = ("return completion.count(4) / LENGTH", "return 0.5")
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What is said of the healthy code and of every bug, in a folder with nothing else in it."""
+    """What is said of healthy code and of a bug, in a folder with nothing else in it."""
     folder = tmp_path_factory.mktemp("alone")
     shutil.copy(smallest_tests.__file__, folder / "smallest_tests.py")
-    sources = [STAND_ALONE, *(STAND_ALONE.replace(line, new) for line, new, _ in BUGS)]
-    assert STAND_ALONE not in sources[1:]
+    sources = [STAND_ALONE, STAND_ALONE.replace(*BUG)]
+    assert sources[0] != sources[1]
     (folder / "asked.json").write_text(json.dumps([GIVEN, sources]), encoding="utf-8")
     (folder / "check.py").write_text(CALLS, encoding="utf-8")
     command = [sys.executable, "-E", "-B", "check.py"]
@@ -210,16 +184,10 @@ def alone(tmp_path_factory):
     return json.loads(ran.stdout)
 
 
-def test_alone_every_test_passes_on_healthy_code(alone):
+def test_alone_every_test_passes_on_healthy_code_and_a_bug_is_told_in_a_sentence(alone):
     assert alone[0] == {} and set(GIVEN) == TESTS
-
-
-@pytest.mark.parametrize("number", range(len(BUGS)), ids=[name for *_, name in BUGS])
-def test_alone_a_planted_bug_is_told(alone, number):
-    said, name = alone[number + 1], BUGS[number][2]
-    told = [sentence for test, sentence in said.items() if test.startswith(name)]
-    assert len(told) == 1, said
-    assert len(told[0]) > 20 and "\n" not in told[0]
+    told = alone[1]["rewards_differ_within_groups"]
+    assert len(told) > 20 and "\n" not in told
 
 
 def test_the_loop_is_asked_every_test_that_needs_no_numbers_of_a_run():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import shutil
 import types
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,6 @@ import store
 import text_runs
 import thinking
 from store import Store
-from support import Pool
 
 from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig
@@ -31,7 +31,7 @@ STORES = [
     *results.STORES.values(),
     *(thinking.store_of(*variant) for variant in VARIANTS),
     *(ppo.SEARCHED, ppo.COMPARED, reuse.STORE),
-    *(text_runs.STORE, scaling_runs.STORE, real_run.STORE),
+    *(text_runs.STORE, text_runs.NIGHT_STORE, scaling_runs.STORE, real_run.STORE),
 ]
 
 
@@ -65,36 +65,34 @@ def test_nothing_else_is_stored_and_a_file_is_as_it_would_be_written(file):
 
 
 def test_the_runs_are_as_long_as_they_say():
-    for one in results.STORES.values():
-        steps = range(0, 101, 10)
-        assert all(run["curve"]["step"] == [*steps] for run in one.stored())
-    for family, name in VARIANTS:
-        every = thinking.FAMILIES[family][name].every
-        for run in thinking.store_of(family, name).stored():
-            steps = run["curve"]["step"]
-            assert steps[0] == 0 and {b - a for a, b in zip(steps, steps[1:])} == {every}
-            assert {len(values) for values in run["curve"].values()} == {len(steps)}
-    for run in ppo.COMPARED.stored():
-        assert {run[arm]["curve"]["step"][-1] for arm in ppo.ARMS} == {100}
-        assert [*run["noise"]] == [str(step) for step in ppo.BATCHES]
-        assert ppo.Own(run["critic_lr"], run["lam"]) == ppo.best(ppo.SEARCHED.stored())
+    """How many points a curve has follows from the settings, which are today's."""
+    stores = [(one, 10) for one in results.STORES.values()] + [(text_runs.STORE, 5)]
+    stores += [(thinking.store_of(*at), thinking.FAMILIES[at[0]][at[1]].every) for at in VARIANTS]
+    for one, every in stores:
+        for curve in (run["curve"] for run in one.stored()):
+            steps = curve["step"]
+            assert steps == [*range(0, steps[-1] + 1, every)] and len(steps) > 1
+            assert {len(values) for values in curve.values()} == {len(steps)}
     for run in reuse.STORE.stored():
-        assert len(run["reward"]) == len(run["clipped"]) == reuse.STEPS
-        assert run["clipped"][0] == 0 or run["epochs"] > 1
-    for run in text_runs.STORE.stored():
-        steps = text_runs.ARMS[run["arm"]].steps
-        assert run["curve"]["step"] == list(range(0, steps + 1, 5))
-    for run in scaling_runs.STORE.stored():
-        steps, most = (12, 1) if run["what"] == "stale" else (scaling_runs.TRAINER_STEPS, 3)
-        assert len(run["curve"]) == steps and 0 <= min(run["curve"]) and max(run["curve"]) <= most
+        batches = sum(map(len, reuse.passes(reuse.STORE.name(run))))
+        assert len(run["reward"]) == len(run["nll"]) == len(run["text"]) == batches
     for run in real_run.STORE.stored():
         assert len(run["steps"]) == 20 and list(run["held out"]) == ["0", "10", "20"]
         assert run["held out"]["0"]["questions"] == run["held out"]["20"]["questions"] == 256
-        assert 1 < run["peak GiB"] < 24
+    best = ppo.best(ppo.SEARCHED.stored())
+    assert {(run["critic_lr"], run["lam"]) for run in ppo.COMPARED.stored()} == {best}
 
 
 def another(*_, **__):
     return 0.0
+
+
+@pytest.fixture
+def nothing_cached():
+    for when in ("before", "after"):
+        text_runs.drawn.cache_clear(), scaling_runs.trainers.cache_clear()
+        if when == "before":
+            yield
 
 
 TORN, SHIPPED = ("torn pages", "0.1"), ("flipped rewards", "0.1")
@@ -115,16 +113,19 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
         (thinking, thinking.store_of(*SHIPPED), "base_checksum", lambda: "another"),
         (ppo, ppo.SEARCHED, "SUMMIT", replace(SUMMIT, lr=3e-4)),
         (ppo, ppo.COMPARED, "BATCHES", {10: 64}),
-        (reuse, reuse.STORE, "STEPS", 8),
+        (reuse, reuse.STORE, "BATCHES", 8),
+        (reuse, reuse.STORE, "loss_of", another),
         (reuse, reuse.STORE, "BASE", store.ROOT / "data" / "README.md"),
         (text_runs, text_runs.STORE, "PROBLEMS_SEED", 2),
         (text_runs, text_runs.STORE, "HELD_OUT", 64),
         (text_runs, text_runs.STORE, "ARMS", {"llama": text_runs.Arm("llama")}),
         (text_runs, text_runs.STORE, "config", lambda *_: GRPOConfig(lr=2e-4)),
         (text_runs, text_runs.STORE, "soft_reward", another),
+        (text_runs, text_runs.NIGHT_STORE, "COARSE", 5),
+        (text_runs, text_runs.NIGHT_STORE, "SUMS", text_runs.SUMMIT),
         (text_runs, text_runs.STORE, "draw_rows", lambda *_, **__: [{"prompt": "6 + 3"}]),
         (scaling_runs, scaling_runs.STORE, "TRAINER_STEPS", 10),
-        (scaling_runs, scaling_runs.STORE, "STALE_STEPS", 30),
+        (scaling_runs, scaling_runs.STORE, "OFF_POLICY_STEPS", 30),
         (scaling_runs, scaling_runs.STORE, "BASES", scaling_runs.BASES[:1]),
         (scaling_runs, scaling_runs.STORE, "CODE", scaling_runs.CODE[1:]),
         (scaling_runs, scaling_runs.STORE, "QUIET", {**scaling_runs.QUIET, "bf16": True}),
@@ -138,21 +139,13 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_changed_setting_is_noticed(tool, one, name, value, monkeypatch):
-    cached = [text_runs.drawn, scaling_runs.trainers]
-    for function in cached:
-        function.cache_clear()
+def test_a_changed_setting_is_noticed(tool, one, name, value, monkeypatch, nothing_cached):
     monkeypatch.setattr(tool, name, value)
-    try:
-        assert one.stored() == []
-    finally:
-        for function in cached:
-            function.cache_clear()
+    assert one.stored() == []
 
 
-def test_another_trl_or_chat_template_is_noticed(tmp_path, monkeypatch):
+def test_another_trl_or_chat_template_is_noticed(tmp_path, monkeypatch, nothing_cached):
     text = (store.ROOT / "pyproject.toml").read_text("utf-8")
-    scaling_runs.trainers.cache_clear()
     assert scaling_runs.trainers()["version"] == [">=1.16,<1.17"]
     scaling_runs.trainers.cache_clear()
     (tmp_path / "pyproject.toml").write_text(text.replace("trl>=1.16,<1.17", "trl>=1.17,<1.18"))
@@ -161,7 +154,6 @@ def test_another_trl_or_chat_template_is_noticed(tmp_path, monkeypatch):
     for tool in (scaling_runs, text_runs):
         monkeypatch.setattr(tool, "ROOT", tmp_path)
     assert scaling_runs.STORE.stored() == [] and text_runs.STORE.stored()
-    scaling_runs.trainers.cache_clear()
     with (tmp_path / "data" / "text_gpt2" / "chat_template.jinja").open("a") as file:
         file.write("?")
     assert text_runs.STORE.stored() == []
@@ -284,16 +276,10 @@ def test_an_interrupted_write_leaves_what_was_stored(folder, monkeypatch):
     assert (folder / "toy.json").read_bytes() == before
 
 
-def test_two_processes_measure_what_one_would(monkeypatch):
-    monkeypatch.setattr(
-        store.multiprocessing, "get_context", lambda kind: types.SimpleNamespace(Pool=Pool)
-    )
-    assert [*store.in_parallel(str, [1, 2])] == ["1", "2"]
-
-
 TOOLS = {  # the file of each
     "results.json": results, "thinking.json": thinking, "ppo.json": ppo, "reuse.json": reuse,
-    "text.json": text_runs, "scaling.json": scaling_runs, "real_run.json": real_run,
+    "text.json": text_runs, "night.json": text_runs, "scaling.json": scaling_runs,
+    "real_run.json": real_run,
 }  # fmt: skip
 
 
@@ -315,7 +301,8 @@ def asked(folder, monkeypatch):
         fill(self, fake, *rest, **more)
 
     monkeypatch.setattr(Store, "fill", spied)
-    pool = types.SimpleNamespace(Pool=Pool)
+    here = nullcontext(types.SimpleNamespace(imap_unordered=map))  # what is patched here is there
+    pool = types.SimpleNamespace(Pool=lambda processes: here)
     monkeypatch.setattr(store.multiprocessing, "get_context", lambda kind: pool)
     for name in ("time", "memory"):
         value = ppo.SEARCHED.part()[name]
@@ -329,7 +316,7 @@ def test_a_command_measures_what_is_missing_and_with_again_all_of_it(file, asked
     before, options = (folder / file).read_bytes(), []
     if TOOLS[file] is real_run:
         options = [str(data_folder() / "text_llama")]
-    stores = [one for one in STORES if one.file == file]
+    stores = [one for one in STORES if TOOLS[one.file] is TOOLS[file]]
     some = [stores[0], *stores[1:][-1:]]
     for one in some:
         runs = one.stored()

@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import with_bos
 from train_models import train_tokenizer
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.logprobs import token_log_probs
@@ -156,15 +149,12 @@ def test_the_format_reward(completion, reward):
     assert answer_reward(prompts=["?"], completions=[completion], answer=["7"]) == [reward]
 
 
-def test_a_chat_without_a_message_has_no_form():
-    assert format_reward([CHAT], [[]]) == [0]
-
-
 def test_a_prompt_that_opens_the_thought():
     for prompt in ("How many? <think>", "How many?\n<think>\n"):
         assert format_reward([prompt], ["3 + 4 = 7</think><answer>7</answer>"]) == [1]
         assert format_reward([prompt], [RIGHT]) == [0]  # opened twice
     assert format_reward(["How many?"], ["3 + 4 = 7</think><answer>7</answer>"]) == [0]
+    assert format_reward([CHAT], [[]]) == [0]  # no message, no form
 
 
 @pytest.mark.parametrize("completion", ["", "I don't know", "</answer>", "7"])
@@ -274,32 +264,27 @@ def test_two_rows_that_look_the_same_and_are_not_are_refused(tokenizer):
         TextProblems(tokenizer, different)
 
 
-@pytest.mark.parametrize("returned", [[], [1.0, 2.0]])
-def test_as_many_rewards_as_completions(tokenizer, returned):
-    task = TextProblems(tokenizer, rows(1), (lambda **_: returned,))
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"reward_functions": (lambda **_: [],)},
+        {"reward_functions": (lambda **_: [1, 2],)},
+        {"weights": (1.0,)},
+    ],
+)
+def test_as_many_rewards_as_completions_and_weights_as_functions(tokenizer, given):
+    task = TextProblems(tokenizer, rows(1), **given)
     with pytest.raises(ValueError, match="argument 2 is"):
-        task.reward(task.prompts(1, torch.Generator()), [torch.tensor([5])])
-
-
-def test_as_many_weights_as_reward_functions(tokenizer):
-    task = TextProblems(tokenizer, rows(1), weights=(1.0,))
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
         task.reward(task.prompts(1, torch.Generator()), [torch.tensor([5])])
 
 
 def tiny(family: str, vocab_size: int):
     torch.manual_seed(0)
-    wide = {"vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 64}
-    deep = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
-    room = {"max_position_embeddings": 64, "initializer_range": 0.1}
+    sizes = {"vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 64}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {"max_position_embeddings": 64, "initializer_range": 0.1}
     ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
-    if family == "gpt2":
-        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
-        config = GPT2Config(vocab_size=vocab_size, **sizes, initializer_range=0.1, **ids)
-        return GPT2LMHeadModel(config)
-    kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
-    config, model = kinds[family]
-    return model(config(**wide, **deep, **room, **ids))
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, **ids))
 
 
 @pytest.fixture(scope="module")
@@ -398,15 +383,10 @@ def test_a_tokenizer_without_a_pad_token(folder):
         load_pretrained(folder, device="cpu")
     with pytest.raises(ValueError, match="pad_token: expected a token of the tokenizer, got 'x y'"):
         load_pretrained(folder, device="cpu", pad_token="x y")
-    policy, tokenizer = load_pretrained(folder, device="cpu", pad_token="<|endoftext|>")
-    assert tokenizer.pad_token_id == tokenizer.eos_token_id
-    assert tokenizer.padding_side == "left"  # its own is another
-
-
-def test_bfloat16_and_another_pad_token_on_request(folder):
-    given = {"dtype": torch.bfloat16, "pad_token": "<|end|>"}
+    given = {"pad_token": "<|endoftext|>", "dtype": torch.bfloat16}
     policy, tokenizer = load_pretrained(folder, device="cpu", **given)
-    assert policy.dtype == torch.bfloat16 and tokenizer.pad_token == "<|end|>"
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id and policy.dtype == torch.bfloat16
+    assert tokenizer.padding_side == "left"  # its own is another
 
 
 def test_the_turn_of_the_assistant_begins_behind_what_the_user_wrote():

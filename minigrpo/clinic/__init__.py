@@ -6,9 +6,9 @@ from typing import Any
 _WHERE = {
     "diagnosis": ("Case", "diagnoses", "patient", "provenance", "table", "tally"),
     "measure": ("MEASUREMENTS",),
+    "nights": ("Arrival", "night"),
     "patients": (
-        "PATIENTS", "SHORT", "Patient", "caught", "complaint", "numbered", "record", "run",
-        "where_it_hurts",
+        "PATIENTS", "SHORT", "Patient", "numbered", "record", "run", "where_it_hurts",
     ),
     "losses": ("judge_loss",),
 }  # fmt: skip

@@ -24,7 +24,6 @@ from minigrpo import grpo
 from minigrpo.arithmetic import Arithmetic, to_text
 from minigrpo.clinic.catalogue import planted
 from minigrpo.clinic.mistakes import Function
-from minigrpo.llama import tiny_llama
 from minigrpo.sampling import Rollouts
 
 Bug = Callable[[Function], Function]
@@ -67,8 +66,17 @@ def scored_twice(healthy: Function) -> Function:
     return sample
 
 
+def nudged(base: nn.Module, seed: int = 0, by: float = 0.03) -> nn.Module:
+    """A copy whose weights have moved a little, so that there is something to pull back."""
+    moved, noise = copy.deepcopy(base), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in moved.parameters():
+            p += by * p.std(correction=0) * torch.randn(p.shape, generator=noise)
+    return moved
+
+
 def another_reference(healthy: Function) -> Function:
-    return lambda policy: healthy(tiny_llama(seed=1))
+    return lambda policy: healthy(nudged(policy, seed=1, by=0.3))
 
 
 def one_batch_late(healthy: Function) -> Function:

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-import torch
 from torch import nn
 
-from minigrpo.arithmetic import HARDER_LENGTHS, TRAINED_LENGTHS, ask, draw_questions
+from minigrpo.arithmetic import evaluate
 from minigrpo.grpo import GRPOConfig, StepMetrics
 from minigrpo.llama import load_policy
 from minigrpo.notebook.plots import METRICS, metric
 
-Value = int | float | str | tuple[float, ...]
+Value = int | float | tuple[float, ...]
 Readings = dict[str, Value]
 """What was measured of one run, by name; NaN where there is nothing to measure."""
 
@@ -34,7 +33,9 @@ class Chart:
     @cached_property
     def held_out(self) -> tuple[float, float]:
         """Accuracy on held-out questions before and after the run, asked only on demand."""
-        return (_untrained(), _accuracy(self.policy)) if self.asked else (math.nan, math.nan)
+        if not self.asked:
+            return math.nan, math.nan
+        return _untrained(), evaluate(self.policy, n=128)["accuracy"]
 
     def last(self, name: str) -> float:
         """Mean of a metric over the last three steps; NaN if there are none."""
@@ -42,17 +43,9 @@ class Chart:
         return sum(values) / len(values) if values and None not in values else math.nan
 
 
-def _accuracy(policy: nn.Module) -> float:
-    """What `evaluate` finds with n = 128, as far as it is sampled and of the trained lengths."""
-    generator = torch.Generator().manual_seed(0)
-    questions = draw_questions(128, generator, lengths=TRAINED_LENGTHS, held_out=True)
-    questions += draw_questions(64, generator, lengths=HARDER_LENGTHS, held_out=True)
-    return ask(policy, questions).of_length(*TRAINED_LENGTHS)["accuracy"]
-
-
 @cache
 def _untrained() -> float:
-    return _accuracy(load_policy())
+    return evaluate(load_policy(), n=128)["accuracy"]
 
 
 def dashboard(chart: Chart) -> Readings:
@@ -66,16 +59,14 @@ def dashboard(chart: Chart) -> Readings:
 
 def shown(value: Value) -> str:
     """A value as a table shows it: a dash where there is nothing to measure."""
-    if isinstance(value, str):
-        return value
     if isinstance(value, tuple):
         return "  ".join(f"{shown(part):>7}" for part in value)
     if math.isnan(value):
         return "-"
     if isinstance(value, int) or value == 0:
         return f"{value:.0f}"
-    value = float(f"{value:.3g}")  # three digits that count, at most
-    digits = sum(abs(value) < bound for bound in (100, 10, 1))
+    value = float(f"{value:.4g}")
+    digits = sum(abs(value) < bound for bound in (1000, 100, 10, 1))
     return f"{value:.{digits}f}" if abs(value) >= 1e-3 else f"{value:.0e}"
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from minigrpo.clinic import measure as measuring
 from minigrpo.clinic.charts import Readings, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject
-from minigrpo.clinic.patients import Patient, complaint, names, notes_by_diagnosis, numbered, record
+from minigrpo.clinic.patients import Patient, names, notes_by_diagnosis, numbered
 from minigrpo.notebook import progress
 from minigrpo.notebook.plots import draw_charts
 
@@ -27,16 +27,17 @@ class Case:
 
     number: int
     patient: Subject = field(repr=False)
+    _trained: bool = field(default=False, repr=False)  # which takes its time
 
     @property
     def measured(self) -> list[str]:
-        """The measurements that were taken before the answer, in any kernel, in their order."""
+        """The measurements that were taken, in any kernel, in their order."""
         start = f"{self.number}: "
         taken = progress.recall("clinic")
         return [key.removeprefix(start) for key in taken if key.startswith(start)]
 
     @property
-    def answer(self) -> str | None:
+    def _answer(self) -> str | None:
         """The first one, in any kernel."""
         return progress.recall("clinic").get(str(self.number), {}).get("answer")
 
@@ -47,6 +48,7 @@ class Case:
 
     def __str__(self) -> str:
         """What the patient tells, and what any dashboard shows of both."""
+        self._announce()
         patient = self.patient.patient
         c = patient.setting.config
         lines = [
@@ -65,6 +67,11 @@ class Case:
     def _both(self) -> dict[str, Subject]:
         return {f"patient {self.number}": self.patient, "healthy twin": self.twin}
 
+    def _announce(self) -> None:
+        if not self._trained:
+            print(f"Patient {self.number} and its twin are trained first, for some seconds.")
+            self._trained = True
+
     def _beside(self, columns: dict[str, Readings]) -> str:
         stopped = self.patient.chart.stopped
         if not stopped:
@@ -74,14 +81,17 @@ class Case:
 
     def chart(self) -> None:
         """Draw the free panels: what any dashboard shows."""
-        draw_charts({w: s.chart for w, s in self._both.items()}, f"Patient {self.number}")
+        self._announce()
+        draw_charts({w: s.chart for w, s in self._both.items()})
 
-    def measure(self, name: str = "") -> None:
+    def measure(self, name: int | str = "") -> None:
         """Print one measurement, patient beside twin; without a name, list them all."""
         print(self.measurement(name))
 
-    def measurement(self, name: str = "") -> str:
+    def measurement(self, name: int | str = "") -> str:
         """What `measure` prints."""
+        if not isinstance(name, str):
+            return f"Measurements have names, and {name!r} is none. case.measure() lists them."
         dots = bool(name.strip()) and not name.strip(". ")  # a blank that isn't filled in
         name = " ".join(name.lower().split()).strip(". ")
         left = BUDGET - len(self.measured)
@@ -90,30 +100,30 @@ class Case:
         if not name:
             lines = [f'  "{known}": {line}' for known, (line, _) in MEASUREMENTS.items()]
             used = f" Used: {', '.join(self.measured)}." if self.measured else ""
-            free = "Yours are free now" if self.answer else f"You have {left} of {BUDGET} left"
+            free = "Yours are free now" if self._answer else f"You have {left} of {BUDGET} left"
             return "\n".join([f"{free} for patient {self.number}.{used}", *lines])
         if name not in MEASUREMENTS:
-            near = get_close_matches(name, MEASUREMENTS, n=1, cutoff=0.4)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
-            return f"There's no measurement called {name!r}.{meant} case.measure() lists them."
-        if name not in self.measured and not left and not self.answer:
+            near = get_close_matches(name, MEASUREMENTS, n=1, cutoff=0.4) or [""]
+            return f"There's no measurement called {name!r}. Did you mean {near[0]!r}?"
+        if name not in self.measured and not left and not self._answer:
             return (
                 f"You've used your {BUDGET} measurements of patient {self.number}: "
                 f"{', '.join(self.measured)}. Time for case.diagnose(...)."
             )
         results = {who: MEASUREMENTS[name][1](s) for who, s in self._both.items()}
         empty = _says_nothing(next(iter(results.values())))
-        if name not in self.measured and not self.answer and not empty:
+        if not empty:
             progress.remember("clinic", f"{self.number}: {name}", {})
         free = "nothing here, so it's free; " if empty else ""
         left = f"{free}{max(0, BUDGET - len(self.measured))} of {BUDGET} measurements left"
+        left = "free now" if self._answer else left
         head = f"{name}, patient {self.number} ({left})"
-        sentences = {who: result for who, result in results.items() if isinstance(result, str)}
-        if len({*sentences.values()}) == 1 and len(sentences) == len(results):
-            return f"{head}\n{sentences.popitem()[1]}"
-        lines = [f"{who}: {sentence}" for who, sentence in sentences.items()]
-        rest = {who: result for who, result in results.items() if who not in sentences}
-        return "\n".join([head, *lines, *([_listed(rest)] if rest else [])])
+        texts = {who: result for who, result in results.items() if isinstance(result, str)}
+        if len({*texts.values()}) == 1 and len(texts) == len(results):
+            return f"{head}\n{texts.popitem()[1]}"
+        lines = [f"{who}: {text}".replace(": \n", ":\n") for who, text in texts.items()]
+        rest = {who: result for who, result in results.items() if who not in texts}
+        return "\n".join([head, *lines, *([side_by_side(rest)] if rest else [])])
 
     def diagnose(self, answer: int | str = "") -> None:
         """Print whether this diagnosis, a number or a name, is right, and why."""
@@ -123,7 +133,7 @@ class Case:
         """What `diagnose` prints."""
         if isinstance(answer, str) and not answer.strip(" ."):
             return f"Patient {self.number} waits for a diagnosis. clinic.diagnoses() lists them."
-        name, trouble = _named(answer)
+        name, trouble = named(answer)
         if name is None:
             return trouble
         patient, first = self.patient.patient, self._first(name)
@@ -139,70 +149,66 @@ class Case:
         print(f"Patient {self.number}: {self.patient.patient.name}.\n{self._explanation()}")
 
     def _first(self, name: str) -> str | None:
-        """Keep the first answer; returns it."""
+        """Keep the first answer, and what was measured before it; returns the answer."""
         right, measured = name == self.patient.patient.name, self.measured
         value = {"answer": name, "right": right, "measured": measured}
         progress.remember("clinic", str(self.number), value)
-        return self.answer
+        return self._answer
 
     def _explanation(self) -> str:
         patient = self.patient.patient
-        says = complaint(patient)
-        test = f"{patient.question} It says: {says}" if says else patient.question
         lines = [
             f"What: {patient.what}.",
             f"Its sign: {patient.sign}.",
             *([self._evidence(patient)] if patient.sign_read else []),
-            f"The smallest test: {test}",
+            f"The smallest test: {patient.question}",
             f"Cure: {patient.cure}.",
             f"Harm at these settings: {patient.harm}.",
             f"Provenance: {provenance(patient)}.",
         ]
         return "\n".join(lines)
 
-    def _evidence(self, named: Patient) -> str:
-        """The reading that decides, of patient and twin."""
-        at = named.sign_read
-        here, twin = (
-            measuring.reading(s, at.measurement, at.reading, at.index) for s in self._both.values()
-        )
+    def _read(self, ill: Patient) -> list[float]:
+        """The reading that decides about a bug, of patient and twin."""
+        at = ill.sign_read
+        where = at.measurement, at.reading, at.index
+        return [measuring.reading(subject, *where) for subject in self._both.values()]
+
+    def _evidence(self, ill: Patient) -> str:
+        """This reading, in words."""
+        at, (here, twin) = ill.sign_read, map(_or_none, self._read(ill))
         taken = at.measurement in ("dashboard", *self.measured)
-        where = _where(named) + ("" if taken else " (not taken)")
-        return f"In {where}, {at.reading}: {_or_none(here)} here, {_or_none(twin)} in the twin."
+        where = _where(ill) + ("" if taken else " (not taken)")
+        return f"In {where}, {at.reading}: {here} here, {twin} in the twin."
 
     def _against(self, name: str) -> str:
         """Why a wrong diagnosis is not the right one."""
         patient = self.patient.patient
+        look = f"Look at {_where(patient)}." if patient.sign_read else ""
         if name == "healthy":
-            look = f"Look at {_where(patient)}."
             return f"Something is off, and it's more than a seed or rounding. {look}"
-        ward = notes_by_diagnosis()[name]["ward"]
-        hint = "\nThe ward is the right one." if ward == patient.ward else ""
-        named = next((p for p in numbered() if p.name == name), None)
-        if named is None:
-            sign = notes_by_diagnosis()[name]["sign"]
-            look = f" Look at {_where(patient)}." if patient.sign_read else ""
-            return f"Its sign would be: {sign}.\nThat isn't what this patient has.{look}{hint}"
-        at = named.sign_read
-        here, twin = (
-            measuring.reading(s, at.measurement, at.reading, at.index) for s in self._both.values()
-        )
+        near = patient.ward == notes_by_diagnosis()[name]["ward"]
+        hint = "\nThe ward is the right one." if near else ""
+        ill = next((p for p in numbered() if p.name == name), None)
+        sign = f"Its sign would be: {notes_by_diagnosis()[name]['sign']}.\n"
+        if ill is None:
+            return f"{sign}That isn't what this patient has. {look}".rstrip() + hint
+        at, (here, twin) = ill.sign_read, self._read(ill)
         if math.isnan(here):
             why = "There is nothing of that to measure here."
         elif not at.fits(here):
-            side = "above" if at.above else "below"
-            why = f"With that bug it's {side} {at.threshold:g}."
+            why = f"With that bug it's {'above' if at.above else 'below'} {at.threshold:g}."
         elif at.fits(twin):
             why = "On this task the healthy twin is there too, so it says nothing."
         else:
             why = "It fits, but something else fits better. What else is out of order?"
-        return f"Its sign would be: {named.sign}.\n{self._evidence(named)} {why}{hint}"
+        return f"{sign}{self._evidence(ill)} {why}{hint}"
 
 
 def _says_nothing(readings: Readings | str) -> bool:
     """Whether a measurement had nothing to measure in the patient."""
     if isinstance(readings, str):
-        return True
+        return isinstance(readings, measuring.Nothing)
     parts = [part for v in readings.values() for part in (v if isinstance(v, tuple) else (v,))]
     return all(isinstance(part, float) and math.isnan(part) for part in parts)
 
@@ -217,18 +223,7 @@ def _or_none(value: float) -> str:
     return "nothing" if math.isnan(value) else shown(value)
 
 
-def _listed(columns: dict[str, Readings]) -> str:
-    """Readings side by side; texts, which are long, one run beneath the other, line by line."""
-    if not any(isinstance(v, str) for v in next(iter(columns.values())).values()):
-        return side_by_side(columns)
-    lines = []
-    for who, rows in columns.items():
-        lines.append(f"{who}:")
-        lines += [f"  {name}   {line}" for name, text in rows.items() for line in text.split("\n")]
-    return "\n".join(lines)
-
-
-def _named(answer: int | str) -> tuple[str | None, str]:
+def named(answer: int | str) -> tuple[str | None, str]:
     """The diagnosis that is meant, or None and what is wrong with the answer."""
     known = names()
     if isinstance(answer, int):
@@ -237,7 +232,7 @@ def _named(answer: int | str) -> tuple[str | None, str]:
         return None, f"Diagnoses have the numbers 1 to {len(known)}; {answer} is none of them."
     words = " ".join(answer.lower().split())
     if words.isdigit():
-        return _named(int(words))
+        return named(int(words))
     lowered = {name.lower(): name for name in known}
     if words in lowered:
         return lowered[words], ""
@@ -248,20 +243,16 @@ def _named(answer: int | str) -> tuple[str | None, str]:
 
 @cache
 def patient(number: int) -> Case:
-    """The case with this number, 1 to 25; it is run when somebody looks."""
+    """The case with this number, 1 to 28; it is run when somebody looks."""
     if isinstance(number, bool) or number not in range(1, len(numbered()) + 1):
         raise ValueError(f"number: expected 1 to {len(numbered())}, got {number!r}")
     return Case(number, Subject(numbered()[number - 1], number + FIRST_SEED))
 
 
 def diagnoses() -> None:
-    """Print the numbered list of diagnoses, by symptom."""
-    ward = None
-    for number, (name, notes) in enumerate(notes_by_diagnosis().items(), 1):
-        if notes["ward"] != ward:
-            ward = notes["ward"]
-            print(ward[0].upper() + ward[1:])
-        print(f"  {number:2}  {name}")
+    """Print the numbered list of all diagnoses, in the order of the alphabet."""
+    for number, name in enumerate(names(), 1):
+        print(f"{number:3}  {name}")
 
 
 def tally() -> None:
@@ -269,32 +260,28 @@ def tally() -> None:
     print(progress.clinic_line())
 
 
-def provenance(name: str | Patient) -> str:
+def provenance(known: Patient) -> str:
     """Where such a bug was seen, and what the link really shows."""
-    known = record(name) if isinstance(name, str) else name
     if known.seen == "none":
         return "we know of no public thread"
     return f"{known.seen}: {known.shows} ({known.link})"
 
-
-# --------------------------------------------------------------------------------------------
-# the page to keep
 
 HEAD = ("symptom", "likely cause", "measure", "sign", "cure")
 
 
 def table() -> str:
     """Symptom, causes, what to measure, its sign, and cure, as an HTML table."""
-    rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in HEAD) + "</tr>"]
-    ill = [patient for patient in numbered() if patient.sign_read]
-    ill.sort(key=lambda patient: names().index(patient.name))
+    order = [*notes_by_diagnosis()]  # ward by ward
+    ill = sorted((p for p in numbered() if p.sign_read), key=lambda p: order.index(p.name))
+    rows = ["".join(f"<th>{name}</th>" for name in HEAD)]
     for patient in ill:
         together = [p for p in ill if p.ward == patient.ward]
         symptom = f'<td rowspan="{len(together)}"><b>{html.escape(patient.ward)}</b></td>'
-        at = patient.sign_read.measurement
-        where = "chart" if at == "dashboard" else at
+        where = patient.sign_read.measurement.replace("dashboard", "chart")
         sign = f"{patient.sign}; in large runs: {patient.large}" if patient.large else patient.sign
-        cells = (patient.name, where, sign, patient.cure)
-        row = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        rows.append(f"<tr>{symptom if together[0] is patient else ''}{row}</tr>")
-    return "<table>\n" + "\n".join(rows) + "\n</table>"
+        row = "".join(
+            f"<td>{html.escape(cell)}</td>" for cell in (patient.name, where, sign, patient.cure)
+        )
+        rows.append(symptom * (together[0] is patient) + row)
+    return "<table>\n" + "\n".join(f"<tr>{row}</tr>" for row in rows) + "\n</table>"

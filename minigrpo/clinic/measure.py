@@ -18,19 +18,25 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from minigrpo import arithmetic, grpo, logprobs
+from minigrpo import arithmetic, grpo
 from minigrpo.arithmetic import Arithmetic, completion_ids, running_totals
-from minigrpo.clinic.bugs import score
+from minigrpo.clinic.bugs import nudged, score
 from minigrpo.clinic.charts import Chart, Readings, dashboard
 from minigrpo.clinic.patients import Patient, Setting, run, trained
 from minigrpo.corpus import CharTokenizer
 from minigrpo.grpo import GRPOConfig
 from minigrpo.objective import kl_estimate
-from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
+from minigrpo.sampling import Rollouts, completion_mask
 
 TWIN_SEED = 13
 """No patient has it: a digit that differs from the twin's is no sign yet."""
-STOPPED = "The run stopped before its first step was done."
+
+
+class Nothing(str):
+    """Why there is nothing to measure."""
+
+
+STOPPED = Nothing("The run stopped before its first step was done.")
 
 
 @dataclass(frozen=True)
@@ -146,33 +152,27 @@ def update(
     return metrics, torch.zeros_like(inputs[0]) if gradient is None else gradient
 
 
-# --------------------------------------------------------------------------------------------
-# of the run that is there
-
-
 @measurement("transcripts", "what was written in the last step, the right answer, the reward")
-def transcripts(subject: Subject) -> Readings | str:
+def transcripts(subject: Subject) -> str:
     m = subject.chart.steps[-1] if subject.chart.steps else None
     if m is None:
         return STOPPED
-    size = subject.config().group_size
-    texts: dict[str, list[str]] = {}
+    r, size, lines = m.rollouts, subject.config().group_size, [""]
     for row in (0, 1, size, size + 1):  # two rows of two groups
-        r = m.rollouts
-        prompt, text = r.prompt_ids[row], r.completions[row][r.completion_mask[row]]
+        prompt, text = r.prompt_ids[row][r.prompt_mask[row]], r.completions[row]
+        text = text[r.completion_mask[row]]
         if subject.arithmetic:
             question = arithmetic.read_question(prompt[prompt != subject.config().pad_id])
             asked = f"{' '.join(map(str, question))} -> {running_totals(question)[-1]}"
             written = arithmetic.to_text(text)
         else:
-            tokenizer = CharTokenizer()
-            asked = tokenizer.decode(prompt[r.prompt_mask[row]])
-            written = repr(tokenizer.decode(text))
-        texts.setdefault(f"reward {m.rewards[row]:.2f}  {asked}".strip(), []).append(written)
-    return {name: "\n".join(written) for name, written in texts.items()}  # a line for each row
+            asked = CharTokenizer().decode(prompt)
+            written = repr(CharTokenizer().decode(text))
+        lines.append(f"  reward {m.rewards[row]:.2f}  {asked}   {written}")
+    return "\n".join(lines)
 
 
-@measurement("equal groups", "how often all rewards of a group are equal, and its advantages then")
+@measurement("groups", "the rewards within groups, and what becomes of them")
 def equal_groups(subject: Subject) -> Readings | str:
     if not subject.chart.steps:
         return STOPPED
@@ -180,10 +180,9 @@ def equal_groups(subject: Subject) -> Readings | str:
     pairs = [(m.rewards.view(-1, size), m.advantages.cpu().view(-1, size)) for m in steps]
     equal = torch.cat([a[r.amax(1) == r.amin(1)] for r, a in pairs])
     shown = equal if len(equal) else torch.full((1, size), float("nan"))
-    late = subject.chart.last("frac_reward_zero_std")
     return {
         "equal groups, first step (frac_reward_zero_std)": steps[0].frac_reward_zero_std,
-        "equal groups, last steps (frac_reward_zero_std)": late,
+        "the same, last steps": subject.chart.last("frac_reward_zero_std"),
         "standard deviation of rewards (reward_std)": pairs[-1][0].std(1).mean().item(),
         "groups of equal rewards in the run": len(equal),
         "largest |advantage| where all rewards are equal": shown.abs().max().item(),
@@ -205,33 +204,13 @@ def weight_change(subject: Subject) -> Readings:
 @measurement("held-out accuracy", "fresh questions, graded by a grader that is known to be good")
 def held_out(subject: Subject) -> Readings | str:
     if not subject.arithmetic:
-        return "Nothing to measure here: continuing a text has no right answers."
+        return Nothing("Nothing to measure here: continuing a text has no right answers.")
     before, after = subject.chart.held_out
     return {
         "held-out accuracy, before the run": before,
         "held-out accuracy, after the run": after,
         "mean training reward, last steps": subject.chart.last("reward"),
     }
-
-
-# --------------------------------------------------------------------------------------------
-# of a batch or two
-
-
-@measurement("ratio at the first update", "smallest, mean and largest ratio, batch by batch")
-def first_ratios(subject: Subject) -> Readings:
-    with subject.patient.switch(), watched("learn") as updates:
-        trained(subject.patient, subject.config(inner_epochs=1, steps=4))
-    names = ("ratio/min", "ratio/mean", "ratio/max")
-    rows = [tuple(first[0][name] for name in names) for first in updates]
-    off = [max(1 - low, high - 1) for low, _, high in rows] or [float("nan")]
-    readings: Readings = {}
-    for number in range(4):
-        row = rows[number] if number < len(rows) else (float("nan"),) * 3
-        readings[f"batch {number + 1}: min, mean, max"] = row
-    readings["farthest from 1, first batch"] = off[0]
-    readings["farthest from 1, later batches"] = max(off[1:], default=float("nan"))
-    return readings
 
 
 @measurement("scorer against sampler", "the trainer's log-probs against those it was sampled with")
@@ -241,33 +220,39 @@ def scorer(subject: Subject) -> Readings:
         config = subject.config()
         subject.batch(policy, config)
         scored = score(policy, drawn[0], config.temperature)
-    real = drawn[0].own
-    apart = (scored - drawn[0].log_probs)[real]
+    apart = (scored - drawn[0].log_probs)[drawn[0].own]
+    with subject.patient.switch(), watched("learn") as updates:
+        trained(subject.patient, subject.config(inner_epochs=1, steps=4))
+    off = [max(1 - m["ratio/min"], m["ratio/max"] - 1) for (m,) in updates] or [float("nan")]
     return {
         "largest difference (nats)": apart.abs().max().item(),
         "standard deviation of the difference": apart.std().item(),
         "smallest of scorer's / sampler's probability": apart.min().exp().item(),
         "mean of scorer's / sampler's probability": apart.exp().mean().item(),
         "largest of scorer's / sampler's probability": apart.max().exp().item(),
+        "the loop's own ratio, farthest from 1 in batch 1": round(off[0], 4),  # less is rounding
+        "the same in batches 2 to 4": round(max(off[1:], default=float("nan")), 4),
     }
 
 
-@measurement("gradient at zero advantage", "the pull of KL term and entropy bonus, each alone")
+@measurement("gradient at zero advantage", "what is left of the loss, term by term")
 def zero_advantage(subject: Subject) -> Readings:
     base = subject.patient.setting.base()
-    moved, noise = copy.deepcopy(base), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in moved.parameters():
-            p += 0.03 * p.std(correction=0) * torch.randn(p.shape, generator=noise)
-    readings: Readings = {}
+    moved, readings = nudged(base), {}
     terms = {"neither term": {}, "the KL term alone, weight 1": {"kl_weight": 1.0}}
     terms["the entropy bonus alone, weight 1"] = {"entropy_weight": 1.0}
+    logits = torch.tensor([1.0, 0.0, -1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    new, ref = logits.log_softmax(0), torch.full((4,), 0.25, dtype=torch.float64).log()
     with subject.patient.switch():
         rollouts, rewards, _ = subject.batch(moved, subject.bare())
         for name, weights in terms.items():
             config, zeros = subject.bare(**weights), torch.zeros(len(rewards))
             metrics, _ = update(moved, rollouts, zeros, config, grpo.frozen_copy(base))
             readings[name] = metrics["grad_norm"]
+        readings["the loss that this bonus adds"] = metrics["loss"]
+        kl = kl_estimate(new[None], ref[None], estimator=config.estimator)
+        (kl * new.detach().exp()).sum().backward()
+    readings["the KL term, its mean over all of four tokens"] = logits.grad.norm().item()
     return readings
 
 
@@ -319,7 +304,7 @@ def by_hand(subject: Subject) -> Readings | str:
         advantages = grpo.group_advantages(rewards, config.group_size).float()
         lengths = rollouts.own.sum(1)
         if (lengths == lengths[0]).all():
-            return "Nothing to measure here: all completions are equally long, so all sums agree."
+            return Nothing("Nothing to measure here: completions are equally long, all sums agree.")
         try:
             logged = update(policy, rollouts, advantages, config)[0]["loss"]
         except FloatingPointError:
@@ -342,24 +327,35 @@ def by_hand(subject: Subject) -> Readings | str:
     }
 
 
-@measurement("swapped example", "same completions, another worked example in the prompt")
-def swapped(subject: Subject) -> Readings | str:
-    if not subject.arithmetic:
-        return "Nothing to measure here: the prompts have no worked example."
-    if not subject.chart.steps:
-        return STOPPED
-    m, pad_id = subject.chart.steps[-1], subject.config().pad_id
-    prompts = [ids[ids != pad_id] for ids in m.rollouts.prompt_ids]
-    written = m.rollouts.unpadded(m.rollouts.completions)
+@measurement("exchange tests", "what changes if something around the completions is exchanged")
+def exchanged(subject: Subject) -> Readings:
+    base = subject.patient.setting.base()
+    policy, config = nudged(base), subject.bare(how="token_mean")
     with subject.patient.switch():
-        task = subject.patient.setting.task()
-        rewards = task.reward(prompts, written)
-        swapped_rewards = task.reward([_another_example(prompt) for prompt in prompts], written)
-    change = sum(a != b for a, b in zip(rewards, swapped_rewards)) / len(rewards)
+        rollouts, rewards, prompts = subject.batch(policy, config)
+        advantages = torch.linspace(-1, 1, len(rewards))
+        loss = update(policy, rollouts, advantages, config)[0]["loss"]
+        seeded = torch.Generator().manual_seed(0)
+        garbage = torch.randint(0, 20, rollouts.completions.shape, generator=seeded)
+        ids = torch.where(rollouts.completion_mask, rollouts.completions, garbage)
+        dirty = update(policy, replace(rollouts, completions=ids), advantages, config)[0]["loss"]
+        asked = [prompt for prompt in prompts for _ in range(config.group_size)]
+        padded = [row for row, p in enumerate(asked) if len(p) < rollouts.prompt_ids.shape[1]]
+        apart = [_alone(policy, asked[row], rollouts[row : row + 1], config) for row in padded]
+        held = replace(config, kl_weight=1.0)
+        references = [grpo.frozen_copy(base), nudged(base, seed=1)]
+        kls = [update(policy, rollouts, advantages, held, one)[0]["kl"] for one in references]
+        changed = float("nan")
+        if subject.arithmetic:
+            task, written = subject.patient.setting.task(), rollouts.unpadded(rollouts.completions)
+            graded = [task.reward(ps, written) for ps in (asked, [*map(_another_example, asked)])]
+            changed = sum(a != b for a, b in zip(*graded)) / len(asked)
     return {
-        "mean reward with the example as it is": sum(rewards) / len(rewards),
-        "mean reward with the other example": sum(swapped_rewards) / len(rewards),
-        "rewards that change": change,
+        "rewards, another worked example (fraction)": changed,
+        "log-probs, a row's padding left out (largest change)": max(apart, default=float("nan")),
+        "loss, random ids under the mask (change)": abs(loss - dirty),
+        "KL, with the reference": kls[0],
+        "KL, with another reference": kls[1],
     }
 
 
@@ -370,62 +366,6 @@ def _another_example(prompt: Tensor) -> Tensor:
     question = (5, 1)
     example = [*question, int(prompt[-1]), *completion_ids(running_totals(question), 6)[:-1]]
     return torch.cat([prompt[:1], torch.tensor(example), prompt[-10:]])
-
-
-@measurement("weight 0 against 1", "short runs without KL and entropy term, and with 1 for each")
-def weights(subject: Subject) -> Readings:
-    names = {"weights 0": {}, "KL weight 1": {"kl_weight": 1.0}}
-    names["entropy weight 1"] = {"entropy_weight": 1.0}
-    size = {"prompts_per_step": 8} if subject.arithmetic else {"prompts_per_step": 2, "steps": 6}
-    readings: Readings = {}
-    for name, changes in names.items():
-        config = subject.config(**{"kl_weight": 0.0, "entropy_weight": 0.0, **size, **changes})
-        with subject.patient.switch():
-            chart = trained(subject.patient, config)
-        kl, entropy = _drift(subject, chart.policy)
-        readings[f"KL to the start, {name}"] = kl
-        readings[f"entropy at the end, {name}"] = entropy
-    free, held = (readings[f"KL to the start, {name}"] for name in ("weights 0", "KL weight 1"))
-    readings["KL at weight 1, divided by KL at weight 0"] = held / max(free, 1e-9)
-    return readings
-
-
-def _drift(subject: Subject, policy: nn.Module) -> tuple[float, float]:
-    """KL to the base model (k3, nats per token) and entropy, by healthy code throughout."""
-    base, config = subject.patient.setting.base(), subject.patient.setting.config
-    order = torch.Generator().manual_seed(1)
-    prompts, mask = left_pad(subject.patient.setting.task().prompts(32, order), config.pad_id)
-    settings = {**config.sampling_settings, "temperature": 1.0, "generator": order}
-    rollouts = sample(policy, prompts, mask, completions_per_prompt=4, **settings)
-    with torch.no_grad():
-        new, entropy = logprobs.completion_log_probs_and_entropy(policy, *rollouts.text)
-        ref, _ = logprobs.completion_log_probs_and_entropy(base, *rollouts.text)
-    real = rollouts.own
-    return kl_estimate(new, ref)[real].mean().item(), entropy[real].mean().item()
-
-
-@measurement("padding", "padded rows against the same rows alone, and random ids under the mask")
-def padding(subject: Subject) -> Readings:
-    policy, config = subject.patient.setting.base(), subject.bare(how="token_mean")
-    with subject.patient.switch():
-        rollouts, rewards, prompts = subject.batch(policy, config)
-        advantages = torch.linspace(-1, 1, len(rewards))
-        clean = update(policy, rollouts, advantages, config)[0]["loss"]
-        seeded = torch.Generator().manual_seed(0)
-        garbage = torch.randint(0, 20, rollouts.completions.shape, generator=seeded)
-        ids = torch.where(rollouts.completion_mask, rollouts.completions, garbage)
-        dirty = update(policy, replace(rollouts, completions=ids), advantages, config)[0]["loss"]
-        asked = [prompt for prompt in prompts for _ in range(config.group_size)]
-        padded = [row for row, p in enumerate(asked) if len(p) < rollouts.prompt_ids.shape[1]]
-        apart = [_alone(policy, asked[row], rollouts[row : row + 1], config) for row in padded]
-    furthest = max(apart, default=float("nan"))
-    return {
-        "rows with a padded prompt, of how many": (len(padded), len(rewards)),
-        "log-probs of such a row, in the batch against alone (nats)": furthest,
-        "loss": clean,
-        "loss with random ids under the mask": dirty,
-        "difference of the two losses": abs(clean - dirty),
-    }
 
 
 def _alone(policy: nn.Module, prompt: Tensor, row: Rollouts, config: GRPOConfig) -> float:

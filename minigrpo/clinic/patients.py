@@ -1,4 +1,4 @@
-"""The patients: runs with a bug that public code has had, or nearly had, and two healthy ones.
+"""The patients: runs with a bug that public code has had, or nearly had, and five healthy ones.
 
 What is told of each in words stands in `patients.md`. Here is what is run: a switch that puts the
 bug in, the sign by which a sick run is known, and the smallest test that exposes it. All patients
@@ -23,14 +23,13 @@ from minigrpo.arithmetic import Arithmetic
 from minigrpo.clinic import bugs
 from minigrpo.clinic.bugs import switch
 from minigrpo.clinic.charts import Chart
-from minigrpo.clinic.loop_tests import ask
 from minigrpo.clinic.smallest_tests import relative_change
 from minigrpo.corpus import CharTokenizer
 from minigrpo.files import data_folder
 from minigrpo.gpt import load_gpt
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.llama import load_policy
-from minigrpo.rewards import TextTask, letter_share
+from minigrpo.rewards import TextTask, answer_reward, letter_share
 from minigrpo.study.experiments import SUMMIT
 
 SHORT = replace(SUMMIT, steps=12, evaluate_every=1000, check=False)
@@ -50,19 +49,9 @@ class Ragged(Arithmetic):
         return [p if i % 2 else torch.cat([p[:1], p[-10:]]) for i, p in enumerate(prompts)]
 
 
-@dataclass(frozen=True)
-class SevenTenths(Arithmetic):
-    """Sums of two digits, and 0.7 for the right answer."""
-
-    lengths: Sequence[int] = (2,)
-
-    def reward(self, prompts, completions):
-        return [0.7 * paid for paid in super().reward(prompts, completions)]
-
-
-def letters() -> TextTask:
-    """The task of notebook 03: the letter e."""
-    return TextTask(["ROMEO:", "JULIET:", "HENRY:", "My lord"], letter_share)
+def seven_tenths(*args: Any, **given: Any) -> float:
+    """A weight whose sum over a group isn't exact in 32 bits."""
+    return 0.7 * answer_reward(*args, **given)
 
 
 def char_gpt() -> nn.Module:
@@ -71,13 +60,8 @@ def char_gpt() -> nn.Module:
 
 
 def line_ends(text: str) -> float:
-    """1 for a text that ends its line within the limit."""
+    """1 for a text that ends its line within the limit, as the char-GPT does one time in four."""
     return float(text.endswith("\n"))
-
-
-def lines() -> TextTask:
-    """Finish a line, and stop there: what the char-GPT does with one text in four."""
-    return TextTask(["ROMEO:\nI", "JULIET:\nO", "HENRY:\nMy", "My lord"], line_ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,17 +79,18 @@ RAGGED = Setting(
     "Sums as in notebook 07, every other one without the worked example. A correct answer gets 1.",
     Ragged,
 )
-TENTHS = Setting("Sums of two digits. A correct answer gets 0.7.", SevenTenths)
+TENTHS = Setting("Sums of two digits. A correct answer earns its weight.",
+    lambda: Arithmetic(lengths=(2,), grade=seven_tenths))  # fmt: skip
 LETTER = Setting(
     "The char-GPT of notebook 01. The reward should be the fraction of characters that are an e.",
-    letters, char_gpt, LETTERS,
+    lambda: TextTask(["ROMEO:", "JULIET:", "HENRY:", "My lord"], letter_share), char_gpt, LETTERS,
 )  # fmt: skip
 
 
 NEWLINE = int(CharTokenizer().encode("\n")[0])
 LINES = Setting(
     "The char-GPT of notebook 01. A text that ends its line within 24 characters gets 1.",
-    lines,
+    lambda: TextTask(["ROMEO:\nI", "JULIET:\nO", "HENRY:\nMy", "My lord"], line_ends),
     char_gpt,
     replace(
         LETTERS, eos_id=NEWLINE, pad_id=NEWLINE, steps=9, lr=1e-4, inner_epochs=1,
@@ -162,24 +147,22 @@ class Patient:
 
 
 @cache
+def records(file: str) -> dict[str, dict[str, str]]:
+    """`patients.md` or `night.md` as a dictionary: by name, then by what is told."""
+    text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+    parts = (part.strip().splitlines() for part in text.split("\n## ")[1:])
+    pairs = {name: [line.partition(":")[::2] for line in lines if line] for name, *lines in parts}
+    return {name: {key: told.strip() for key, told in some} for name, some in pairs.items()}
+
+
 def notes_by_diagnosis() -> dict[str, dict[str, str]]:
-    """`patients.md` as a dictionary: by diagnosis, then by what is told."""
-    text = (Path(__file__).parent / "patients.md").read_text(encoding="utf-8")
-    diagnoses = {}
-    for part in text.split("\n## ")[1:]:
-        name, *lines = part.strip().splitlines()
-        pairs = (line.split(": ", 1) for line in lines if line)
-        diagnoses[name] = dict(
-            pair if len(pair) == 2 else (pair[0].rstrip(":"), "") for pair in pairs
-        )
-    return diagnoses
+    return records("patients.md")
 
 
-def run(patient: Patient, seed: int = 0, *, sick: bool = True, steps: int | None = None) -> Chart:
-    """Train with the bug, or without it under the same settings; steps as given, if they are."""
-    changes = {"seed": seed} if steps is None else {"seed": seed, "steps": steps}
-    with patient.switch() if sick else ExitStack():
-        return trained(patient, patient.config(sick=sick, **changes))
+def run(patient: Patient, seed: int = 0) -> Chart:
+    """Train with the bug."""
+    with patient.switch():
+        return trained(patient, patient.config(sick=True, seed=seed))
 
 
 def trained(patient: Patient, config: GRPOConfig) -> Chart:
@@ -197,39 +180,20 @@ def trained(patient: Patient, config: GRPOConfig) -> Chart:
     return Chart(config, done, policy, moved, stopped, patient.setting.base is load_policy)
 
 
-def where_it_hurts(
-    name: str, seeds: Sequence[int] = (0, 1, 2), setting: Setting = LINES
-) -> dict[str, list[Chart]]:
-    """Runs of a bug, and of its healthy twin, in a setting other than its own; one per seed."""
-    sick, healthy = replace(record(name), setting=setting), Patient("healthy", setting=setting)
+def where_it_hurts(name: str, seeds: Sequence[int] = (0, 1, 2)) -> dict[str, list[Chart]]:
+    """Runs of a bug, and of its healthy twin, where stopping has to be learned; one per seed."""
+    sick, healthy = replace(record(name), setting=LINES), Patient("healthy", setting=LINES)
     both = {"with the bug": sick, "healthy twin": healthy}
     return {who: [run(patient, seed) for seed in seeds] for who, patient in both.items()}
 
 
-def caught(patient: Patient) -> bool:
-    """Whether the smallest test tells the bug from the healthy code."""
-    ask(*patient.test, config=patient.config(sick=False))  # the healthy code passes, or this raises
-    return complaint(patient) is not None
-
-
-def complaint(patient: Patient) -> str | None:
-    """What the smallest test says of the sick code; None if it says nothing."""
-    if not patient.test:
-        return None
-    with patient.switch():
-        try:
-            ask(*patient.test, config=patient.config(sick=True))
-        except AssertionError as error:
-            return str(error)
-    return None
-
-
 # fmt: off
-SCORER, RATIO, TOKEN = "scorer against sampler", "ratio at the first update", "gradient per token"
-EQUAL, PULL, BOARD = "equal groups", "gradient at zero advantage", "dashboard"
+SCORER, TOKEN = "scorer against sampler", "gradient per token"
+EQUAL, PULL, BOARD = "groups", "gradient at zero advantage", "dashboard"
+EXCHANGED, EXAMPLE = "exchange tests", "rewards, another worked example (fraction)"
 PATIENTS: tuple[Patient, ...] = (
     Patient("a grader that never matches",
-        Sign(EQUAL, "equal groups, last steps (frac_reward_zero_std)", 0.99),
+        Sign(EQUAL, "the same, last steps", 0.99),
         ("a_right_answer_is_rewarded", "reward", "right"), switch("answer_compared_as_text")),
     Patient("a sampler that does not know the end",
         Sign(BOARD, "truncated (completions/clipped_ratio)", 0.5), ("completions_end", "sample"),
@@ -243,21 +207,21 @@ PATIENTS: tuple[Patient, ...] = (
     Patient("old log-probs not detached",
         Sign(TOKEN, "A = +1, ratio 1.0, first token", 1e-6, above=False),
         ("the_ratio_has_a_gradient", "loss"), switch("old_is_new_with_its_graph")),
-    Patient("a reward that reads the prompt", Sign("swapped example", "rewards that change", 0.1),
+    Patient("a reward that reads the prompt", Sign(EXCHANGED, EXAMPLE, 0.1),
         ("a_wrong_answer_is_not_rewarded", "reward", "wrong"),
         switch(reward=bugs.reads_the_prompt)),
     Patient("a policy that grades its own samples",
         Sign(BOARD, "entropy (entropy)", 0.6, above=False),
         ("rewards_do_not_ask_the_policy", "rewards"), switch("graded_by_its_own_probability"),
         setting=LETTER, key="a policy scored on its own samples"),
-    Patient("KL to another model", Sign(BOARD, "KL to the reference (kl)", 0.1, index=0),
+    Patient("KL to another model", Sign(BOARD, "KL to the reference (kl)", 0.01, index=0),
         ("the_kl_is_0_before_the_first_update", "first_kl"),
         switch(frozen_copy=bugs.another_reference)),
     Patient("a KL that uses the policy ratio",
         Sign(PULL, "the KL term alone, weight 1", 1e-6, above=False),
         ("the_loss_depends_on_the_reference", "loss_with_kl"), switch("kl_against_the_old_policy")),
     Patient("k1 as the loss",
-        Sign("weight 0 against 1", "KL at weight 1, divided by KL at weight 0", 0.75),
+        Sign(PULL, "the KL term, its mean over all of four tokens", 1e-3, above=False),
         ("the_kl_term_has_a_mean_gradient", "kl"), switch("gradient_of_k1")),
     Patient("the clip on the wrong side", Sign(TOKEN, "A = -1, ratio 0.5", 1e-6),
         ("a_low_ratio_of_a_bad_token_is_left_alone", "loss"),
@@ -265,8 +229,9 @@ PATIENTS: tuple[Patient, ...] = (
     Patient("the entropy bonus detached",
         Sign(PULL, "the entropy bonus alone, weight 1", 1e-6, above=False),
         ("the_entropy_bonus_has_a_gradient", "loss_with_entropy"), switch("entropy_detached"),
-        setting=LETTER),
-    Patient("stale old log-probs", Sign(RATIO, "farthest from 1, later batches", 0.02),
+        setting=LETTER,
+        key="the entropy bonus detached 14"),
+    Patient("stale old log-probs", Sign(SCORER, "the same in batches 2 to 4", 0.02),
         ("the_ratio_is_1_at_every_first_update", "first_ratios"),
         switch(sample=bugs.one_batch_late), setting=TENTHS),
     Patient("top-p in the sampler only",
@@ -276,7 +241,8 @@ PATIENTS: tuple[Patient, ...] = (
     Patient("a temperature in the sampler only",
         Sign(SCORER, "largest of scorer's / sampler's probability", 1.2),
         ("sampler_and_scorer_agree", "sample", "rescore"),
-        switch(sample=bugs.sampled_with(temperature=0.7)), setting=LETTER),
+        switch(sample=bugs.sampled_with(temperature=0.7)), setting=LETTER,
+        key="a temperature in the sampler only 3"),
     Patient("0 divided by 0", Sign(BOARD, "steps done", 9.5, above=False),
         ("equal_rewards_give_no_advantage", "advantages"),
         switch("equal_rewards_not_exactly_zero", "std_without_eps")),
@@ -293,9 +259,10 @@ PATIENTS: tuple[Patient, ...] = (
     Patient("the mask in the denominator only", Sign(TOKEN, "padding", 1e-6),
         ("the_padding_gets_no_gradient", "loss"),
         switch("mask_in_the_denominator_only", "padding_read", "padding_scored",
-            "others_tokens_scored", sample=bugs.scored_twice)),
+            "others_tokens_scored", sample=bugs.scored_twice),
+        key="the mask in the denominator only 5"),
     Patient("prompts padded on the right",
-        Sign("padding", "log-probs of such a row, in the batch against alone (nats)", 1.0),
+        Sign(EXCHANGED, "log-probs, a row's padding left out (largest change)", 1.0),
         ("prompts_end_in_the_last_column", "pad"), switch("padded_on_the_right"), setting=RAGGED),
     Patient("a token mean per micro-batch",
         Sign("loss by hand", "from the logged loss to the one over all tokens", 1e-4),
@@ -305,6 +272,9 @@ PATIENTS: tuple[Patient, ...] = (
         ("a_small_drift_of_a_long_text_keeps_its_gradient", "loss"),
         bug_settings={"level": "sequence"}, setting=LETTER),
     Patient("healthy", setting=RAGGED, key="healthy, ordinary"),
+    Patient("healthy", setting=TENTHS, key="healthy, tenths 4"),
+    Patient("healthy", setting=LETTER, key="healthy, letters 16"),
+    Patient("healthy", key="healthy, sums 62"),
     Patient("healthy", switch=switch(sample=bugs.rounded), key="healthy, rounded sampler"),
 )
 # fmt: on
@@ -319,8 +289,8 @@ def numbered() -> tuple[Patient, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """The diagnoses in the order of their numbers, ward by ward, as `patients.md` has them."""
-    return tuple(notes_by_diagnosis())
+    """All diagnoses in the order of their numbers, which is that of the alphabet."""
+    return tuple(sorted(notes_by_diagnosis(), key=str.lower))
 
 
 def record(name: str) -> Patient:

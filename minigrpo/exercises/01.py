@@ -1,12 +1,14 @@
-"""What a text is worth, attention, the loss, the temperature"""
+"""What a text is worth, attention, the loss, a training step"""
 
 import math
 from random import Random
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from minigrpo import corpus, gpt, logprobs, pretrain
+from minigrpo import corpus, gpt, pretrain
 from minigrpo.exercises.form import FAR, exercise, mask, numbers, whole
 
 
@@ -110,12 +112,9 @@ attention.cases = {
     "many positions": some_heads(Random(3), 1, 1, 300, 2),
 }
 attention.draw = some_heads
-attention.corners = {
-    "what is hidden has far higher scores": (
-        (FOUR * 0 + 1000, FOUR * 3000 - 3000, FOUR, gpt.causal_mask(2)),
-        "Scores of millions can lie below a finite number for 'hidden'. Minus infinity is safe.",
-    ),
-}
+HIGH = FOUR * 0 + 1000, FOUR * 3000 - 3000, FOUR, gpt.causal_mask(2)
+SAFE = "Scores of millions can lie below a finite number for 'hidden'. Minus infinity is safe."
+attention.corners = {"what is hidden has far higher scores": (HIGH, SAFE)}
 attention.hints = """
 query @ key.transpose(-2, -1) gives all scores, (N, heads, S, S). Divide by the root of d.
 scores.masked_fill(~mask, -torch.inf) before softmax(dim=-1); then @ value."""
@@ -147,8 +146,6 @@ next_token_loss.wrong = {
     "tokens, which grows with the batch. Take the mean.",
     "predictions, targets = logits[:, :-1].softmax(dim=-1), input_ids[:, 1:]": "You apply a "
     "softmax twice. cross_entropy wants the logits themselves.",
-    "return F.cross_entropy(predictions.mT, targets, ignore_index=0)": "You leave out targets of "
-    "id 0. Every id counts, whatever it is.",
 }
 HAND = torch.tensor([[[0.0, math.log(2), 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
 next_token_loss.cases = {
@@ -159,55 +156,59 @@ next_token_loss.cases = {
     "a long window": some_windows(Random(2), 1, 600, 3),
 }
 next_token_loss.draw = some_windows
-next_token_loss.corners = {
-    "logits 1,000 apart": (
-        (torch.tensor([[[1000.0, 0.0], [0.0, 0.0]]]), torch.tensor([[0, 1]])),
-        FAR,
-    )
-}
+APART = torch.tensor([[[1000.0, 0.0], [0.0, 0.0]]])
+next_token_loss.corners = {"logits 1,000 apart": ((APART, torch.tensor([[0, 1]])), FAR)}
 next_token_loss.hints = """
 Which positions predict something you can check? logits[:, :-1] and input_ids[:, 1:].
 F.cross_entropy wants (tokens, V) and (tokens,): flatten windows and positions together."""
 
 
-@exercise(
-    "log-probs at a temperature",
-    package=lambda logits, t: logprobs.next_token_log_probs(logits, temperature=t),
-    gradient="logits",
-)
-def next_token_log_probs(logits, temperature):
-    """logits (..., V) -> (..., V), the log-probability of each token"""
-    return (logits / temperature).log_softmax(dim=-1)
+@exercise("training step")
+def training_step(model, input_ids, optimizer, loss_of):
+    """one step on input_ids (N, S) -> the loss before the step, a number"""
+    loss = loss_of(model(input_ids).logits, input_ids)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
 
 
-def some_logits(r):
-    shape = r.choice(((4,), (2, 3), (3, 3), (2, 3, 4), (4, 1, 2), (2, 2, 2, 3)))
-    temperature = r.choice((0.05, 0.3, 0.7, 1, 1.0, 1.5, 2, 5))
-    return numbers(r, *shape, low=-1.5, high=1.5).transpose(0, -1), temperature
+class Pairs(nn.Embedding):
+    """A row of logits for each character. A copy still has a gradient, of the batch before."""
+
+    def forward(self, input_ids):
+        return SimpleNamespace(logits=super().forward(input_ids))
+
+    def __repr__(self):
+        return f"logits {self.weight.tolist()}"
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.weight.grad = torch.ones_like(self.weight)
 
 
-next_token_log_probs.why = """Divide the logits, then normalize. If you divide the finished
-log-probs instead, they no longer sum to 1: at τ = 0.5, 1/4 and 3/4 become 1/16 and 9/16."""
-next_token_log_probs.right = ["z = logits / temperature; return z - z.logsumexp(-1, keepdim=True)"]
-next_token_log_probs.wrong = {
-    "return (logits * temperature).log_softmax(dim=-1)": "You multiply by the temperature, so hot "
-    "is cold: a low one must sharpen.",
-    "return logits.log_softmax(dim=-1) / temperature": "You divide the log-probs, so the result "
-    "no longer sums to 1. Divide the logits, before the softmax.",
-    "return (logits / temperature).softmax(dim=-1)": "Take their logarithms: log_softmax.",
-    "return (logits / temperature).softmax(dim=-1).log()": "You take the softmax and then its "
-    "logarithm. Where a probability is 0, the gradient is NaN.",
-    "return ((logits / temperature).softmax(dim=-1) + 1e-10).log()": "You add a small number "
-    "before the logarithm, so no token comes out rarer than that. log_softmax needs none.",
+def a_step(table, input_ids):
+    model = Pairs.from_pretrained(table, freeze=False)
+    return model, input_ids, torch.optim.SGD(model.parameters(), lr=0.5), next_token_loss
+
+
+training_step.why = """PyTorch adds each gradient to the one before, so empty it before backward(),
+and clip between backward() and step()."""
+training_step.right = ["return loss.detach()", (("optimizer.zero_grad()", "model.zero_grad()"),)]
+training_step.wrong = {
+    (("optimizer.zero_grad()", "pass"),): "backward() adds to the gradient of the batch before. "
+    "Empty it first.",
+    "nn.utils.clip_grad_norm_(model.parameters(), 1e9)": "You don't clip before the step.",
+    (("optimizer.step()", "pass"),): "The weights don't move: no step(), or a late zero_grad()?",
+    "return loss_of(model(input_ids).logits, input_ids).item()": "That's the loss after "
+    "the step. Return the one before it.",
 }
-next_token_log_probs.cases = {
-    "a quarter and three quarters at 0.5": (torch.tensor([0.25, 0.75]).log(), 0.5),
-    "logits that look like probabilities, at 1": (torch.tensor([[0.25, 0.75]]), 1),
-    "a forbidden token": (torch.tensor([[1.0, 2.0, -torch.inf], [0.0, -torch.inf, 50.0]]), 2),
-    "a large vocabulary": (numbers(Random(2), 1, 600), 0.7),
-    "a tiny temperature": (torch.tensor([[0.0, 1.0]]), 0.001),
+training_step.cases = {
+    "one window": a_step(torch.zeros(2, 2), torch.tensor([[0, 1, 1]])),
+    "a surprise": a_step(torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.tensor([[0, 1]])),
 }
-next_token_log_probs.draw = some_logits
-next_token_log_probs.hints = """
-Where does the temperature act, before the softmax or after it? Only one sums to 1.
-Divide the logits, then take log_softmax(dim=-1)."""
+training_step.draw = lambda r: a_step(numbers(r, 3, 3, low=-5, high=5), whole(r, 2, 4, high=3))
+training_step.hints = """
+loss, optimizer.zero_grad(), loss.backward(), clip, optimizer.step(). Which order, and why?
+nn.utils.clip_grad_norm_(model.parameters(), 1.0) goes between backward() and step()."""

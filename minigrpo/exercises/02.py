@@ -1,51 +1,13 @@
-"""The probability of a sequence, masks, ratios, perplexity"""
+"""The probability of a sequence, masks, the sampling loop"""
 
 from random import Random
 from types import SimpleNamespace
 
 import torch
+from torch.nn.functional import pad
 
-from minigrpo import logprobs, objective, sampling
+from minigrpo import logprobs, sampling
 from minigrpo.exercises.form import FAR, exercise, numbers, texts, whole
-from minigrpo.logprobs import masked_mean
-
-
-@exercise(
-    "log of a product",
-    package=lambda probs: logprobs.sequence_log_probs(probs.log(), torch.ones_like(probs)),
-    gradient="probs",
-)
-def log_product(probs):
-    """probs (..., L) -> (...), the logarithm of the product over the last dimension"""
-    return probs.log().sum(dim=-1)
-
-
-log_product.why = """A sum of logarithms stays an ordinary number however long the text gets. If you
-multiply first, a hundred probabilities of 0.1 have underflowed to 0 before you take the
-logarithm."""
-log_product.right = ["return probs.log().cumsum(-1)[..., -1]"]
-log_product.wrong = {
-    "return probs.prod(-1).log()": "You multiply first, and the product of many probabilities is "
-    "0. Take the logarithms first, and add them.",
-    "return probs.double().prod(-1).log()": "You multiply in float64, which only moves the wall: "
-    "a few hundred factors more, and the product is 0 again.",
-    "return probs.log().mean(-1)": "That's the mean of the logarithms, so the length is lost.",
-    "return (probs + 1e-10).log().sum(-1)": "You add a small number before the logarithm. No "
-    "probability is 0 here, so leave it out.",
-    "return probs.log().sum()": "You sum over all dimensions. Sum over the last one only.",
-}
-log_product.cases = {
-    "worked by hand": (torch.tensor([0.5, 0.25, 0.5]),),
-    "two rows, certain and rare tokens": (torch.tensor([[1.0, 0.1, 1.0], [1e-10, 0.5, 1e-20]]),),
-    "100 factors of 0.1": (torch.full((1, 100), 0.1),),
-    "600 factors of 0.1": (torch.full((1, 600), 0.1),),
-}
-log_product.draw = lambda r: (
-    numbers(r, *r.choice(((4,), (1, 3), (3, 2), (2, 3, 4))), low=0.02, high=1.0),
-)
-log_product.hints = """
-What is the logarithm of a * b?
-Take the logarithm of every factor first, then sum over the last dimension."""
 
 
 def of_the_package(logits, input_ids):  # which takes a model
@@ -76,14 +38,12 @@ token_log_probs.wrong = {
     "log_p = (predictions.softmax(dim=-1) + 1e-9).log()": "You add a small number before the "
     "logarithm, so no token comes out rarer than that. log_softmax needs none.",
     "return -log_p.gather(-1, tokens[..., None]).squeeze(-1)": "No log-prob is above 0.",
-    "predictions, tokens = logits[:, :-1], input_ids[:, :-1]": SHIFT,
 }
 token_log_probs.cases = {
     "a model that counts": (40.0 * torch.eye(5)[1:][None], torch.tensor([[0, 1, 2, 3]])),
     "a text that counts badly": (40.0 * torch.eye(5)[1:][None], torch.tensor([[0, 2, 2, 0]])),
     "two heights": (torch.tensor([[[50.0, 49], [-50, -49], [9, 9]]]), torch.tensor([[1, 0, 1]])),
     "a large vocabulary": (some_windows(Random(1), 1, 3, 300)[0], torch.tensor([[0, 257, 299]])),
-    "a long text": some_windows(Random(2), 1, 600, 3),
 }
 token_log_probs.draw = some_windows
 token_log_probs.corners = {
@@ -94,7 +54,11 @@ logits[:, :-1] and input_ids[:, 1:] belong together; log_softmax over the last d
 log_p.gather(-1, tokens[..., None]).squeeze(-1) picks one entry per position."""
 
 
-@exercise("log-prob of a sequence", package=logprobs.sequence_log_probs, gradient="log_probs")
+def with_a_one(log_probs, mask):  # as a text needs it in the package
+    return logprobs.sequence_log_probs(pad(log_probs, (0, 1)), pad(mask, (0, 1), value=1))
+
+
+@exercise("log-prob of a sequence", package=with_a_one, gradient="log_probs")
 def sequence_log_probs(log_probs, mask):
     """log_probs (N, T), mask (N, T) with 1 = real token -> (N,), in nats"""
     real = torch.where(mask.bool(), log_probs, 0.0)  # not a product: 0 * inf would be NaN
@@ -120,54 +84,13 @@ sequence_log_probs.cases = {
         torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 1]]).bool(),
     ),
     "a token that is certain": (torch.tensor([[-9.0, 0.0, -2.0]]), torch.tensor([[0, 1, 1]])),
+    "an empty row": (torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[0, 0], [1, 0]])),
     "an impossible token": (torch.tensor([[-1.0, -torch.inf, -2.0]]), torch.ones(1, 3)),
-    "a long text": (torch.full((1, 600), -0.5), torch.ones(1, 600)),
 }
 sequence_log_probs.draw = lambda r: texts(r, 1, low=-6)
 sequence_log_probs.hints = """
 Don't touch what's under a 0 of the mask at all, not even to multiply it by 0.
 torch.where(mask.bool(), log_probs, 0.0), then sum over the last dimension."""
-
-
-@exercise(
-    "ratio of two policies",
-    package=lambda new, old, m: objective.policy_ratio(new, old, m, level="sequence")[:, 0],
-    gradient="log_probs",
-)
-def sequence_ratio(log_probs, old_log_probs, mask):
-    """log_probs, old_log_probs, mask (N, T) -> (N,), new over old"""
-    real = mask.bool()
-    new = torch.where(real, log_probs, 0.0)
-    old = torch.where(real, old_log_probs, 0.0)
-    return (new - old).sum(dim=-1).exp()
-
-
-sequence_ratio.why = """In log space the product of the token ratios is a subtraction and a sum,
-with a single exp at the end. If you take exp first and then divide, a long text gives you 0/0."""
-sequence_ratio.right = ["return (new.sum(dim=-1) - old.sum(dim=-1)).exp()"]
-sequence_ratio.wrong = {
-    "return (old - new).sum(dim=-1).exp()": "This is old over new. Turn it around.",
-    "return masked_mean((new - old).exp(), mask, dim=-1)": "Multiply the ratios; don't average.",
-    "return masked_mean(new - old, mask, dim=-1).exp()": "You divide by the length, as GSPO does "
-    "(notebook 05). Here we want the whole product.",
-    "return new.sum(dim=-1).exp() / old.sum(dim=-1).exp()": "You take exp first, and then you "
-    "divide. For a long text that's 0/0. Subtract first.",
-    "return (new - old).sum(dim=-1).clamp(-20, 20).exp()": "You clamp the log-ratio. We want the "
-    "exact ratio, and no gradient flows where you clamp.",
-}
-sequence_ratio.cases = {
-    "far apart": (torch.full((1, 1), -30.0), torch.full((1, 1), -55.0), torch.ones(1, 1)),
-    "twice as likely": (torch.tensor([[-1.0]]), torch.tensor([[0.5]]).log() - 1, torch.ones(1, 1)),
-    "a long text": (torch.full((1, 600), -0.5), torch.full((1, 600), -0.501), torch.ones(1, 600)),
-}
-sequence_ratio.garbage = True
-sequence_ratio.draw = lambda r: texts(r, 2, low=-2)
-FAR_APART = torch.tensor([[-1.0, -150.0]]), torch.tensor([[-150.0, -1.0]]), torch.ones(1, 2)
-ONCE = "A token ratio of e^149 is infinite, and times 0 it's NaN. Add up first, then take exp once."
-sequence_ratio.corners = {"ratios of e^149 and e^-149": (FAR_APART, ONCE)}
-sequence_ratio.hints = """
-In log space a quotient is a difference. Mask both before you subtract.
-Sum the masked differences over dim=-1, then exp, once, at the very end."""
 
 
 @exercise("completion mask", package=sampling.completion_mask, keywords="eos_id")
@@ -195,45 +118,116 @@ completion_mask.cases = {
     "large ids": (torch.tensor([[50256, 7, 50257, 3], [128009, 50250, 50258, 9]]), 50257),
     "thousands of tokens": (torch.tensor([[7, 3] + [3] * 2998, [5] * 3000]), 3),
 }
-completion_mask.draw = lambda r: (
-    whole(r, r.randint(1, 4), r.randint(1, 6), high=5),
-    r.randrange(5),
-)
+completion_mask.draw = lambda r: (whole(r, 3, r.randint(1, 6), high=5), r.randrange(5))
 completion_mask.hints = """
 (completions == eos_id).cumsum(dim=1) counts the EOS so far. Where is it 0, and where 1?
 A position is real if there's no EOS *before* it. Subtract its own from the count: is it 0?"""
 
 
-@exercise("perplexity", package=lambda *given: (-masked_mean(*given)).exp(), gradient="log_probs")
-def perplexity(log_probs, mask):
-    """log_probs (N, T), mask (N, T) with 1 = real token -> scalar, at least 1"""
-    real = torch.where(mask.bool(), log_probs, 0.0)
-    mean = real.sum() / mask.sum()
-    return (-mean).exp()
+def chain(table, ends=True):  # the token before and the number of real tokens decide; 0 is EOS
+    def model(input_ids, attention_mask=None, **_):
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        assert mask.shape == input_ids.shape, "the attention mask has another shape than the ids"
+        turn = mask.long().cumsum(dim=1)[..., None] * torch.arange(1, len(table) + 1)
+        over = ends * (input_ids == 0)[..., None]
+        logits = torch.where(over, 40 * torch.eye(len(table))[0], table[input_ids] + turn.sin())
+        return SimpleNamespace(logits=logits)
+
+    return model
 
 
-perplexity.why = """Every real token of the batch has the same weight in the mean. If you average
-row by row, the tokens of short rows count more."""
-perplexity.right = ["mean = log_probs[mask.bool()].mean()"]
-perplexity.wrong = {
-    ("mean = real.sum(1) / mask.sum(1).clamp(min=1)", "return (-mean).exp().mean()"): "You average "
-    "the perplexities of the rows. Average all log-probs first, then take exp.",
-    "mean = (real.sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)).mean()": "You average within each "
-    "row, then over the rows. Every real token counts the same.",
-    "mean = real.mean()": "You divide by all positions. Count the real tokens.",
-    "return real.exp().prod() ** (-1 / mask.sum())": "You multiply the probabilities, and on a "
-    "long text the product underflows to 0. Stay in log space until the end.",
-    "return mean.exp()": "The minus is missing. A perplexity is never below 1.",
+def some_prompts(r, T=4, temperature=1.0, ends=True):
+    V, N, P = r.randint(3, 5), r.randint(1, 3), r.randint(1, 3)
+    model, ids = chain(numbers(r, V, V, low=-3, high=3), ends), whole(r, N, P, high=V - 1) + 1
+    mask = torch.arange(P) >= torch.tensor([r.randrange(P) for _ in range(N)])[:, None]
+    return model, ids * mask, mask, T, 0, temperature, torch.Generator().manual_seed(r.randrange(9))
+
+
+COUNTS = chain(40.0 * torch.eye(5)[[0, 2, 3, 4, 0]])
+
+
+@exercise("scorer of completions")
+def score(model, prompt_ids, prompt_mask, completions, mask, temperature):
+    """prompts (N, P), completions (N, T), their masks -> log-probs (N, T), read where mask is 1"""
+    ids = torch.cat([prompt_ids, completions], dim=1)  # (N, P + T)
+    logits = model(ids, torch.cat([prompt_mask, mask], dim=1)).logits  # (N, P + T, V)
+    log_probs = token_log_probs(logits / temperature, ids)  # (N, P + T - 1)
+    return log_probs[:, -completions.shape[1] :]
+
+
+def some_completions(r):
+    model, ids, mask, *_ = some_prompts(r)
+    completions = whole(r, len(ids), r.randint(1, 4), high=3)
+    real = completion_mask(completions, 0)  # after the end 0 is certain, so it has log-prob 0
+    return model, ids, mask, completions * real, real, r.choice((0.5, 1.0, 2.0))
+
+
+score.why = """Column s of the log-probs scores token s + 1, so the last T columns are the
+completion's. The last T *logits* are another thing: they predict the tokens one place later."""
+score.right = ["return torch.where(mask.bool(), log_probs[:, prompt_ids.shape[1] - 1 :], 0.0)"]
+score.wrong = {
+    "log_probs = (logits / temperature).log_softmax(-1).gather(-1, ids[..., None])[..., 0]": "You "
+    "take the last T logits, which predict the tokens after those of the completion. Its first "
+    "token is predicted at the last prompt position.",
+    "return log_probs[:, prompt_ids.shape[1] :]": "You're one column late. Column s scores token "
+    "s + 1, so the completion begins in column P - 1.",
+    "logits = model(ids).logits": "The model isn't given the mask, so it reads the padding.",
+    "log_probs = token_log_probs(logits, ids)": "You don't divide the logits by the temperature.",
+    (
+        "log_probs = token_log_probs(logits, ids)",
+        "return log_probs[:, -completions.shape[1] :] / temperature",
+    ): "You divide log-probs by the temperature. Divide the logits, before the softmax.",
+    "return log_probs": "You return the prompts' log-probs as well. Keep the completions' alone.",
 }
-perplexity.cases = {
-    "worked by hand": (torch.tensor([[0.5, 0.125, 0.5]]).log(), torch.tensor([[1, 1, 0]])),
-    "an empty row": (torch.tensor([[-1.5, 0.0], [-3.0, -2.0]]), torch.tensor([[1, 1], [0, 0]])),
-    "always certain and right": (torch.zeros(2, 2), torch.tensor([[1, 0], [1, 1]])),
-    "a single surprise": (torch.tensor([[-1.0, -40.0]]), torch.tensor([[0.0, 1.0]])),
-    "a long text": (torch.full((1, 601), -3.0), torch.ones(1, 601)),
+TWO = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[False, True], [True, True]])
+ROWS = torch.tensor([[2, 3, 4, 0], [3, 4, 0, 0]])
+score.cases = {
+    "a model that counts": (COUNTS, *(x[1:] for x in TWO), ROWS[1:, :3], ROWS[1:, :3] > -1, 1.0),
+    "two that count": (COUNTS, *TWO, ROWS, completion_mask(ROWS, 0), 1.0),
 }
-perplexity.garbage = True
-perplexity.draw = lambda r: texts(r, 1, low=-6)
-perplexity.hints = """
-Sum the log-probs of all real tokens of the batch; divide by how many there are.
-Then minus, then exp."""
+score.draw = some_completions
+score.hints = """
+Join prompts and completions, and their masks. One call of the model gives all the logits.
+token_log_probs(logits / temperature, ids) has P + T - 1 columns. Which T of them do you need?"""
+
+
+@exercise("sampling loop", keywords="max_new_tokens eos_id temperature generator")
+def sample(model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator):
+    """prompts (N, P) and their mask -> completions (N, T), and their tokens' log-probs (N, T)"""
+    ids, mask, log_probs = prompt_ids, prompt_mask, []
+    for _ in range(max_new_tokens):
+        with torch.no_grad():
+            logits = model(ids, mask).logits[:, -1]  # (N, V), for the token after the last
+        log_p = (logits / temperature).log_softmax(dim=-1)
+        token = torch.multinomial(log_p.exp(), 1, generator=generator)  # (N, 1)
+        log_probs.append(log_p.gather(1, token))
+        ids = torch.cat([ids, token], dim=1)
+        mask = torch.cat([mask, torch.ones_like(token)], dim=1)
+        if (ids[:, prompt_ids.shape[1] :] == eos_id).any(dim=1).all():
+            break  # every row has written its EOS
+    return ids[:, prompt_ids.shape[1] :], torch.cat(log_probs, dim=1)
+
+
+SETTINGS = 6, 0, 1.0, torch.Generator().manual_seed(0)
+sample.why = """The log-prob stored is that of the distribution the token came from, temperature
+included. A row that has ended keeps writing until all have; the completion mask hides that."""
+sample.right = ["token = (logits / temperature).softmax(-1).multinomial(1, generator=generator)"]
+sample.wrong = {
+    "if (ids == eos_id).any(dim=1).all():": "You look for EOS in the prompt and its padding, too.",
+    "log_probs.append(logits.log_softmax(dim=-1).gather(1, token))": "You store log-probs at "
+    "temperature 1, but the tokens were drawn at another.",
+    "if (token == eos_id).any():": "You stop as soon as one row has ended. Wait for all of them.",
+    "logits = model(ids).logits[:, -1]": "The model isn't given the mask, so it reads the padding.",
+    "return ids, torch.cat(log_probs, dim=1)": "You return the prompts as well. Cut them off.",
+    "token = torch.multinomial(log_p.exp(), 1)": "You draw without the generator.",
+}
+sample.cases = {
+    "a model that counts": (COUNTS, torch.tensor([[1]]), torch.tensor([[True]]), *SETTINGS),
+    "two that count": (COUNTS, torch.tensor([[1], [3]]), torch.tensor([[True]] * 2), *SETTINGS),
+}
+sample.draw = lambda r: some_prompts(r, r.randint(1, 6), r.choice((0.5, 1.0, 2.0)))
+GO_ON = "After the end of a row yours differs from ours. The completion mask hides that."
+sample.corners = {"more text after EOS": (some_prompts(Random(5), 6, ends=False), GO_ON)}
+sample.hints = """
+In each turn: read everything so far, draw a token per row, store its log-prob, append it.
+log_p.gather(1, token) is its log-prob. Stop when every row of ids[:, P:] has an EOS somewhere."""

@@ -1,12 +1,14 @@
-"""Reward, advantages, clip, KL, and a first GRPO step"""
+"""Reward, advantages, REINFORCE, the loop, the ratio, an experiment, the clip"""
+
+from types import SimpleNamespace
 
 import torch
-from torch import tensor
+from torch import nn, tensor
 
-from minigrpo import logprobs, objective
+from minigrpo import objective
 from minigrpo.clinic.catalogue import NAMED
-from minigrpo.exercises.form import UNDERFLOW, exercise, mask, numbers, texts, whole
-from minigrpo.logprobs import masked_mean
+from minigrpo.exercises.form import exercise, mask, numbers, texts, whole
+from minigrpo.logprobs import masked_mean, sequence_log_probs
 
 POPULATION = "Your std divides by G, as NumPy's does. Here it's G - 1, as torch's .std() has it."
 EQUAL = (
@@ -26,7 +28,6 @@ def letter_share(completions, mask, letter_id):
 letter_share.why = """Divide the hits of a row by the real tokens of that row, so that twice the
 text isn't worth twice the reward. If you divide by the width of the batch, a short text loses
 reward because of its neighbors."""
-letter_share.right = ["return (hits / real.sum(dim=-1, keepdim=True)).sum(dim=-1)"]
 letter_share.wrong = {
     "return hits.float().mean(dim=-1)": "You divide by the width of the batch.",
     "hits = completions == letter_id": NAMED["mask_in_the_denominator_only"].sentence,
@@ -69,8 +70,6 @@ group_advantages.wrong = {
     "so easy prompts look like good answers. Compare within the group.",
     "std = groups.std(dim=1, keepdim=True, correction=0)": POPULATION,
     "advantages = (groups - mean) / (std + 1e-8)": "The formula adds 1e-4 to the std.",
-    "advantages = (groups - mean) / (groups.std(1, correction=0, keepdim=True) + 1e-8)": POPULATION
-    + " And almost nothing is added to it. The formula adds 1e-4.",
     "advantages = groups - mean": "What comes out is the reward minus the group's mean, as in Dr. "
     "GRPO. Divide by the std plus 1e-4 too.",
     "std = groups.std()": NAMED["std_over_the_batch"].sentence,
@@ -91,195 +90,219 @@ groups = rewards.view(-1, group_size); mean and std with dim=1, keepdim=True.
 torch.where puts 0.0 where a group's amax equals its amin (keepdim=True); .flatten() at last."""
 
 
+@exercise("loss of REINFORCE", gradient="log_probs")
+def reinforce(log_probs, mask, advantages):
+    """log_probs, mask (N, T), advantages (N,) -> scalar (), to be minimized"""
+    log_p = sequence_log_probs(log_probs, mask)  # (N,), exercise 2.2
+    return -(advantages * log_p).mean()
+
+
+reinforce.why = """Each completion's log-prob is weighted with its advantage, and the minus turns
+the hill around for an optimizer, which goes down. The mean is over completions, so a long one
+counts once, with all of its tokens."""
+reinforce.wrong = {
+    "return (advantages * log_p).mean()": "The minus is missing. An optimizer minimizes, so the "
+    "bad completions would become more likely.",
+    "return -(advantages * log_p).sum()": "You add up the completions. Take their mean.",
+    "log_p = masked_mean(log_probs, mask, dim=-1)": "You take the mean log-prob per token. The "
+    "log-prob of a completion is the sum.",
+    "log_p = log_probs.sum(dim=-1)": "You don't use the mask, so what comes after the end counts.",
+    "log_p = sequence_log_probs(log_probs, mask)[:, None]": "An (N, 1) times an (N,) is a table "
+    "(N, N), in which each completion meets all advantages. Keep the log-probs (N,).",
+}
+some, ends = -tensor([[1.0, 2], [3, 0.5], [1, 1]]), tensor([[1, 1], [1, 0], [1, 1]])
+reinforce.cases = {
+    "a good one, a bad one, an idle one": (some, ends, tensor([1.0, -1, 0])),
+    "600 tokens": (torch.full((2, 600), -0.5), torch.ones(2, 600), tensor([0.5, -2.0])),
+}
+reinforce.garbage = True
+reinforce.draw = lambda r: (*(given := texts(r, 1)), numbers(r, len(given[0])))
+reinforce.hints = """
+sequence_log_probs(log_probs, mask) has one number per completion, and so have the advantages.
+Multiply the two, take the mean, and put a minus before it."""
+
+
+class Writer(nn.Module):
+    """A policy small enough to judge a loop by: after prompt p it writes numbers around mean[p]."""
+
+    def __init__(self, copies=0):
+        super().__init__()
+        self.mean, self.copies = nn.Parameter(tensor([0.0, 1.0])), copies
+
+    def __deepcopy__(self, memo):
+        return Writer(self.copies + 1)
+
+    def __eq__(self, other):  # it's there to be changed
+        return isinstance(other, Writer)
+
+    __hash__ = nn.Module.__hash__
+
+    def log_prob(self, x):
+        return -((x - self.mean[:, None]) ** 2).flatten() / 2
+
+
+def write_numbers(policy):
+    if policy.copies > 1:
+        raise ValueError("this is a copy. Train the policy itself")
+    x = policy.mean.detach()[:, None] + tensor([-1.0, -0.25, 0.5, 1.5])  # (2, 4)
+    return SimpleNamespace(x=x, log_probs=policy.log_prob(x).detach())
+
+
+def nearness(batch):
+    return -((batch.x - tensor([[1.5], [-1.0]])) ** 2).flatten() / 10
+
+
+def ratio_loss(policy, batch, advantages):
+    return -(advantages * (policy.log_prob(batch.x) - batch.log_probs).exp()).mean()
+
+
+def in_fours(rewards):
+    return group_advantages(rewards, 4)
+
+
+@exercise("the loop", keywords="passes lr")
+def train(policy, sample_batch, grade, compare, loss_of, *, passes, lr):
+    """passes: a list, the number of updates on each batch -> as many mean rewards"""
+    optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
+    for updates in passes:  # one batch each
+        batch = sample_batch(policy)
+        rewards = grade(batch)
+        advantages = compare(rewards)
+        for _ in range(updates):
+            loss = loss_of(policy, batch, advantages)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        history.append(rewards.mean().item())
+    return history
+
+
+train.why = """Sampling, reward and comparison happen once per batch, and only the three lines of
+the update repeat. What the sampler stored with the batch stays as it was, so from the second pass
+on the batch is older than the policy that learns from it."""
+train.wrong = {
+    "loss = loss_of(policy, sample_batch(policy), advantages)": "You write a new batch for every "
+    "update, so the advantages belong to other completions. Keep the batch for all its passes.",
+    (("optimizer.zero_grad()", "pass"),): "The old gradients are still there when you call "
+    "backward(), and it adds to them. Call zero_grad() before each.",
+    "advantages = rewards": "You weight with the raw rewards. Compare them first.",
+    (("range(updates)", "range(1)"),): "You take one update per batch, whatever `passes` says.",
+    (("compare(rewards)", "compare(rewards); optimizer = torch.optim.Adam([policy.mean], lr)"),): (
+        "You make a new Adam for each batch, so it forgets. Make one before the loop."
+    ),
+    "history.append(grade(sample_batch(policy)).mean().item())": "What you return is measured "
+    "after the updates. We want the mean reward of the batch that was learned from.",
+}
+WORLD = Writer(), write_numbers, nearness, in_fours, ratio_loss
+train.cases = {
+    "one pass, four batches": (*WORLD, [1, 1, 1, 1], 0.1),
+    "three passes": (*WORLD, [3, 3, 3], 0.05),
+    "passes that change": (*WORLD, [2, 1, 4, 1, 1], 0.1),
+}
+train.hints = """
+One Adam before the loop. Per batch: sample_batch, grade, compare. Then the passes.
+A pass: loss_of(policy, batch, advantages), zero_grad(), backward(), step(). The batch stays."""
+
+
+@exercise(
+    "ratio of two policies",
+    package=lambda new, old, m: objective.policy_ratio(new, old, m, level="sequence")[:, 0],
+    gradient="log_probs",
+)
+def sequence_ratio(log_probs, old_log_probs, mask):
+    """log_probs, old_log_probs, mask (N, T) -> (N,), new over old"""
+    real = mask.bool()
+    new = torch.where(real, log_probs, 0.0)
+    old = torch.where(real, old_log_probs, 0.0)
+    return (new - old).sum(dim=-1).exp()
+
+
+sequence_ratio.why = """In log space the product of the token ratios is a subtraction and a sum,
+with a single exp at the end. If you take exp first and then divide, a long text gives you 0/0."""
+sequence_ratio.right = ["return (new.sum(dim=-1) - old.sum(dim=-1)).exp()"]
+sequence_ratio.wrong = {
+    "return (old - new).sum(dim=-1).exp()": "This is old over new. Turn it around.",
+    "return masked_mean((new - old).exp(), mask, dim=-1)": "Multiply the ratios; don't average.",
+    "return masked_mean(new - old, mask, dim=-1).exp()": "You divide by the length, as GSPO does "
+    "(notebook 05). Here we want the whole product.",
+    "return new.sum(dim=-1).exp() / old.sum(dim=-1).exp()": "You take exp first, and then you "
+    "divide. For a long text that's 0/0. Subtract first.",
+}
+sequence_ratio.cases = {
+    "far apart": (torch.full((1, 1), -30.0), torch.full((1, 1), -55.0), torch.ones(1, 1)),
+    "twice as likely": (torch.tensor([[-1.0]]), torch.tensor([[0.5]]).log() - 1, torch.ones(1, 1)),
+    "a long text": (torch.full((1, 600), -0.5), torch.full((1, 600), -0.501), torch.ones(1, 600)),
+}
+sequence_ratio.garbage = True
+sequence_ratio.draw = lambda r: texts(r, 2, low=-2)
+FAR_APART = torch.tensor([[-1.0, -150.0]]), torch.tensor([[-150.0, -1.0]]), torch.ones(1, 2)
+ONCE = "A token ratio of e^149 is infinite, and times 0 it's NaN. Add up first, then take exp once."
+sequence_ratio.corners = {"ratios of e^149 and e^-149": (FAR_APART, ONCE)}
+sequence_ratio.hints = """
+In log space a quotient is a difference. Mask both before you subtract.
+Sum the masked differences over dim=-1, then exp, once, at the very end."""
+
+
+@exercise("an experiment that decides")
+def recovery(new_adam, batches):
+    """new_adam True or False, batches in all -> calls of `train`: for each its list of passes"""
+    spoiled, healthy = [4], [1] * (batches - 1)
+    return [spoiled, healthy] if new_adam else [spoiled + healthy]
+
+
+recovery.why = """The two runs differ in one thing. Both blow up batch 1, and both go on with one
+pass, where every ratio is 1 and can do no harm. A second call of `train` makes a new Adam, so what
+differs in the end is Adam's doing."""
+recovery.wrong = {
+    "spoiled, healthy = [4], [4] * (batches - 1)": "Four passes bring huge ratios in every batch, "
+    "whichever Adam it is. If both runs fail, you can't tell the two suspects apart.",
+    "return [spoiled + healthy]": "One call makes one Adam, so both of your runs keep the old one.",
+    "return [spoiled, healthy]": "Each call makes a new Adam, so both of your runs get a new one.",
+    "spoiled, healthy = [4], [1] * batches": "Count again. The blown-up batch is one of them.",
+}
+recovery.cases = {"the same Adam": (False, 5), "a new Adam": (True, 16)}
+recovery.hints = """
+With one pass, all ratios are 1. So which passes leave only Adam as a suspect?
+[4] + [1] * (batches - 1) is one call. The same numbers in two lists are two calls, two Adams."""
+
+
 @exercise(
     "clipped objective",
-    package=lambda ratio, A, low, high: objective.clipped_surrogate(ratio, A, (low, high)),
+    package=lambda ratio, A, clip: objective.clipped_surrogate(ratio, A, (clip, clip)),
     gradient="ratio",
 )
-def clipped_objective(ratio, advantages, low, high):
-    """ratio (N,), advantages (N,), low and high numbers such as 0.2 -> (N,), to be maximized"""
-    clipped = ratio.clamp(1 - low, 1 + high)
-    return torch.minimum(ratio * advantages, clipped * advantages)
+def clipped_objective(ratio, advantages, clip):
+    """ratio (N,), advantages (N,), clip a number such as 0.2 -> (N,), to be maximized"""
+    good = ratio.clamp(max=1 + clip)  # flat above, so a good one stops being pushed up
+    bad = ratio.clamp(min=1 - clip)  # flat below, so a bad one stops being pushed down
+    return torch.where(advantages > 0, good, bad) * advantages
 
 
-clipped_objective.why = """The smaller of the two products only ever removes a reason to go further,
-never the pull back. With the clamped product alone, a good text that has become rare gets no
-gradient."""
+clipped_objective.why = """Each sign has one bound, on the side to which its advantage pushes. On
+the other side nothing is flat, so a good completion that has become rare is still pulled back. With
+both bounds it would get no gradient there."""
+clipped_objective.right = [
+    "return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)"
+]
 clipped_objective.wrong = {
     "return ratio * advantages": "Nothing is clipped, so nothing stops a move that goes too far.",
-    "return clipped * advantages": NAMED["clamp_without_min"].sentence,
-    "return torch.maximum(ratio * advantages, clipped * advantages)": NAMED["max_for_min"].sentence,
-    "return torch.minimum(ratio, clipped) * advantages": "At A < 0 you clip the wrong side.",
-    "clipped = ratio.clamp(1 - low, 1 + low)": "low is on both sides. The upper bound is 1 + high.",
-    "clipped = ratio.clamp(1 - high, 1 + low)": NAMED["clip_low_and_high_swapped"].sentence,
+    "return ratio.clamp(1 - clip, 1 + clip) * advantages": NAMED["clamp_without_min"].sentence,
+    "return torch.maximum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)": NAMED[
+        "max_for_min"
+    ].sentence,
+    "return good * advantages": "At A < 0 you clip the wrong side.",
+    ("good = ratio.clamp(max=clip)", "bad = ratio.clamp(min=clip)"): "The edges are 1 + clip and "
+    "1 - clip, because the ratio begins at 1.",
 }
 clipped_objective.cases = {
-    "both sides, both signs": (tensor([2.0, 0.5, 2.0, 0.5]), tensor([2.0, 2, -2, -2]), 0.2, 0.4),
-    "far away": (tensor([0.0, 0.0, 12.0, 12.0]), tensor([1.0, -2, 0.5, -2]), 0.2, 0.2),
+    "the four cases": (tensor([1.5, 0.5, 1.5, 0.5]), tensor([1.0, 1, -1, -1]), 0.2),
+    "far away": (tensor([0.0, 0.0, 12.0, 12.0]), tensor([1.0, -2, 0.5, -2]), 0.2),
 }
 clipped_objective.draw = lambda r: (  # never at a bound, where any gradient is fine
     numbers(r, N := r.randint(3, 6), low=0.0, high=r.choice((1.5, 4.0))) + 0.005,
     numbers(r, N),
-    *r.choices((0, 0.1, 0.2, 0.3, 0.9, 1.5), k=2),
+    r.choice((0, 0.1, 0.2, 0.3, 0.9)),
 )
 clipped_objective.hints = """
-Which of the two products is smaller, for ratios 0.5 and 1.5 and both signs?
-ratio.clamp(1 - low, 1 + high); torch.minimum of the two products."""
-
-
-@exercise(
-    "KL to the reference",
-    package=lambda p, q, m: objective.kl_estimate(*(x.where(m.bool(), 0.0) for x in (p, q))),
-    gradient="log_probs",
-)
-def kl_to_reference(log_probs, ref_log_probs, mask):
-    """log_probs, ref_log_probs, mask (N, T) -> (N, T), never below 0, and 0 where masked"""
-    real = mask.bool()
-    log_ratio = torch.where(real, ref_log_probs - log_probs, 0.0)  # reference over policy
-    return log_ratio.exp() - log_ratio - 1
-
-
-kl_to_reference.why = """The log-ratio is reference over policy; only then is its mean over the
-policy's tokens the KL. The other way around a token that went from 0.001 to 0.9 costs 890 instead
-of 6."""
-kl_to_reference.right = ["return log_ratio.expm1() - log_ratio"]
-kl_to_reference.wrong = {
-    "return (-log_ratio).exp() + log_ratio - 1": "The log-ratio is upside down. The reference "
-    "goes on top: exp(ref - new) - (ref - new) - 1.",
-    "return -log_ratio": "That's k1. Its mean is the KL, but it's negative for many tokens, and "
-    "as a loss it pulls nowhere on average.",
-    "log_ratio = ref_log_probs - log_probs": "What comes after the end gets into the penalty.",
-    "return torch.nn.functional.kl_div(log_probs, ref_log_probs, reduction='none')": "Is it "
-    "F.kl_div? Without log_target=True it takes the logarithm of a log-prob, which is NaN, and "
-    "with it you get the other direction.",
-    "return (log_probs - ref_log_probs).expm1() - (log_probs - ref_log_probs)": "The log-ratio is "
-    "upside down. And you don't use the mask.",
-    "return ref_log_probs.exp() * log_ratio": "You weight the log-ratio with the reference's "
-    "probability, as F.kl_div does. That's a term of KL(reference || policy).",
-}
-kl_to_reference.cases = {
-    "a fair coin": (tensor([[0.5, 0.5]]).log(), tensor([[0.8, 0.2]]).log(), tensor([[1, 1]])),
-    "one padded": (tensor([[0.0, -3.0]]), tensor([[-0.5, 0.0]]), tensor([[1.0, 0.0]])),
-}
-kl_to_reference.garbage = True
-kl_to_reference.draw = lambda r: texts(r, 2, low=-6)
-kl_to_reference.corners = {
-    "rare tokens": (
-        (tensor([[-1.0, -30.0]]), tensor([[-40.0, -2.0]]), torch.ones(1, 2)),
-        "At log-probs of -30 or -40 yours is a different number. What you cap has no gradient.",
-    ),
-    "log-probs whose exp is 0": ((*tensor([[[-110.0]], [[-110.5]]]), torch.ones(1, 1)), UNDERFLOW),
-}
-kl_to_reference.hints = """
-With x = ref_log_probs - log_probs, the three terms are exp(x), -x and -1.
-Mask first, then take exp: x = torch.where(mask.bool(), ref_log_probs - log_probs, 0.0)."""
-
-
-def package_loss(log_probs, old_log_probs, advantages, mask, clip):
-    ratio = objective.policy_ratio(log_probs, old_log_probs, mask, level="sequence")[:, 0]
-    return -objective.clipped_surrogate(ratio, advantages, (clip, clip)).mean()
-
-
-@exercise("loss of sequence GRPO", package=package_loss, gradient="log_probs", keywords="clip")
-def sequence_grpo_loss(log_probs, old_log_probs, advantages, mask, clip):
-    """log_probs, old_log_probs, mask (N, T), advantages (N,), clip a number -> scalar ()"""
-    real = mask.bool()
-    log_ratio = torch.where(real, log_probs - old_log_probs, 0.0)  # new over old
-    ratio = log_ratio.sum(dim=-1).exp()  # (N,), one per row
-    clipped = ratio.clamp(1 - clip, 1 + clip)
-    return -torch.minimum(ratio * advantages, clipped * advantages).mean()
-
-
-sequence_grpo_loss.why = """A text has one ratio here, so its log-ratios are summed before the exp.
-The mean of the token ratios 1.2 and 1.1 escapes a clip of 0.2, although the text is 1.32 times as
-likely."""
-sequence_grpo_loss.wrong = {
-    "ratio = log_ratio.sum(dim=-1, keepdim=True).exp()": "Your ratio has the shape (N, 1) and the "
-    "advantages (N,), so their product is a table (N, N). Sum without keepdim.",
-    "return torch.minimum(ratio * advantages, clipped * advantages).mean()": "The minus is "
-    "missing. An optimizer minimizes, so the bad completions would become more likely.",
-    (
-        "ratio = log_ratio.exp(); advantages = advantages[:, None]",
-        "return -masked_mean((ratio * advantages).minimum(clipped * advantages), mask, 1).mean()",
-    ): "You clip a ratio for every token. Here a completion has one: sum its log-ratios, then exp.",
-    "ratio = (log_ratio.sum(dim=-1) / mask.sum(dim=-1)).exp()": "You divide the log-ratio by the "
-    "length, as GSPO does (notebook 05). Here the ratio is the product of all.",
-    "ratio = torch.exp((log_probs * real).sum(-1)) / torch.exp((old_log_probs * real).sum(-1))": (
-        "A long text's probability underflows to 0, and 0/0 is NaN. Subtract first, then take exp."
-    ),
-    "return (-ratio * advantages).minimum(-clipped * advantages).mean()": "You keep the "
-    "larger product. Keep the smaller one, and then take minus the mean.",
-}
-new, old = -tensor([[0.5, 0.5, 0.1], [1, 1, 1]]), -tensor([[1, 1, 0.9], [0.5, 0.5, 0.5]])
-A, ends, ones = tensor([-2.0, 2.0]), tensor([[1, 1, 0], [1, 1, 1]]), torch.ones(1, 600)
-sequence_grpo_loss.cases = {
-    "two texts that moved the wrong way": (new, old, A, ends, 0.2),
-    "an advantage of 0": (new, old, tensor([0.0, 2.0]), ends.bool(), 0.1),
-    "a wide clip": (new, old, A.abs(), ends.float(), 1.25),
-    "600 tokens": (-ones, -ones - 2**-10, tensor([-1.0]), ones, 0.2),
-}
-sequence_grpo_loss.garbage = True
-sequence_grpo_loss.draw = lambda r: (
-    *(given := texts(r, 2, low=-1))[:2],
-    numbers(r, len(given[2])),
-    given[2],
-    r.choice((0, 0.1, 0.2, 0.9, 1.25)),
-)
-sequence_grpo_loss.hints = """
-torch.where(mask.bool(), log_probs - old_log_probs, 0.0), summed over dim=-1, then exp.
-The rest is exercise 3.3, with clip on both sides. Take minus the mean over the rows."""
-
-
-def package_step(logits, tokens, rewards, lr):
-    policy = logits.clone().requires_grad_()
-    log_probs = logprobs.next_token_log_probs(policy)[tokens][:, None]  # (G, 1)
-    advantages = objective.group_advantages(rewards, len(rewards))
-    objective.grpo_loss(log_probs, None, advantages, torch.ones_like(log_probs))[0].backward()
-    return logits - lr * policy.grad
-
-
-@exercise("one GRPO step", package=package_step, keywords="lr")
-def grpo_step(logits, tokens, rewards, lr):
-    """logits (V,), tokens (G,) drawn from them, rewards (G,), lr -> (V,), without gradient"""
-    scaled = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-    equal = rewards.max() == rewards.min()
-    advantages = torch.where(equal, 0.0, scaled)  # equal rewards: nothing to learn
-    policy = logits.detach().clone().requires_grad_()
-    log_p = policy.log_softmax(dim=-1)[tokens]  # (G,)
-    loss = -(advantages * log_p).mean()
-    (gradient,) = torch.autograd.grad(loss, policy)
-    return policy.detach() - lr * gradient
-
-
-grpo_step.why = """At ratio 1 the gradient is the mean of advantage times the gradient of the
-log-prob, and autograd adds up several draws of one token. `logits[tokens] += ...` counts them
-once."""
-grpo_step.right = ["return logits.index_add(0, tokens, lr * advantages / len(tokens))"]
-grpo_step.wrong = {
-    "return policy.detach() + lr * gradient": "You step the wrong way, so the good tokens become "
-    "rarer. It's logits - lr * gradient, of a loss with a minus.",
-    "advantages = rewards": "You weight with the raw rewards. Add 10 to all of them, and the step "
-    "changes, though no token is better than before.",
-    "scaled = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-4)": POPULATION,
-    "loss = -(advantages * log_p).sum()": "You sum, so the step grows with G. Take the mean.",
-    "new = logits.clone(); new[tokens] += lr * advantages / len(tokens); return new": "A token "
-    "drawn twice counts once, because only the last write to a place stays. Let autograd add up.",
-}
-grpo_step.cases = {
-    "section 9": (torch.zeros(4), tensor([0, 1, 2, 0]), tensor([1.0, 0, 0, 1]), 1.0),
-    "all wrong": (tensor([1.0, 0, -0.5]), tensor([0, 2]), torch.zeros(2), 0.5),
-    "close together": (torch.zeros(3), tensor([0, 1, 1]), tensor([1.0, 1.03125, 1.0625]), 10.0),
-    "one hit in 128": (torch.zeros(3), tensor([2] + [0] * 127), tensor([1.0] + [0.0] * 127), 30.0),
-}
-grpo_step.draw = lambda r: (
-    numbers(r, V := r.randint(2, 5), low=-4, high=4),
-    whole(r, G := r.randint(2, 6), high=r.randint(1, V)),
-    numbers(r, G),
-    r.choice((0.1, 0.5, 1.0, 4.0)),
-)
-grpo_step.corners = {
-    "a rounded mean": ((torch.zeros(3), tensor([0, 1] * 8), tensor([5.7] * 16), 10.0), EQUAL),
-}
-grpo_step.hints = """
-In a copy that requires a gradient: minus the mean of advantage times log_softmax(dim=-1)[tokens].
-torch.autograd.grad(loss, policy) returns a tuple with the gradient. Subtract lr times that."""
+At A > 0, which side is flat? There the ratio has been replaced by a number. By which?
+ratio.clamp(max=1 + clip) for A > 0, ratio.clamp(min=1 - clip) otherwise; torch.where chooses."""

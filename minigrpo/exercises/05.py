@@ -109,46 +109,33 @@ torch.where(log_p.isneginf(), 0.0, log_p) before the product. Then the mean of a
 
 def loss_of_the_package(new, old, ref, entropy, A, mask, clip, kl_weight, entropy_weight):
     settings = {"kl_weight": kl_weight, "entropy_weight": entropy_weight, "clip": (clip, clip)}
-    return course.grpo_loss(new, old, A, mask, ref_log_probs=ref, entropy=entropy, **settings)[0]
+    settings |= {"ref_log_probs": ref, "kl_correction": True, "entropy": entropy.expand_as(new)}
+    return course.grpo_loss(new, old, A, mask, **settings)[0]
 
 
-@exercise("the whole loss", package=loss_of_the_package, gradient="log_probs entropy")
-def grpo_loss(
-    log_probs,
-    old_log_probs,
-    ref_log_probs,
-    entropy,
-    advantages,
-    mask,
-    clip,
-    kl_weight,
-    entropy_weight,
-):
-    """log-probs, entropy, mask (N, T), advantages (N,), clip and weights numbers -> scalar ()"""
+@exercise("the whole loss", package=loss_of_the_package, gradient="new entropy")
+def grpo_loss(new, old, ref, entropy, advantages, mask, clip, kl_weight, entropy_weight):
+    """log-probs new, old, ref and mask (N, T), advantages (N,), the rest numbers -> scalar ()"""
     real = mask.bool()
-    new = torch.where(real, log_probs, 0.0)
-    old = torch.where(real, old_log_probs, 0.0)
-    ref = torch.where(real, ref_log_probs, 0.0)
+    new = torch.where(real, new, 0.0)
+    old = torch.where(real, old, 0.0)
+    ref = torch.where(real, ref, 0.0)
     A = advantages[:, None]  # (N, 1)
     ratio = (new - old).exp()  # (N, T), new over old
     objective = torch.minimum(ratio * A, ratio.clamp(1 - clip, 1 + clip) * A)
     x = ref - new  # reference over new
-    kl = x.exp() - x - 1
+    kl = ratio * (x.exp() - x - 1)
     per_token = torch.where(real, kl_weight * kl - objective, 0.0)
     loss = (per_token.sum(dim=-1) / real.sum(dim=-1)).mean()  # rows alike
-    mean_entropy = torch.where(real, entropy, 0.0).sum() / real.sum()  # tokens alike
-    return loss - entropy_weight * mean_entropy
+    return loss - entropy_weight * entropy
 
 
-grpo_loss.why = """In a loss the objective and the entropy get a minus and the KL a plus, and only
-the entropy is averaged over all tokens at once. If you subtract the KL, the first step won't tell
-you: there it's 0."""
-grpo_loss.right = ["mean_entropy = entropy[real].mean()"]
-RAW = "new = log_probs", "old = old_log_probs", "ref = ref_log_probs"
+grpo_loss.why = """In a loss the objective and the entropy get a minus and the KL a plus. If you
+subtract the KL, the first step won't tell you: there it's 0."""
+grpo_loss.right = ["kl = ratio * (torch.expm1(x) - x)"]
+RAW = "new = 1 * new", "old = 1 * old", "ref = 1 * ref"
 grpo_loss.wrong = {
-    "return loss + entropy_weight * mean_entropy": NAMED[
-        "entropy_penalty_instead_of_a_bonus"
-    ].sentence,
+    "return loss + entropy_weight * entropy": NAMED["entropy_penalty_instead_of_a_bonus"].sentence,
     "per_token = torch.where(real, -kl_weight * kl - objective, 0.0)": NAMED[
         "kl_subtracted_from_the_loss"
     ].sentence,
@@ -158,29 +145,25 @@ grpo_loss.wrong = {
     "loss = per_token.mean()": "You divide by the width of the batch, padding included.",
     "loss = per_token.sum() / real.sum()": "You average the loss over all tokens at once, so long "
     "rows weigh more. Average each row first.",
-    "mean_entropy = (torch.where(real, entropy, 0.0).sum(dim=-1) / real.sum(dim=-1)).mean()": (
-        "You average the entropy row by row. It's one mean over all real tokens."
-    ),
+    "kl = x.exp() - x - 1": "Your KL is plain k3, with the gradient of the other direction. "
+    "Multiply it by the ratio, as in exercise 5.1.",
 }
-ENTROPY = torch.tensor([[0.5, 2.0, 1.0], [3.0, 1.5, 0.0], [1.0, 0.25, 2.5]])
-A = torch.tensor([1.0, -1.0, 0.0])
+H, A = torch.tensor(1.5), torch.tensor([1.0, -1.0, 0.0])
 grpo_loss.cases = {
-    "three rows": (NEW, OLD, REF, ENTROPY, A, MASK, 0.2, 0.1, 0.5),
-    "no KL, a wide clip": (NEW, OLD, REF, ENTROPY, -A, MASK.bool(), 1.5, 0.0, 0.5),
+    "three rows": (NEW, OLD, REF, H, A, MASK, 0.2, 0.1, 0.5),
+    "no KL, a wide clip": (NEW, OLD, REF, H, -A, MASK.bool(), 1.5, 0.0, 0.5),
 }
-grpo_loss.cases["long rows"] = (*LONG[:1] * 3, -LONG[0], A + 1, torch.ones(3, 603), 0.2, 1, 0.5)
+grpo_loss.cases["long rows"] = (*LONG, H, A + 1, torch.ones(3, 603), 0.2, 1, 0.5)
 grpo_loss.garbage = True
 grpo_loss.draw = lambda r: (
     *(given := texts(r, 3))[:3],
-    numbers(r, *given[3].shape, low=0, high=4),
+    numbers(r, 1, low=0, high=4)[0],
     numbers(r, len(given[3])),
     given[3],
     r.choice((0, 0.2, 0.28, 1.5)),
     *r.choices((0.0, 0.04, 1, 2.5), k=2),
 )
-grpo_loss.corners = {
-    "log-probs whose exp is 0": ((*LOW, ENTROPY, A, MASK, 0.2, 0.1, 0.5), UNDERFLOW)
-}
+grpo_loss.corners = {"log-probs whose exp is 0": ((*LOW, H, A, MASK, 0.2, 0.1, 0.5), UNDERFLOW)}
 grpo_loss.hints = """
 The ratio is new over old, the KL has ref - new. Per token: kl_weight * kl - objective.
-Mask that, average each row, then the rows. The entropy is one mean over all real tokens."""
+Mask that, average each row, then the rows. The KL is k3 times the ratio, as in 5.1."""

@@ -78,7 +78,6 @@ def grade(completion, answer, tags):
 
 
 def tampered(r):
-    """Any ids for the tags, and of the right completion one or two ids are others, or none."""
     *others, a, b, c, d, e, answer = r.sample(range(12), 12)
     ids = [*r.sample([*others, answer], r.randrange(4)), b, c, answer, d, e]
     at, tag = r.randrange(len(ids) + 3), r.choice((a, b, c, d, e))
@@ -111,11 +110,9 @@ grade.cases = {
         "a thought and the right answer": [7, 1, 4, *END],
         "the right digit is only in the thought": [4, END_THINK, ANSWER, 9, END_ANSWER, EOS],
         "two answers, each in its tags": [END_THINK, ANSWER, 4, END_ANSWER, ANSWER, 9, *END[3:]],
-        "two answers in one pair of tags": [*END[:2], 9, *END[2:]],
         "an answer in the thought": [ANSWER, 9, END_ANSWER, 7, *END],
         "a second <think>": [7, THINK, 4, *END],
         "an EOS in the thought": [7, EOS, 4, *END],
-        "no EOS": [7, *END[:-1]],
         "nothing at all": [],
         "600 ids after an answer": [7, ANSWER, 9, END_ANSWER] + [7] * 600 + END,
     }.items()
@@ -144,23 +141,29 @@ def reward(prompt, completion, answer):
 
 @exercise("test of a reward", code=reward)
 def test_reward(reward):
-    # the worked example and the question have the same answer
-    prompt = "2 3 4 <think> 2 5 9 </think> <answer> 9 </answer> 7 1 1 <think> "
-    for completion in ("", "7 8 9 </think> 9"):  # nobody has answered yet
-        assert reward(prompt, completion, "9") == 0.0
+    example = "2 3 4 <think> 2 5 9 </think> <answer> 9 </answer> "
+    for completion in ("", "7 8 9 </think> 9"):  # nobody has answered yet, and 9 is right
+        assert reward(example + "7 1 1 <think> ", completion, "9") == 0.0
+    copied = "</think> <answer> 9 </answer> </s>"  # of the example; here 0 is right
+    assert reward(example + "7 4 9 <think> ", copied, "0") == 0.0
 
 
-test_reward.why = """The reward reads the prompt too, so a completion without an answer is graded by
-the worked example's. In training, one question in ten then pays 1 for not answering."""
+test_reward.why = """A grader that reads the prompt may take the example's answer for the policy's,
+and pay for silence, or for the right one, and pay for a copy. Each takes a call of its own."""
 test_reward.bugs = {
     ("text = completion", "text = prompt + completion"): "text = completion. If a completion has "
     "no answer, this reward takes the one in the worked example.",
 }
 test_reward.also_lines = {3: (4,)}
-test_reward.also_right = [  # what it makes of an <answer> without its end was never promised
-    'answers = [part.split("</answer>")[0] for part in text.split("<answer>")[1:]]'
+
+
+test_reward.also_right = [  # only the full form was promised to be paid for
+    'answers = [part.split("</answer>")[0] for part in text.split("<answer>")[1:]]',
+    'return float(bool(re.fullmatch(f"[^<]*</think> <answer> {answer} </answer> </s>", text)))',
 ]
 test_reward.also_wrong = {
+    ("text = prompt + completion", "return float(len(answers) > 1 and last in answers[0])"): "Here "
+    "the example's answer is taken for the right one. To copy it has to earn 0.",
     (
         "own = re.search('<answer>.*</answer>', completion); text = completion",
         "answers = re.findall(r'<answer>(.*?)</answer>', text if own else prompt + text)",
@@ -168,14 +171,14 @@ test_reward.also_wrong = {
     ): "Here the answer in the prompt earns 0.1. It has to earn exactly 0.",
 }
 test_reward.wrong = {
-    ('prompt = "7 1 1 <think> "',): "Does a prompt of yours have a worked example whose answer is "
-    "the one that's asked for? And does the completion leave it as the only one?",
-    'assert reward(prompt, completion, "9") == 1.0': "You expect a reward that the policy hasn't "
-    "earned. Without an answer in the completion it's 0.",
+    ('example = ""',): "Does a prompt of yours have a worked example whose answer is the one "
+    "that's asked for? And does the completion leave it as the only one?",
+    (('copied, "0") == 0.0', 'copied, "0") == 1.0'),): "You expect a reward that the policy hasn't "
+    "earned. Without an answer, or with a wrong one, it's 0.",
 }
 test_reward.hints = """
-What does the function read, and who wrote which part of it?
-Take a prompt with <answer> 9 </answer> in its example, an empty completion, and ask for "9"."""
+What does each of the two read, and who wrote which part of it? Each is fooled by one completion.
+Take an example that ends with 9. Ask for "9" and write nothing. Then ask for "0" and answer 9."""
 
 
 @exercise("pass at k", package=rewards.pass_at_k)
@@ -186,16 +189,13 @@ def pass_at_k(samples, correct, k):
 
 
 pass_at_k.why = """pass@k is 1 minus the ways to draw k wrong ones over the ways to draw any k.
-1 - (1 - c/n)^k puts each answer back before the next draw: 0.44 instead of 0.5 for n, c, k = 4, 1,
-2."""
+1 - (1 - c/n)^k puts each one back before the next draw: 0.44 instead of 0.5 for 4, 1 and 2."""
 pass_at_k.wrong = {
     "return 1 - (1 - correct / samples) ** k": "You put each sample back after it's drawn.",
     "return correct / samples": "That's the fraction of correct samples, which is pass@1.",
     "return min(1.0, k * correct / samples)": "You multiply the fraction of correct samples by k. "
     "Ask how likely it is that all k are wrong.",
     "return math.comb(correct, k) / math.comb(samples, k)": "That's for all k. One is enough.",
-    "return correct * math.comb(samples - correct, k - 1) / math.comb(samples, k)": "That's the "
-    "chance of exactly one. More may be right.",
 }
 pass_at_k.cases = {
     "one of four is correct, two are drawn": (4, 1, 2),

@@ -56,18 +56,17 @@ def by_autograd(probs, advantages, mask):
 def logit_pushes(probs, advantages, mask):
     """probs, mask (N, T), advantages (N,) -> (N, T), 0 where masked"""
     A = advantages[:, None]  # (N, 1): the same for every token of a row
-    real = mask.bool()
-    pushes = torch.where(real, A * (1 - probs), 0.0)
-    return pushes / real.sum()
+    pushes = torch.where(mask, A * (1 - probs), 0.0)
+    return pushes / mask.sum()
 
 
 LATE = torch.arange(600)[None] >= 343  # the last 257 of 600 tokens
 
 
 def batch(random, **range):
-    """Numbers, advantages and a mask; of two rows or more, one can be empty."""
+    """Numbers, advantages and a bool mask; of two rows or more, one can be empty."""
     N, T = random.randint(1, 3), random.randint(1, 4)
-    found = mask(random, N, T)
+    found = mask(random, N, T).bool()
     found[0] *= N == 1 or random.random() < 0.7
     return numbers(random, N, T, **range), whole(random, N, high=9) / 2 - 2, found
 
@@ -77,21 +76,21 @@ the log-prob every token of a row seems to move alike, though the gradient goes 
 ones."""
 logit_pushes.right = [by_autograd]
 logit_pushes.wrong = {
-    "pushes = torch.where(real, A.expand_as(probs), 0.0)": "That's the derivative with respect to "
+    "pushes = torch.where(mask, A.expand_as(probs), 0.0)": "That's the derivative with respect to "
     "the log-prob. It follows its logit with a slope of 1 - p.",
-    "pushes = torch.where(real, A * probs, 0.0)": "You multiply by p, so the tokens that the "
+    "pushes = torch.where(mask, A * probs, 0.0)": "You multiply by p, so the tokens that the "
     "policy was sure of move the most. It's 1 - p.",
     "return pushes / mask.numel()": "You count the padding.",
-    "return pushes / real.sum(dim=-1, keepdim=True).clamp(min=1)": "You divide each row by its "
+    "return pushes / mask.sum(dim=-1, keepdim=True).clamp(min=1)": "You divide each row by its "
     "own length. In the token mean, all tokens have the same divisor.",
-    "return -pushes / real.sum()": "That's the sign of the loss. An objective goes up.",
-    "pushes = torch.where(real, A * probs * (1 - probs), 0.0)": "That's the slope of p, not of log "
+    "return -pushes / mask.sum()": "That's the sign of the loss. An objective goes up.",
+    "pushes = torch.where(mask, A * probs * (1 - probs), 0.0)": "That's the slope of p, not of log "
     "p.",
 }
 square = torch.tensor([[0.9, 0.2], [0.6, 1.0]]), torch.tensor([1.0, -1.5])
 logit_pushes.cases = {
-    "sure and surprised": (torch.tensor([[0.9, 0.2]]), torch.tensor([1.0]), torch.ones(1, 2)),
-    "two rows": (*square, torch.tensor([[1, 1], [1, 0]])),
+    "sure and surprised": (torch.tensor([[0.9, 0.2]]), torch.tensor([1.0]), torch.ones(1, 2) > 0),
+    "two rows": (*square, torch.tensor([[True, True], [True, False]])),
     "a long row": (torch.full((1, 600), 0.1), torch.tensor([2.0]), LATE),
 }
 logit_pushes.garbage = True
@@ -114,9 +113,8 @@ def gradient_weights(ratio, advantages, mask, clip):
     low, high = clip
     A = advantages[:, None]  # (N, 1): the same for every token of a row
     enough = ((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low))
-    real = mask.bool()
-    weights = torch.where(real & ~enough, ratio * A, 0.0)
-    return weights / real.sum()
+    weights = torch.where(mask & ~enough, ratio * A, 0.0)
+    return weights / mask.sum()
 
 
 gradient_weights.why = """The derivative of a ratio by its log-prob is the ratio itself, so a token
@@ -125,21 +123,21 @@ gradient_weights.right = ["enough = ratio * A > ratio.clamp(1 - low, 1 + high) *
 gradient_weights.wrong = {
     "enough = (ratio > 1 + high) | (ratio < 1 - low)": "You stop every token outside the bounds. "
     "One that has moved the wrong way (ratio 0.5, a positive advantage) should be brought back.",
-    "weights = torch.where(real, ratio * A, 0.0)": "You don't clip.",
-    "weights = torch.where(real, ratio.clamp(1 - low, 1 + high) * A, 0.0)": "You weight with the "
+    "weights = torch.where(mask, ratio * A, 0.0)": "You don't clip.",
+    "weights = torch.where(mask, ratio.clamp(1 - low, 1 + high) * A, 0.0)": "You weight with the "
     "clamped ratio. Where the clip acts, the objective is flat, and its derivative is 0.",
-    "weights = torch.where(real & ~enough, A, 0.0)": "You leave out the ratio. With respect to "
+    "weights = torch.where(mask & ~enough, A, 0.0)": "You leave out the ratio. With respect to "
     "the log-prob the derivative is A * ratio.",
     "enough = ratio > 1 + high": "You forget the sign. A bad token has moved enough below 1 - low.",
-    "weights = torch.where(real, (ratio * A).minimum(ratio.clamp(1 - low, 1 + high) * A), 0.0)": (
+    "weights = torch.where(mask, (ratio * A).minimum(ratio.clamp(1 - low, 1 + high) * A), 0.0)": (
         "That's the objective itself. Its slope is 0 where it's clipped."
     ),
 }
 SIGNS, MOVED = torch.tensor([1.0, -1.0]), torch.tensor([[0.5, 1.0, 1.5], [0.5, 1.0, 1.5]])
 NEAR = torch.tensor([[1.34, 1.36, 0.7], [0.74, 0.76, 1.2]])
 gradient_weights.cases = {
-    "a good row and a bad one": (MOVED, SIGNS, torch.ones(2, 3), (0.2, 0.2)),
-    "close to the bounds": (NEAR, SIGNS, torch.tensor([[1, 1, 1], [1, 1, 0]]), (0.25, 0.35)),
+    "a good row and a bad one": (MOVED, SIGNS, torch.ones(2, 3).bool(), (0.2, 0.2)),
+    "close to the bounds": (NEAR, SIGNS, torch.arange(6).view(2, 3) < 5, (0.25, 0.35)),
     "a long row": (torch.full((1, 600), 0.9), torch.tensor([2.0]), LATE, (0.2, 0.28)),
 }
 gradient_weights.garbage = True

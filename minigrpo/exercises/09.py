@@ -1,7 +1,6 @@
-"""Ragged prompts, answers in texts, rewards in TRL's form, and memory"""
+"""Ragged prompts, answers in texts, what demonstrations teach, and memory"""
 
 import re
-from fractions import Fraction
 from itertools import permutations
 
 import torch
@@ -46,12 +45,11 @@ left_pad.wrong = {
 left_pad.cases = {
     "two rows": ([torch.tensor([5, 6, 7]), torch.tensor([8])], 29),
     "text with the id of the padding": ([torch.tensor([9, 3]), torch.tensor([4, 9, 8, 9])], 9),
-    "an empty row": ([torch.tensor([5, 6, 7]), torch.tensor([]).long()], 29),
-    "a long row": ([torch.arange(600), torch.tensor([49_151])], -100),
+    "a long row": ([torch.arange(600), torch.tensor([49_151])], 0),
 }
 left_pad.draw = lambda r: (
-    [whole(r, n, high=12).long() for n in r.choice(([4], [1, 3], [3, 1, 3], [2, 0, 0, 5]))],
-    r.choice((0, 9, 29, -100)),
+    [whole(r, n, high=12).long() for n in r.choice(([4], [1, 3], [3, 1, 3], [2, 5, 1, 4]))],
+    r.choice((0, 9, 29)),
 )
 left_pad.hints = """
 Start from pads, torch.full((len(rows), width), pad_id), and a mask of zeros.
@@ -111,15 +109,15 @@ answer_span.wrong = {
 COMPLETIONS = {
     "an answer": ["<think>3 + 4 = 7</think>\n<answer>7</answer>"],
     "white space": ["\n<think></think> <answer> forty\n two </answer> "],
-    "no tags of ours": ["<think>3 < 4, <b>so</b>\n<THINK>, answer</think><answer>> 3</answer>"],
-    "other answers": [f"<think>7</think><answer>{x}</answer>" for x in ("sand", ">", "a < </b>")],
+    "no tags of ours": ["<think>3 < 4, <b>so</b>\nan answer</think><answer>> 3</answer>"],
+    "a letter": ["<think>15 is the largest</think>\n<answer>a</answer>"],
     "an answer in the thought": ["<think><answer>4</answer></think> <answer>5</answer>"],
     "text outside": inserted("So 7\n", (0, 4, 9)) + inserted(".", (0, 5, 8)),
     "an empty answer": [f"<think>7</think> <answer>{x}</answer>" for x in ("", " \n ")],
     "a tag too many": [text for tag in TAGS for text in inserted(tag, range(9))],
     "a tag missing": ["".join(PIECES).replace(tag, "") for tag in TAGS],
     "another order": ["{}7{} {}4{}".format(*tags) for tags in permutations(TAGS)][1:],
-    "another spelling": ["".join(PIECES).upper(), "".join(PIECES).replace("<", "< "), ""],
+    "no tags": ["The answer is 7.", "7", ""],
 }
 answer_span.cases = {
     f"{name}, {i}": (text,) for name, of in COMPLETIONS.items() for i, text in enumerate(of, 1)
@@ -129,152 +127,86 @@ re.split(r"(</?think>|</?answer>)", completion) cuts the text into nine pieces, 
 The span begins at completion.index("<answer>") + 8, plus the white space before the answer."""
 
 
-@exercise("the same number")
-def same_number(given, right):
-    """two texts -> 1.0 if each is exactly one number and both are the same, otherwise 0.0"""
-    numbers = []
-    for text in (given, right):
-        whole = r"([0-9]{1,3}(,[0-9]{3})+|[0-9]+)"  # with commas, or without
-        pattern = rf"[+-]?{whole}(\.[0-9]*)?"
-        if re.fullmatch(pattern, text.strip()) is None:
-            return 0.0
-        numbers.append(Fraction(text.replace(",", "")))  # exact, however long
-    return float(numbers[0] == numbers[1])
+@exercise("what a demonstration teaches", tolerance=0.0)
+def training_labels(ids, mask, prompt_lengths):
+    """ids, mask (N, S), padded on the left, prompt_lengths (N,) -> (N, S), -100: not learned"""
+    place = mask.cumsum(dim=1)  # 1 for the first real token, 0 in the padding
+    completion = place > prompt_lengths[:, None]
+    return torch.where(completion, ids, -100)
 
 
-def converted(read):
-    def same_number(given, right):
-        try:
-            return float(read(given) == read(right))
-        except ValueError:
-            return 0.0
-
-    return same_number
-
-
-same_number.why = """A pattern that must match the whole text decides what a number is, and only
-then are the two compared. `float` accepts `1e3`, `1_000` and `inf`, and refuses `1,234`."""
-same_number.right = ['numbers.append(float(text.replace(",", "")))']
-same_number.wrong = {
-    converted(str.strip): "You compare texts. But 7.0 is 7, and two equal words are no number.",
-    converted(float): "float accepts inf, 1e3 and 1_000, and refuses 1,234,567.",
-    converted(lambda text: float(text.replace(",", ""))): "You remove every comma and leave the "
-    "rest to float. So 12,34 passes for 1234, and inf for a number.",
-    (
-        "if (match := re.search(pattern, text)) is None:",
-        'numbers.append(Fraction(match[0].replace(",", "")))',
-    ): "You take the first number you find. The whole text has to be one number.",
-    "return float(abs(numbers[0] - numbers[1]) < 0.01)": "7.004 isn't 7.",
-    (("return 0.0", "numbers.append(None); continue"),): "Two texts that are no numbers are the "
-    "same number for you (None == None).",
+training_labels.why = """A row has its padding first, then the prompt, then what is learned. So
+count tokens, not columns. The EOS is learned like any other token, and the model shifts."""
+training_labels.wrong = {
+    "return torch.where(completion, ids, -100).roll(-1, dims=1)": "You shift the labels. The model "
+    "does that itself, so they'd be shifted twice.",
+    "completion = mask.bool()": "The prompt is learned, too. Only the completion should be.",
+    "place = torch.arange(1, ids.shape[1] + 1).expand_as(ids)": "You count columns. Padding comes "
+    "first, so count the real tokens, with mask.cumsum(dim=1).",
+    "completion = (place > prompt_lengths[:, None]) & (ids != ids[:, -1:])": "The last token is "
+    "missing. Without the EOS, the model never learns to stop.",
+    "completion = place >= prompt_lengths[:, None]": "You're off by one: the prompt's last token "
+    "is learned.",
+    "return torch.where(completion, ids, 0)": "0 is a token. What's not learned is -100.",
 }
-TEXTS = """7 7.0|7 7.|7 007|7 +7|-7 -7|7  7\n|7.5 7.50|1234567 1,234,567|1,234 1234|0 -0|7 7 7|
-    123456789012345 123,456,789,012,345|7 -7|7 7.004|1000 1.000|1.234 1,234|12 21|1234 12,34|
-    1234567 1234,567|123 ,123|123 123,|1234 1,,234|7.5 7,5|0 -|1234 1 234|0.5 .5|0 .|7 7..|-7 - 7|
-    7 --7|7 7+|7 $7|7 7%|7 \\boxed{7}|7 7!|7 7 apples|7 It is 7|78 7 8|7 7 or 7|1000 1e3|7 14/2|
-    1000 1_000|1 True|7 seven|0 |7 3 + 4|inf inf|nan nan|six six|12,34 12,34|1e3 1e3|100 100|
-    12345 12346|123456789 123456788|
-    12345 1,2345|1234567 1.234.567|-012345.5 -12,345.50|10 1e1|7 "7"|7 x = 7|7 0x7|-7 \u22127"""
-PAIRS = [text.lstrip().partition(" ")[::-2] for text in TEXTS.split("|")]
-PAIRS += [pair[::-1] for pair in PAIRS[::2]]
-same_number.cases = {f"texts {i}": pair for i, pair in enumerate(PAIRS, start=1)}
-same_number.hints = r"""
-Python's float takes "1_000", "inf" and "1e3", and refuses "1,234". So ask a pattern first.
-[+-]?, then [0-9]+ or [0-9]{1,3}(,[0-9]{3})+, then (\.[0-9]*)?. Then remove the commas."""
-
-
-@exercise("a reward function for TRL", keywords="prompts completions answer completion_ids")
-def exact_reward(prompts, completions, answer, **columns):
-    """N prompts, completions (texts or chats), answers -> (N,), 1.0 where right, otherwise 0.0"""
-    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-    right = [text.strip() == wanted for text, wanted in zip(texts, answer, strict=True)]
-    return torch.tensor(right).float()
-
-
-def chat(*contents):  # the assistant, a tool, the assistant, ...
-    roles = ("assistant", "tool") * len(contents)
-    return [{"role": role, "content": content} for role, content in zip(roles, contents)]
-
-
-exact_reward.why = """TRL calls you by keyword, with one list per column of the data. If you only
-ask whether the answer occurs in the text, a completion that lists every candidate earns 1.0 each
-time."""
-exact_reward.right = [
-    'texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]'
-]
-exact_reward.wrong = {
-    "def exact_reward(prompts, completions, answer):": "Your function takes no further columns, "
-    "but TRL passes all it has. Keep **columns at the end.",
-    "right = [wanted in text for text, wanted in zip(texts, answer)]": "You ask whether the "
-    "answer is somewhere in the text. 4 is in 45 and in a list of all numbers.",
-    "right = [text == wanted for text, wanted in zip(texts, answer)]": "You don't strip the text, "
-    "so ' 4' earns nothing where 4 is the answer.",
-    'texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]': "You read the "
-    "first message of a chat. If a tool was called there are several: take the last.",
-    "right = [text.strip() == answer[0] for text in texts]": "zip gives each its own answer.",
-    "texts = [str(c) for c in completions]": "In a chat, take the last message's content.",
+training_labels.cases = {
+    "two rows": (
+        torch.tensor([[5, 6, 7, 8, 0], [1, 1, 9, 4, 0]]),
+        torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]),
+        torch.tensor([2, 1]),
+    ),
+    "a long row": (torch.arange(600)[None], torch.ones(1, 600).long(), torch.tensor([300])),
 }
-exact_reward.cases = {
-    "texts": (["2 + 2 =", "40 + 5 =", "9 - 5 ="], [" 4\n", "4", "45"], ["4", "45", "4"]),
-    "chats": (["2 + 2?", "3 + 3?"], [chat("4", "5"), chat("2 * 3", "6", " 6")], ["4", "6"]),
-    "another order of keys": (["?"], [[{"content": "4", "role": "assistant"}]], ["4"]),
-    "equal prompts": (["Say 4.", "Say 4.", "Say 4."], ["4", "4", "5"], ["4", "5", "5"]),
-    "an empty message": (["2 + 2?"], [chat("4", "")], ["4"]),
-    "letters": (["?"] * 5, ["B", "1,234", "abc", "5.", "4  5"], ["b", "1234", "a.c", "5", "4 5"]),
-}
-WORDS = ("4", "45", "4 5", "4  5", "", "B", "b", "1,234", "1234", "a.c", "abc", "1+2", "$5", "5.")
 
 
-def called(r):
-    answer = r.choices(WORDS, k=r.randint(1, 5))
-    texts = [r.choice((a, a, r.choice(WORDS))) for a in answer]
-    texts = [r.choice(("", " ", "\n", "\t")) + t + r.choice(("", " ", "\n")) for t in texts]
-    earlier = [r.choices(WORDS, k=r.randrange(3)) for _ in answer]
-    chats = [chat(*contents, t) for contents, t in zip(earlier, texts)]
-    return r.choices(("Say 4.", "4 + 0 ="), k=len(answer)), r.choice((texts, chats)), answer
+def demonstrations(r):
+    asked = [r.randint(1, 3) for _ in range(r.randint(1, 4))]
+    rows = [whole(r, n + r.randint(1, 3), high=12) for n in asked]
+    rows = [torch.cat([row, torch.tensor([0])]) for row in rows]  # an EOS
+    return *left_pad(rows, r.choice((0, 1))), torch.tensor(asked)
 
 
-exact_reward.draw = called
-exact_reward.hints = """
-isinstance(c, str) tells a text from a chat. In a chat, c[-1]["content"] is what counts.
-zip(completions, answer) gives you each completion with its own answer. Strip, and compare."""
+training_labels.draw = demonstrations
+training_labels.hints = """
+mask.cumsum(dim=1) numbers the real tokens of a row from 1 on, and is 0 in the padding before them.
+A token belongs to the completion if its number is larger than prompt_lengths[:, None]."""
 
-SIZES = "parameters layers kv_heads head_dim vocab_size rows tokens slice_rows read_bytes"
+SIZES = "parameters adapters rows tokens vocab_size"
 
 
 @exercise("what training needs", keywords=SIZES, tolerance=0.0)
-def training_bytes(
-    parameters, layers, kv_heads, head_dim, vocab_size, rows, tokens, slice_rows, read_bytes
-):
-    """-> (6,) bytes: weights, gradients, optimizer, reference, cache of keys and values, logits"""
-    weights = gradients = 4 * parameters  # float32
-    optimizer = 2 * 4 * parameters  # AdamW: an average of the gradient and one of its square
-    reference = parameters * read_bytes  # weights alone
-    cache = 2 * layers * kv_heads * head_dim * rows * tokens * read_bytes  # a key and a value
-    logits = 4 * slice_rows * tokens * vocab_size  # float32, of one slice
-    return torch.tensor([weights, gradients, optimizer, reference, cache, logits])
+def training_bytes(parameters, adapters, rows, tokens, vocab_size):
+    """-> (3,) bytes: weights; gradients and averages; logits. adapters 0: all weights learn"""
+    learned = adapters or parameters
+    weights = 2 * parameters + 4 * adapters if adapters else 4 * parameters
+    states = 12 * learned  # gradient, average of it, average of its square
+    logits = 3 * 4 * rows * tokens * vocab_size
+    return torch.tensor([weights, states, logits])
 
 
-training_bytes.why = """What is trained takes 16 bytes per parameter: weight, gradient and AdamW's
-two averages. The reference and the cache are only read, so they can be bfloat16."""
-training_bytes.right = ["optimizer = 2 * weights"]
+training_bytes.why = """What learns takes 16 bytes, weight, gradient and AdamW's two averages, 4
+each. What's frozen is only read, so it can be bfloat16, 2 bytes."""
+training_bytes.right = ["learned = parameters if adapters == 0 else adapters"]
 training_bytes.wrong = {
-    "optimizer = 4 * parameters": "Your optimizer keeps one number per parameter. AdamW keeps two.",
-    "weights = gradients = parameters * read_bytes": "You keep the trained weights in read_bytes. "
-    "Small steps would get lost in the rounding, so they're float32.",
-    "cache = layers * kv_heads * head_dim * rows * tokens * read_bytes": "You count the keys or "
-    "the values, but the cache holds one of each for every token.",
-    "logits = 4 * rows * tokens * vocab_size": "Only slice_rows of the rows are there at a time.",
-    "logits = read_bytes * slice_rows * tokens * vocab_size": "Logits are float32, 4 bytes each.",
+    "states = 8 * learned": "You count one average. AdamW keeps two, of the gradient and of its "
+    "square.",
+    "learned = parameters": "With LoRA only the adapters have gradients and averages.",
+    "weights = 2 * parameters + 4 * adapters": "Weights that learn are float32, or small steps "
+    "would get lost in the rounding. They're bfloat16 only where they're frozen.",
+    "weights = 4 * parameters + 4 * adapters": "Frozen weights are bfloat16, 2 bytes each.",
+    "logits = 4 * rows * tokens * vocab_size": "Logits come three times: with their gradient, and "
+    "with what both need on the way.",
+    "weights = 2 * parameters if adapters else 4 * parameters": "The adapters are weights, too.",
 }
 training_bytes.cases = {
-    "half a billion parameters": (494_032_768, 24, 2, 64, 151_936, 64, 512, 8, 2),
-    "7 billion, all in float32": (7_615_616_513, 28, 4, 128, 152_064, 128, 4096, 4, 4),
+    "7 billion, all weights": (7_615_616_512, 0, 8, 1024, 152_064),
+    "7 billion, LoRA": (7_615_616_512, 80_740_352, 8, 1024, 152_064),
 }
 training_bytes.draw = lambda r: (
-    *(r.randint(1, 30) for _ in range(5)),
-    *(r.randint(20, 40), r.randint(1, 30), r.randint(1, 20), r.randint(1, 8)),
+    r.randint(50, 90),
+    r.choice((0, r.randint(1, 9))),
+    *(r.randint(1, 9) for _ in range(3)),
 )
 training_bytes.hints = """
-Which of the six are trained, and so float32? Which depend on all rows, which on one slice?
-One layer keeps a key and a value of head_dim numbers for each token and each of kv_heads."""
+How many weights learn? All of them, or only the adapters.
+12 bytes for each that learns, beside the weight itself: 4, or 2 where it's frozen."""

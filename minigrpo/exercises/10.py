@@ -1,15 +1,89 @@
-"""Several processes, and a sampler that is another program"""
+"""A sampler that is another program, and several processes"""
 
 from math import inf
 
 import torch
 
 from minigrpo import objective
-from minigrpo.exercises.form import UNDERFLOW, exercise, numbers, texts, whole
+from minigrpo.exercises.form import UNDERFLOW, exercise, numbers, texts
 
 
 def rows(*values):
     return torch.tensor(values)
+
+
+@exercise("a different program sampled", gradient="per_token log_probs sampler_log_probs")
+def corrected_loss(per_token, log_probs, sampler_log_probs, mask, cap):
+    """all (N, T) but cap, a number -> scalar (), the mean over all completion tokens"""
+    real = mask.bool()
+    log_ratio = log_probs - sampler_log_probs
+    ratio = log_ratio.exp()  # trainer over sampler
+    weights = ratio.clamp(max=cap).detach()
+    return (weights[real] * per_token[real]).mean()
+
+
+corrected_loss.why = """The sampler is a different policy, so a token is weighted by how much more
+likely the trainer finds it. If you don't detach the weight, the first update pushes twice as
+hard."""
+corrected_loss.wrong = {
+    "weights = ratio.clamp(max=cap)": "A gradient flows through the weights too. Detach them.",
+    "log_ratio = sampler_log_probs - log_probs": "Your weights are upside down. A token that the "
+    "sampler wrote too rarely has to count more.",
+    "weights = ratio.detach()": "You don't use the cap.",
+    "weights = log_ratio.clamp(max=cap).exp().detach()": "You cap the difference of the "
+    "log-probs, so the weights go up to exp(cap). Take exp first.",
+    "return (weights[real] * per_token[real]).sum() / weights[real].sum()": "You divide by the "
+    "sum of the weights. Divide by the number of tokens.",
+    "return (torch.where(real, weights * per_token, 0.0).sum(1) / real.sum(1)).mean()": "You "
+    "average row by row. Every token counts the same.",
+}
+LONG = torch.ones(1, 2049)
+corrected_loss.cases = {
+    "too rare, too frequent": (*rows([[1.0, 2]], [[-1.0, -3]], [[-4.0, -1]]), rows([1, 1]), 2.0),
+    "never written": (*rows([[1.0, 2]], [[-31.0, -inf]], [[-31.5, -1]]), rows([1, 1]).bool(), 3.0),
+    "a long row": (2 * LONG, -LONG, -1.5 * LONG, LONG, 5.0),
+}
+corrected_loss.garbage = True
+corrected_loss.draw = lambda r: (*texts(r, 3), r.choice((1.5, 2.0, 3.0, 5.0)))
+corrected_loss.corners = {
+    "a log-prob of -120": ((*rows([[1.0]], [[-120.0]], [[-120.5]]), rows([1]), 3.0), UNDERFLOW)
+}
+corrected_loss.hints = """
+The ratio is exp(log_probs - sampler_log_probs), .clamp(max=cap) caps it, .detach() fixes it.
+With real = mask.bool(), take the mean of weights[real] * per_token[real]."""
+
+
+@exercise("the weight of a whole completion", gradient="log_probs sampler_log_probs")
+def completion_weights(log_probs, sampler_log_probs, mask, cap):
+    """all (N, T) but cap, a number -> (N,), 0 where the product is above cap"""
+    log_ratio = (log_probs - sampler_log_probs).detach()
+    product = torch.where(mask.bool(), log_ratio, 0.0).sum(dim=1).exp()  # (N,)
+    return torch.where(product > cap, 0.0, product)
+
+
+completion_weights.why = """A product of ratios is the exp of a sum of differences. Above the cap a
+whole completion is dropped, where truncation would have left it a weight of cap."""
+completion_weights.wrong = {
+    "return product.clamp(max=cap)": "You cap the product. A completion above the cap gets 0.",
+    "product = log_ratio.sum(dim=1).exp()": "You don't use the mask, so what comes after the end "
+    "of a row counts too.",
+    "log_ratio = (sampler_log_probs - log_probs).detach()": "Your weights are upside down. They're "
+    "trainer over sampler.",
+    "product = torch.where(mask.bool(), log_ratio, 0.0).sum(1).div(mask.bool().sum(1)).exp()": ""
+    "You take the geometric mean. Here it's the product.",
+    "log_ratio = log_probs - sampler_log_probs": "A gradient flows through the weights. Detach "
+    "them.",
+}
+completion_weights.cases = {
+    "kept": (*rows([[-1.0, -2.0]], [[-1.5, -2.25]]), rows([1, 1]), 3.0),
+    "dropped": (*rows([[-1.0, -1.0]], [[-2.0, -1.5]]), rows([1, 1]).bool(), 3.0),
+    "a long row": ((1 / 1024 - 1) * LONG, -LONG, LONG, 10.0),
+}
+completion_weights.garbage = True
+completion_weights.draw = lambda r: (*texts(r, 2, low=-1.5), r.choice((1.5, 2.0, 3.0, 5.0)))
+completion_weights.hints = """
+What is the log of a product of ratios?
+Sum torch.where(mask.bool(), log_probs - sampler_log_probs, 0.0) over each row, and take exp."""
 
 
 @exercise("a token mean over processes", gradient="per_token")
@@ -92,75 +166,3 @@ rank_advantages.draw = lambda r: (
 rank_advantages.hints = """
 rewards_per_rank.reshape(-1, group_size) has one group per row, whoever sampled it.
 Normalize each row, put the result back in the shape of rewards_per_rank, and take [rank]."""
-
-
-@exercise("a different program sampled", gradient="per_token log_probs sampler_log_probs")
-def corrected_loss(per_token, log_probs, sampler_log_probs, mask, cap):
-    """all (N, T) but cap, a number -> scalar (), the mean over all completion tokens"""
-    real = mask.bool()
-    log_ratio = log_probs - sampler_log_probs
-    ratio = log_ratio.exp()  # trainer over sampler
-    weights = ratio.clamp(max=cap).detach()
-    return (weights[real] * per_token[real]).mean()
-
-
-corrected_loss.why = """The sampler is a different policy, so a token is weighted by how much more
-likely the trainer finds it. If you don't detach the weight, the first update pushes twice as
-hard."""
-corrected_loss.wrong = {
-    "weights = ratio.clamp(max=cap)": "A gradient flows through the weights too. Detach them.",
-    "log_ratio = sampler_log_probs - log_probs": "Your weights are upside down. A token that the "
-    "sampler wrote too rarely has to count more.",
-    "weights = ratio.detach()": "You don't use the cap.",
-    "weights = log_ratio.clamp(max=cap).exp().detach()": "You cap the difference of the "
-    "log-probs, so the weights go up to exp(cap). Take exp first.",
-    "return (weights[real] * per_token[real]).sum() / weights[real].sum()": "You divide by the "
-    "sum of the weights. Divide by the number of tokens.",
-    "return (torch.where(real, weights * per_token, 0.0).sum(1) / real.sum(1)).mean()": "You "
-    "average row by row. Every token counts the same.",
-}
-LONG = torch.ones(1, 2049)
-corrected_loss.cases = {
-    "too rare, too frequent": (*rows([[1.0, 2]], [[-1.0, -3]], [[-4.0, -1]]), rows([1, 1]), 2.0),
-    "never written": (*rows([[1.0, 2]], [[-31.0, -inf]], [[-31.5, -1]]), rows([1, 1]).bool(), 3.0),
-    "a long row": (2 * LONG, -LONG, -1.5 * LONG, LONG, 5.0),
-}
-corrected_loss.garbage = True
-corrected_loss.draw = lambda r: (*texts(r, 3), r.choice((1.5, 2.0, 3.0, 5.0)))
-corrected_loss.corners = {
-    "a log-prob of -120": ((*rows([[1.0]], [[-120.0]], [[-120.5]]), rows([1]), 3.0), UNDERFLOW)
-}
-corrected_loss.hints = """
-The ratio is exp(log_probs - sampler_log_probs), .clamp(max=cap) caps it, .detach() fixes it.
-With real = mask.bool(), take the mean of weights[real] * per_token[real]."""
-
-
-@exercise("what waiting costs")
-def idle_share(lengths):
-    """lengths (B, N), of the N completions of each of B batches -> scalar (), floating point"""
-    longest = lengths.max(dim=1).values  # (B,), as long as each batch takes
-    ticks = longest.sum()
-    slots = lengths.shape[1] * ticks
-    return 1 - lengths.sum() / slots
-
-
-idle_share.why = """Every batch lasts as long as its longest row, times N slots. If you average the
-fractions of the batches, a short batch counts as much as a long one, which takes far more time."""
-idle_share.wrong = {
-    "return (1 - lengths.sum(dim=1) / (lengths.shape[1] * longest)).mean()": "You average the "
-    "fractions, so a short batch counts as much as a long one. Add up the slots first.",
-    "ticks = len(lengths) * lengths.max()": "A batch ends with its own longest row.",
-    "return lengths.sum() / slots": "That's the fraction in use. Return 1 minus it.",
-    "slots = len(lengths) * ticks": "Each tick has N slots.",
-    "ticks = lengths.sum(dim=0).max()": "You add up each column, as if a row could go on to the "
-    "next batch at once. It waits for all of its batch.",
-    "return (slots - lengths.sum()) / lengths.sum()": "Divide by all slots.",
-}
-idle_share.cases = {
-    "a short batch and a long one": (rows([1, 2, 1], [8, 2, 5]),),
-    "a batch in which nobody waits": (rows([1, 2], [3, 3]),),
-}
-idle_share.draw = lambda r: (whole(r, r.randint(1, 4), r.randint(1, 4), high=9) + 1,)
-idle_share.hints = """
-A batch takes as many ticks as its longest completion has tokens, with N slots in each.
-There are lengths.shape[1] * lengths.max(dim=1).values.sum() slots, lengths.sum() of them in use."""

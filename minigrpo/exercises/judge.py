@@ -4,7 +4,6 @@ In a review, cases are versions of the code, and the value is whether a test rai
 """
 
 import ast
-import copy
 import dis
 import inspect
 import re
@@ -12,6 +11,7 @@ import textwrap
 import time
 import traceback
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
@@ -146,11 +146,12 @@ def run_case(exercise: Exercise, function: Function, case: Case, seconds: float)
     leaves = dict(zip(names, copies(case.arguments)))
     for name in exercise.gradient:
         leaves[name].requires_grad_()
-    # Copies once more: torch forbids to change a leaf in place, in words of its own.
     given = {n: v.clone() if isinstance(v, Tensor) else v for n, v in leaves.items()}
     by_name = {name: given.pop(name, None) for name in exercise.keywords}
     with contained(seconds) as out:
         value = function(*given.values(), **by_name)
+        made = [w.view(-1) for m in given.values() for w in getattr(m, "parameters", tuple)()]
+        value = [value, *torch.cat(made).tolist()] if made and is_number(value) else value
         result = Outcome(plain(value), printed=out.text)
     if out.error is not None:
         return failed(out.error, out.text)
@@ -185,13 +186,13 @@ def run_test(exercise: Exercise, test: Function, case: Case, seconds: float) -> 
 
 
 def failed(error: BaseException, printed: str) -> Outcome:
-    stopped = isinstance(error, TimeIsUp | KeyboardInterrupt)
-    words, attempted = describe_error(error), not is_stub(error)
-    return Outcome(error=words, attempted=attempted, stopped=stopped, printed=printed)
+    words, stopped = describe_error(error), isinstance(error, TimeIsUp | KeyboardInterrupt)
+    return Outcome(error=words, attempted=not is_stub(error), stopped=stopped, printed=printed)
 
 
 def copies(values: Any) -> list[Any]:
-    return [v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for v in values]
+    known: dict = {}  # so that an optimizer still belongs to its model
+    return [v.detach().clone() if isinstance(v, Tensor) else deepcopy(v, known) for v in values]
 
 
 def gradients(value: Any, inputs: list[Tensor], graph: bool) -> tuple[Tensor, ...]:
@@ -201,17 +202,21 @@ def gradients(value: Any, inputs: list[Tensor], graph: bool) -> tuple[Tensor, ..
         return tuple(map(torch.zeros_like, inputs))
     weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype).view(value.shape)
     total = (value * weights).sum()
-    return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(total, inputs, allow_unused=not graph, materialize_grads=not graph)
 
 
 def plain(value: Any) -> Any:
-    """A tensor without its graph; numbers, and lists of numbers, as tensors too."""
+    """A tensor without its graph; numbers, lists of numbers, and several tables as one tensor."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, list | tuple) and value and all(map(is_number, value)):
         value = [x.item() if hasattr(x, "item") else x for x in value]
         whole = all(isinstance(x, int) for x in value)
         return torch.tensor(value, dtype=None if whole else torch.float64)
+    if isinstance(value, list | tuple) and value and all(isinstance(x, Tensor) for x in value):
+        tables = [x.detach().double() for x in value]
+        alike = len({x.shape for x in tables}) == 1
+        return torch.stack(tables) if alike else torch.cat([x.flatten() for x in tables])
     return torch.tensor(float(value), dtype=torch.float64) if is_number(value) else value
 
 
@@ -226,7 +231,7 @@ def same(after: Any, before: Any) -> bool:
     if isinstance(before, Tensor):
         shaped = after.shape == before.shape and after.dtype == before.dtype
         return shaped and torch.allclose(after, before, rtol=0.0, atol=0.0, equal_nan=True)
-    return after == before
+    return after == before or isinstance(after, torch.Generator | nn.Module | torch.optim.Optimizer)
 
 
 def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fault | None:
@@ -257,9 +262,7 @@ def fault_of(exercise: Exercise, case: Case, right: Outcome, got: Outcome) -> Fa
         if not close(exercise, gradient, expected).all():
             text = f"its gradient is not:{difference(exercise, expected, gradient)}"
             if not gradient.any():
-                text = (
-                    f"no gradient flows back to {name}. Is there a detach(), item() or no_grad()?"
-                )
+                text = f"no gradient flows back to {name}. Is there a detach() or a no_grad()?"
             return Fault("gradient", f"the value is right, but {text}")
     return None
 
@@ -276,9 +279,8 @@ def of_another_kind(value: Any, expected: Any) -> Fault | None:
 
 
 def kind(value: Tensor) -> str:
-    if value.dtype == torch.bool:
-        return "true or false (bool)"
-    return "floating point" if value.is_floating_point() else "whole numbers"
+    number = "floating point" if value.is_floating_point() else "whole numbers"
+    return "true or false (bool)" if value.dtype == torch.bool else number
 
 
 def close(exercise: Exercise, a: Tensor, b: Tensor) -> Tensor:
@@ -296,8 +298,7 @@ def explanation(exercise: Exercise, function: Function, got: Outcomes, faults: F
     if len(of_bugs) > 1 and all(f == fault for f in of_bugs):
         first = first.replace("does not see one", "sees none").replace("on it", "on each")
     if not exercise.code:
-        colon = ":" if first.startswith("\n") else ": "
-        first = f"Case {case.name!r}{colon}{first}{inputs(exercise, case)}"
+        first = f"Case {case.name!r}: {first}{inputs(exercise, case)}".replace(": \n", ":\n")
     for sentence, does in slips(exercise):
         if explains(exercise, does, got, faults):
             return f"{first} {sentence}" if exercise.code else f"{sentence}\n{first}"
@@ -444,12 +445,12 @@ def brief(value: Any, room: int = 200) -> str:
         if len(text) > room:
             text = f"{digits_of(value.flatten()[:5], 6)[:-1]}, ...] of shape {tuple(value.shape)}"
         return f"{text} ({str(value.dtype).removeprefix('torch.')})"
+    text = repr(value)
     if isinstance(value, list | tuple):
-        ends = "[]" if isinstance(value, list) else "()"
-        text = ends[0] + ", ".join(map(brief, value)) + ends[1]
-    else:
-        text = repr(value)
-    return "" if " at 0x" in text else text if len(text) <= room else f"{text[:room]} ..."
+        text = text[0] + ", ".join(map(brief, value)) + text[-1]
+    return (
+        "" if re.search(" at 0x|\n", text) else text if len(text) <= room else text[:room] + "..."
+    )
 
 
 def difference(exercise: Exercise, right: Tensor, value: Tensor) -> str:

@@ -97,9 +97,8 @@ def answer(key: str) -> None:
 def solution(key: str) -> None:
     """Print a solution with its imports, and why; in a review the lines and their cure, too."""
     exercise = find(key)
-    ways = [way for way in exercise.right if isinstance(way, str)]
-    why = " ".join(exercise.why.split())
-    print(solution_source(key), comment(why), *(f"# Another way: {w}" for w in ways), sep="\n")
+    ways = [f"# Another way: {way}" for way in exercise.right if isinstance(way, str)]
+    print(solution_source(key), comment(exercise.why.strip()), *ways, sep="\n")
 
 
 def solution_source(key: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -12,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -64,35 +63,16 @@ def seed_band(
     ax.plot(curves[0]["step"], [fmean(values) for values in by_step], color=color, linestyle=dash)
 
 
-def wilson_interval(fraction: float, answers: int) -> tuple[float, float]:
-    """The 95% interval for a fraction of so many answers, which stays between 0 and 1.
-
-    Unlike fraction ± 2 standard errors it has a width at 0 and 1 too.
-    """
-    z2 = 1.96**2 / answers
-    middle = (fraction + z2 / 2) / (1 + z2)
-    reach = math.sqrt(z2 * (fraction * (1 - fraction) + z2 / 4)) / (1 + z2)
-    return max(middle - reach, 0.0), min(middle + reach, 1.0)
-
-
 def dot_rows(
     ax: Axes,
     rows: Mapping[str, Sequence[float]],  # by name, from the top: one value per seed
     color: str = BLUE,
     *,
     hollow: bool = False,
-    answers: int | None = None,  # values are fractions of so many answers: an interval for one seed
 ) -> None:
-    """Draw a row of dots for each name, one dot per seed; another call adds to the same rows.
-
-    With `answers`, a line shows how far a single seed may scatter: the 95% Wilson interval of so
-    many answers, around the mean over the seeds.
-    """
+    """Draw a row of dots for each name, one dot per seed; another call adds to the same rows."""
     for y, values in enumerate(rows.values()):
         fill = "white" if hollow else color
-        if answers:
-            ends = wilson_interval(fmean(values), answers)
-            ax.plot(ends, [y, y], color=color, lw=1, ls="-", alpha=0.7)
         ax.plot(values, [y] * len(values), "o", ms=4.2, mec=color, mfc=fill, mew=0.9, ls="none")
     ax.set_yticks(range(len(rows)), list(rows), fontsize=8)
     ax.set_ylim(len(rows) - 0.4, -0.6)
@@ -121,6 +101,7 @@ def token_strips(
     reach: float | None = None,  # from it to the full color; None = the largest there is
     digits: int = 2,  # after the point
     size: float = 7.0,  # of the words; the numbers are one smaller
+    colors: Sequence[str] = ("#F0A868", "#FFFFFF", "#7DB8DE"),  # not too dark: words stand on them
 ) -> None:
     """Draw texts as strips of boxes, one per token, colored by a number: blue above, orange below.
 
@@ -129,8 +110,7 @@ def token_strips(
     shown = [row[: len(words)].tolist() for row, words in zip(values, tokens, strict=True)]
     if reach is None:
         reach = max((abs(value - middle) for row in shown for value in row), default=0.0) or 1.0
-    # Not too dark at the ends: the words stand on it.
-    color = LinearSegmentedColormap.from_list("strips", ["#F0A868", "#FFFFFF", "#7DB8DE"], N=257)
+    color = LinearSegmentedColormap.from_list("strips", colors, N=257)
     scale = Normalize(middle - reach, middle + reach, clip=True)
     for row, (words, numbers) in enumerate(zip(tokens, shown, strict=True)):
         for column, (word, number) in enumerate(zip(words, numbers, strict=True)):
@@ -157,16 +137,12 @@ METRICS = {  # what any dashboard shows: title of the panel, name in the clinic 
     "mean_length": ("tokens per completion", "tokens (completions/mean_length)"),
     "truncated": ("truncated (fraction)", "truncated (completions/clipped_ratio)"),
 }
-PANELS = (  # of `draw_run`: lines by their labels, and the title where METRICS has no other
-    ({"sampled": "accuracy", "greedy": "greedy"}, "correct answers"),
-    ({"": "thinking"}, "tokens of thought"),
-    ({"": "reward"}, ""),
-    ({"": "frac_reward_zero_std"}, "equal groups"),
-    ({"": "kl"}, ""),
-    ({"": "entropy"}, ""),
-    ({"above": "clip_high", "below": "clip_low"}, "clipped tokens"),
-    ({"": "grad_norm"}, "norm of the gradient"),
-)
+PANELS = {  # of `draw_run`
+    "frac_reward_zero_std": "equal groups",
+    "kl": "KL (nats per token)",
+    "entropy": "entropy (nats)",
+    "grad_norm": "norm of the gradient",
+}
 
 
 def metric(m: Any, name: str) -> float | None:
@@ -176,34 +152,27 @@ def metric(m: Any, name: str) -> float | None:
     return getattr(m, name) if hasattr(m, name) else m.evaluation.get(name)
 
 
-def _curve(run: Sequence[Any], name: str, start: Mapping[str, float]) -> tuple[list, list]:
+def _curve(run: Sequence[Any], name: str) -> tuple[list, list]:
     """The steps and the values of a metric, where there are any."""
-    points = [(0, start.get(name)), *((m.step, metric(m, name)) for m in run)]
-    points = [(x, y) for x, y in points if y is not None]
+    points = [(m.step, y) for m in run if (y := metric(m, name)) is not None]
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _panel(ax: Axes, title: str, xlabel: str = "step") -> None:
+def _panel(ax: Axes, title: str) -> None:
     ax.set_title(title, fontsize=8.5)
-    ax.set_xlabel(xlabel, fontsize=8)
+    ax.set_xlabel("step", fontsize=8)
     ax.tick_params(labelsize=7)
 
 
-def draw_run(figure: Figure, run: Sequence[Any], start: Mapping[str, float] | None = None) -> None:
-    """Draw StepMetrics so far, and the evaluation at the start, over what a figure held before."""
-    figure.clear()
-    for number, (ax, (lines, title)) in enumerate(zip(figure.subplots(2, 4).flat, PANELS)):
-        for label, name in lines.items():
-            ax.plot(*_curve(run, name, start or {}), label=label)
-        if len(lines) > 1:
-            ax.legend(fontsize=7, handlelength=1.6)
-        _panel(ax, title or METRICS[name][0], "step" if number > 3 else "")
+def draw_run(figure: Figure, run: Sequence[Any]) -> None:
+    """Draw StepMetrics: what a dashboard shows beside the reward."""
+    for ax, (name, title) in zip(figure.subplots(1, 4), PANELS.items(), strict=True):
+        ax.plot(*_curve(run, name))
+        _panel(ax, title)
         ax.set_ylim(bottom=0)
-        if title.startswith("clipped"):
-            ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=2))
 
 
-def draw_charts(charts: Mapping[str, Any], title: str) -> None:
+def draw_charts(charts: Mapping[str, Any], title: str = "") -> None:
     """Draw runs, by name and with their `steps`, into the same panels, and show the figure.
 
     "healthy twin" is blue and wide, and lies beneath the others, of which there may be three.
@@ -215,7 +184,7 @@ def draw_charts(charts: Mapping[str, Any], title: str) -> None:
         twin = name == "healthy twin"
         color, dash = (BLUE, "-") if twin else next(styles)
         for ax, shown in zip(panels, METRICS, strict=True):
-            drawn = _curve(chart.steps, shown, {})
+            drawn = _curve(chart.steps, shown)
             ax.plot(*drawn, color=color, ls=dash, lw=2.6 if twin else 1.8, zorder=3 - twin)
         corner.plot([], [], color=color, ls=dash, label=name)
     for ax, (heading, _) in zip(panels, METRICS.values()):

@@ -50,14 +50,22 @@ def outcome(
 
 
 def clinic_line() -> str:
-    """The score of the clinic, in a sentence."""
-    diagnoses = _diagnoses()
-    if not diagnoses:
-        return f"The clinic (notebook 08): no diagnosis yet; {patients()} patients are waiting."
-    right = sum(diagnosis["right"] for diagnosis in diagnoses)
-    used = sum(len(diagnosis["measured"]) for diagnosis in diagnoses) / len(diagnoses)
-    diagnosed = f"The clinic (notebook 08): {len(diagnoses)} of {patients()} patients diagnosed"
-    return f"{diagnosed}, {right} right at the first attempt, {used:.1f} measurements per patient."
+    """The score of the clinic, in a sentence or two."""
+    diagnoses, nights = _diagnoses(), [v for v in recall("clinic").values() if "points" in v]
+    line = f"The clinic (notebook 08): no diagnosis yet; {patients()} patients are waiting."
+    if diagnoses:
+        right = [made["right"] * worth(**made) for made in diagnoses]
+        line = f"The clinic (notebook 08): {len(diagnoses)} of {patients()} patients diagnosed, "
+        line += f"{sum(map(bool, right))} right at the first attempt, {sum(right)} points."
+    if nights:
+        points = sum(night["points"] for night in nights)
+        line += f" The night shift: {points:g} of {len(nights)}."
+    return line
+
+
+def worth(answer: str, measured: list[str], **_: Any) -> int:
+    """Points of a right diagnosis: healthy is never proven, so it doesn't pay to measure less."""
+    return 2 if answer == "healthy" else 4 - len(measured)
 
 
 class Progress:

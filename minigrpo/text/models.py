@@ -62,6 +62,27 @@ def load_pretrained(
     return policy.to(device).eval(), tokenizer
 
 
+# What the backward pass keeps, in bytes per token and layer, as hooks have counted it: for each
+# unit of the width, of the MLP's inner width, of the keys' width, for each head; and the norms.
+KEPT = {4: (32, 16, 8, 4, 8), 2: (30, 8, 4, 4, 8)}  # in float32, in bfloat16 by autocast
+TILE = (4096, 32_768)  # tokens x vocabulary, of which TRL 1.16 holds the logits at a time
+
+
+def kept(config: PretrainedConfig, tokens: int, *, checkpointing: bool, arithmetic: int = 2) -> int:
+    """Bytes of activations of a Llama or a Qwen2 for all tokens of a pass, prompts included.
+
+    With checkpointing: what enters each layer, in float32, and one layer as a whole.
+    """
+    text = config.get_text_config()
+    width, heads = text.hidden_size, text.num_attention_heads
+    groups = getattr(text, "num_key_value_heads", None) or heads
+    inner = getattr(text, "intermediate_size", None) or 4 * width
+    sizes = width, inner, width * groups // heads, heads, 1
+    layer = sum(size * times for size, times in zip(sizes, KEPT[arithmetic]))
+    layers = text.num_hidden_layers
+    return tokens * (4 * width * layers + layer if checkpointing else layer * layers)
+
+
 def memory(
     config: PretrainedConfig,
     *,
@@ -71,18 +92,28 @@ def memory(
     trained: int | None = None,  # parameters that learn; None = all (LoRA: its own)
     weight_bytes: int = 4,  # of each weight: 2 where they are frozen and in bfloat16 (LoRA)
     sampler: int = 0,  # bytes that a program beside the training takes, such as vLLM
+    tiles: bool = False,  # as TRL scores; else the logits of all tokens are there
+    autocast: bool = False,  # which keeps float32 weights in bfloat16, too
+    cards: int = 1,  # that divide among them
+    stage: int = 3,  # the averages (ZeRO 1), the gradients too (2), the weights too (3, FSDP)
 ) -> dict[str, int]:
-    """The least bytes that training needs, from the config alone; what layers keep comes on top.
+    """The least bytes that training needs on a card, from the config alone; `kept` comes on top.
 
     Float32 weights, 4 bytes each; gradients and AdamW's two averages, 12 for each that learns.
     """
     with torch.device("meta"):
         count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    learn = count if trained is None else trained
+    averages, gradients, weights = (cards if stage >= least else 1 for least in (1, 2, 3))
     vocabulary = config.get_text_config().vocab_size
+    logits = 3 * 4 * rows * tokens * vocabulary  # their gradient, and what both need
+    if tiles:
+        logits = 4 * min(rows * tokens, TILE[0]) * min(vocabulary, TILE[1])
     return {
-        "weights": weight_bytes * count + 4 * (trained or 0),
-        "gradients and averages": 12 * (count if trained is None else trained),
-        "reference": 4 * count * reference,
-        "logits": 3 * 4 * rows * tokens * vocabulary,  # their gradient, and what both need
+        "weights": (weight_bytes * count + 4 * (trained or 0)) // weights,
+        "gradients and averages": 4 * learn // gradients + 8 * learn // averages,
+        "copies": 2 * count * (autocast and weight_bytes == 4) // weights,
+        "reference": 4 * count * reference // weights,
+        "logits": logits,
         "sampler": sampler,
     }

@@ -14,11 +14,15 @@ out=$(realpath -m "${OUT:-runs/openrlhf_gsm8k}")
 # A batch is 16 questions (rollout.batch_size) with 8 completions each, and makes one update, because
 # train.batch_size, counted in completions, is 128. The coefficient of the KL is 0 (its default is
 # 0.01), so no reference is loaded. DeepSpeed keeps float32 copies of the bfloat16 weights for Adam.
-# It evaluates after every 20th step, not before the first. The same command goes on from the last
-# checkpoint (ckpt.load_enable).
+# vLLM's log-probs differ a little from the trainer's, and is_correction weighs each token by their
+# ratio, clipped at 2; the default is not to. It evaluates after every 20th step, not before the
+# first. The same command goes on from the last checkpoint (ckpt.load_enable).
 mkdir -p "$out"
 python -m openrlhf.cli.train_ppo_ray \
   --algo.advantage.estimator group_norm \
+  --algo.advantage.is_correction_level token \
+  --algo.advantage.is_correction_mode clip \
+  --algo.advantage.is_correction_threshold 2.0 \
   --algo.kl.init_coef 0 \
   --actor.model_name_or_path "$model" \
   --actor.num_nodes 1 \

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 # The recipes' own files, which find the course without an installation, too.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gsm8k import HUB, gsm8k_rows, like_gsm8k
-from running import plain_errors
+from running import check_overlap, plain_errors
 
 from minigrpo.files import atomic_path, data_folder
 
@@ -39,8 +39,10 @@ def openrlhf_row(row: dict, split: str) -> dict:
 
 def write(data: str, out: Path, rows: int, questions: int) -> None:
     """Both files, each in one piece."""
+    sides = {split: gsm8k_rows(data, split) for split in ("train", "test")}
+    sides["train"] = check_overlap(sides["train"], sides["test"], data)
     for split, most in (("train", rows), ("test", questions)):
-        table = [openrlhf_row(row, split) for row in gsm8k_rows(data, split)[:most]]
+        table = [openrlhf_row(row, split) for row in sides[split][:most]]
         with atomic_path(out / f"{split}.jsonl") as file:
             text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table)
             file.write_text(text, encoding="utf-8")

@@ -14,10 +14,14 @@ out=$(realpath -m "${OUT:-runs/verl_gsm8k}")
 # A batch is 16 questions with 8 completions each (rollout.n) and makes one update, because a
 # mini-batch, counted in questions too, is as large. Weights are float32 and the arithmetic bfloat16,
 # as verl has it by default. Held-out questions are answered greedily before the first step and after
-# every 20th. The same command goes on from the last checkpoint (trainer.resume_mode=auto).
+# every 20th. vLLM's log-probs differ a little from the trainer's, and rollout_is=token weighs each
+# token by their ratio, at most 2; verl's default is not to. The same command goes on from the last
+# checkpoint (trainer.resume_mode=auto).
 mkdir -p "$out"
 VERL_FILE_LOGGER_PATH="$out/log.jsonl" python -m verl.trainer.main_ppo \
   algorithm.adv_estimator=grpo \
+  algorithm.rollout_correction.rollout_is=token \
+  algorithm.rollout_correction.rollout_is_threshold=2.0 \
   data.train_files="$data/train.parquet" \
   data.val_files="$data/test.parquet" \
   data.train_batch_size=16 \

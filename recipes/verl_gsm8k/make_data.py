@@ -19,7 +19,7 @@ from pathlib import Path
 # The recipes' own files, which find the course without an installation, too.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gsm8k import HUB, gsm8k_rows, like_gsm8k
-from running import plain_errors
+from running import check_overlap, plain_errors
 
 from minigrpo.files import atomic_path
 
@@ -42,8 +42,10 @@ def write(data: str, out: Path, rows: int | None, questions: int) -> None:
     from datasets import Dataset, disable_progress_bars
 
     disable_progress_bars()
+    sides = {split: gsm8k_rows(data, split) for split in ("train", "test")}
+    sides["train"] = check_overlap(sides["train"], sides["test"], data)
     for split, most in (("train", rows), ("test", questions)):
-        table = [verl_row(row, split, i) for i, row in enumerate(gsm8k_rows(data, split)[:most])]
+        table = [verl_row(row, split, i) for i, row in enumerate(sides[split][:most])]
         with atomic_path(out / f"{split}.parquet") as file:
             Dataset.from_list(table).to_parquet(str(file))
         print(f"{out / split}.parquet: {len(table)} rows")

@@ -58,53 +58,66 @@ def test_an_experiment_is_measured_with_its_seed(monkeypatch):
     assert results.settings(EXPERIMENTS["dapo"])["config"]["clip"] == VARIANTS["dapo"]["clip"]
 
 
-@pytest.mark.parametrize("arm", reuse.ARMS)
-def test_with_one_pass_the_kind_of_ratio_does_not_matter(arm):
-    """The claim of notebook 03: same direction, whatever the level, if all lengths are equal."""
+@pytest.mark.parametrize("kind", reuse.LOSSES)
+def test_in_the_first_pass_the_loss_makes_no_difference(kind, monkeypatch):
+    """The claim of notebook 03: where all ratios are 1, the gradient is that of REINFORCE."""
     old, advantages, mask = uniform(6, 9) - 1, uniform(6, seed=1), torch.ones(6, 9)
-    plain, new = old.clone().requires_grad_(), old.clone().requires_grad_()
-    (-(advantages[:, None] * plain).mean()).backward()  # REINFORCE
-    settings = {"clip": (0.2, 0.2), **reuse.ARMS[arm]}
-    grpo_loss(new, old, advantages, mask, **settings)[0].backward()
-    cosine = torch.cosine_similarity(new.grad.flatten(), plain.grad.flatten(), dim=0)
-    torch.testing.assert_close(cosine, torch.ones_like(cosine))
+    batch = SimpleNamespace(log_probs=old, completion_mask=mask)
+    new = old.clone().requires_grad_()
+    monkeypatch.setattr(reuse, "score", lambda policy, batch: new)
+    reuse.loss_of(None, batch, advantages, kind=kind).backward()
+    torch.testing.assert_close(new.grad, -(advantages / 6)[:, None].expand(6, 9))
 
 
-def test_a_range_without_a_bound_never_clips():
-    old, advantages = torch.zeros(2, 1), torch.tensor([1.0, -1.0])
-    new = torch.tensor([[12.0], [-12.0]], requires_grad=True)  # ratios far from 1
-    settings = reuse.ARMS["token, no clip"]
-    loss, metrics = grpo_loss(new, old, advantages, torch.ones(2, 1), **settings)
-    loss.backward()
-    assert metrics["clip_ratio/region_mean"] == 0 and new.grad.count_nonzero() == 2
+def test_the_losses_of_the_sweep_are_the_packages(monkeypatch):
+    """With ratio and clip it's that of one ratio per text, without a clip that with a wide one."""
+    old, advantages, mask = uniform(6, 9) - 1, uniform(6, seed=1), torch.ones(6, 9)
+    batch, new = (
+        SimpleNamespace(log_probs=old, completion_mask=mask),
+        old + uniform(6, 9, seed=2) / 4,
+    )
+    monkeypatch.setattr(reuse, "score", lambda policy, batch: new)
+    for kind, clip in (("clip", (0.2, 0.2)), ("ratio", (1.0, 1e9))):
+        wanted, _ = grpo_loss(new, old, advantages, mask, level="sequence", clip=clip)
+        torch.testing.assert_close(reuse.loss_of(None, batch, advantages, kind=kind), wanted)
+
+
+def test_the_cut_gradient_has_norm_1_and_a_short_one_stays():
+    for length in (100.0, 0.5):
+        weights = torch.nn.Parameter(torch.zeros(2))
+        weights.grad = torch.tensor([0.6, 0.8]) * length
+        reuse.CutAdam([weights]).step()
+        assert weights.grad.norm().item() == pytest.approx(min(length, 1.0), rel=1e-4)
 
 
 def test_a_run_is_what_its_name_says():
-    one = reuse.Run("geometric", 128, 8, 1e-3, 2)
-    config = reuse.config(one)
-    assert (config.max_new_tokens, config.inner_epochs, config.lr, config.seed) == one[1:]
-    assert reuse.ARMS[one.arm].items() <= vars(config).items()
+    assert reuse.passes(reuse.Run("clip", 8, "", 2)) == [[8] * 12]
+    assert reuse.passes(reuse.Run("plain", 1, "", 0)) == [[1] * 16]
+    assert reuse.passes(reuse.Run("ratio", 4, "same Adam", 0)) == [[4] + [1] * 15]
+    assert reuse.passes(reuse.Run("ratio", 4, "new Adam", 0)) == [[4], [1] * 15]
     config = text_runs.config(text_runs.Arm("gpt2", steps=7), 5, (0,), 1)
     assert (config.steps, config.seed) == (7, 5)
     config = real_run.config(real_run.Run("no loss", 2e-5, 3), (0,), 0)
     assert (config.lr, config.seed) == (2e-5, 3)
 
 
-def test_a_cell_of_the_sweep_has_its_rewards_and_both_sides_of_the_clip(monkeypatch):
-    """The clipped fraction of a step is the mean over its updates, of which the first has none."""
-    monkeypatch.setattr(reuse, "STEPS", 2)
-    kept, real = [], train_grpo
+@pytest.mark.parametrize("plan", ["", "norm 1", "new Adam"])
+def test_a_run_of_the_sweep_is_the_loop_of_the_page(plan, monkeypatch):
+    monkeypatch.setattr(reuse, "BATCHES", 2)
+    monkeypatch.setattr(reuse, "LENGTH", 4)
+    calls, real = [], reuse.page.train
 
-    def noted(*given):
-        for m in real(*given):
-            kept.append(m)
-            yield m
+    def noted(policy, *given, passes, **more):
+        calls.append((passes, torch.optim.Adam is reuse.CutAdam))
+        return real(policy, *given, passes=passes[:2], **more)
 
-    monkeypatch.setattr(reuse, "train_grpo", noted)
-    found = reuse.measure(reuse.Run("token", 24, 2, 1e-3, 0))
-    assert found["reward"] == [round(m.rewards.mean().item(), 4) for m in kept]
-    assert found["clipped"] == [round(m.clip_low + m.clip_high, 4) for m in kept]
-    assert all(min(m.clip_low, m.clip_high) > 0 for m in kept)
+    monkeypatch.setattr(reuse.page, "train", noted)
+    found = reuse.measure(reuse.Run("ratio", 4, plan, 0))
+    wanted = [[4], [1] * 15] if plan == "new Adam" else [[4, 4]]
+    assert calls == [(passes, plan == "norm 1") for passes in wanted]
+    assert torch.optim.Adam is not reuse.CutAdam
+    assert len(found["reward"]) == len(found["nll"]) == len(found["text"])
+    assert found["reward"][0] == pytest.approx(0.08, abs=0.05) and 0.5 < found["nll"][0] < 2
 
 
 def task(seed: int, **settings) -> thinking.Task:
@@ -399,23 +412,20 @@ def test_a_chat_asks_the_same_and_is_almost_never_right():
     assert next(policy.parameters()).dtype == torch.float32
     chats, plain = (text_runs.scores(policy, tokenizer, chat=chat) for chat in (True, False))
     assert chats["right"] < 0.05 < plain["right"]
-    for one in text_runs.STORE.stored()[:3]:  # those of gpt2
-        for name in text_runs.SCORES:
-            assert one["curve"][name][0] == pytest.approx(plain[name], abs=0.01)
     rows, chats = (text_runs.problems(chat, held_out=True) for chat in (False, True))
     said = [{"role": "user", "content": rows[0]["prompt"].strip()}]
     assert chats[0] == {**rows[0], "prompt": said} and len(rows) == len(chats) == 128
     assert len(text_runs.problems(True, held_out=False)) == 2000
 
 
-def losses(behavior, proximal, new, advantage=1.0):
-    """Minus the gradient of one token's log-prob, for each correction."""
+def losses(behavior, old, new, advantage=1.0):
+    """Minus the gradient of one token's log-prob, for each loss."""
     found = {}
     for correction in scaling_runs.CORRECTIONS:
         leaf = float64([new]).log().requires_grad_()
-        old = [float64([p]).log() for p in (proximal, behavior)]
-        given = old, torch.tensor([advantage]), torch.ones(1, 1, dtype=torch.bool)
-        scaling_runs.SHOWN["stale_loss"](correction, leaf, *given[0], *given[1:]).backward()
+        given = [float64([p]).log() for p in (old, behavior)] + [torch.tensor([[advantage]])]
+        mask = torch.ones(1, 1, dtype=torch.bool)
+        scaling_runs.SHOWN[correction](leaf, *given, mask).backward()
         found[correction] = round(-leaf.grad.item(), 6)
     return [*found.values()]
 
@@ -423,24 +433,26 @@ def losses(behavior, proximal, new, advantage=1.0):
 def test_where_each_correction_clips():
     """A token at 0.1 when it was written, 0.2 before the update and at it, and other cases.
 
-    The corrections are none, by the policy that wrote, by the proximal one, and decoupled.
+    The losses are uncorrected, with one ratio, and weighted per token and per completion.
     """
-    assert losses(0.1, 0.2, 0.2) == [1.0, 0.0, 1.0, 2.0]  # twice as likely: beyond the clip
-    assert losses(0.1, 0.5, 0.5)[3] == 2.0 and losses(0.4, 0.2, 0.2)[3] == 0.5  # with a cap
+    assert losses(0.1, 0.2, 0.2) == [1.0, 0.0, 2.0, 2.0]  # twice as likely: beyond the clip
+    assert losses(0.1, 0.5, 0.5)[2:] == [2.0, 0.0]  # beyond the caps of 2 and 3
+    assert losses(0.4, 0.2, 0.2)[2:] == [0.5, 0.5]
     # Another pass over the batch has moved it by half.
-    assert losses(0.1, 0.2, 0.3) == [1.0, 0.0, 0.0, 0.0]
-    assert losses(0.1, 0.2, 0.3, advantage=-1.0) == [-1.0, -3.0, -1.5, -3.0]
+    assert losses(0.1, 0.2, 0.3) == [0.0, 0.0, 0.0, 0.0]
+    assert losses(0.1, 0.2, 0.3, advantage=-1.0) == [-1.5, -3.0, -3.0, -3.0]
 
 
 def test_the_writer_is_as_many_steps_behind_as_asked(monkeypatch):
-    seen, real = [], scaling_runs.SHOWN["written_by"]
+    seen, real = [], scaling_runs.SHOWN["write_batch"]
 
     def spy(writer, *rest):
         seen.append(next(writer.parameters()).detach().clone())
         return real(writer, *rest)
 
-    monkeypatch.setitem(scaling_runs.SHOWN, "written_by", spy)
-    assert len(scaling_runs.SHOWN["train_stale"](2, "decoupled", steps=4, every=4)) == 1
+    monkeypatch.setitem(scaling_runs.SHOWN, "write_batch", spy)
+    shown = scaling_runs.SHOWN
+    assert shown["train"](shown["per_token"], age=2, steps=4) == []
     assert [one.equal(seen[0]) for one in seen] == [True, True, True, False]
 
 

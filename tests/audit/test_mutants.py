@@ -18,7 +18,7 @@ def test_few_mutants_pass(exercise):
 
 
 def test_the_mutants_of_a_function():
-    exercise = find("2.3")
+    exercise = find("2.2")
     lines = {*mutants(exercise, exercise.reference)}
     assert {
         "real = torch.where(mask.bool(), log_probs, 1.0)",

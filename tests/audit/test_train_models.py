@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from functools import partial
 
@@ -150,16 +149,6 @@ def test_the_tokenizer_that_ships_is_the_one_that_is_made(tokenizer):
         assert shipped.chat_template == tokenizer.chat_template
 
 
-def test_what_ships_is_small_and_tells_nothing_about_where_it_was_made():
-    files = [file for folder in SHIPPED.values() for file in folder.iterdir()]
-    assert {f.suffix for f in files} <= {".json", ".jinja", ".safetensors"}
-    assert sum(f.stat().st_size for f in files) <= 2_000_000
-    for file in files:
-        told = file.read_bytes()[: 5000 if file.suffix == ".safetensors" else None]  # its header
-        for word in (b"/home", b"/tmp", b"/work", b"/root", b"Users", b"_name_or_path", b"2026-"):
-            assert word not in told, file.name
-
-
 @by_family
 def test_they_write_the_same_in_plain_transformers(family):
     model = AutoModelForCausalLM.from_pretrained(SHIPPED[family], local_files_only=True)
@@ -171,11 +160,3 @@ def test_they_write_the_same_in_plain_transformers(family):
     stops = stop_tokens(tokenizer, policy)
     ours = sample(policy, given["input_ids"], max_new_tokens=40, top_k=1, eos_id=stops)
     assert written.tolist() == torch.cat([given["input_ids"], ours.completions], dim=1).tolist()
-
-
-@by_family
-def test_the_readme_names_every_file_with_its_checksum(family):
-    readme = (data_folder() / "README.md").read_text(encoding="utf-8")
-    for file in SHIPPED[family].iterdir():
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        assert f"| `text_{family}/{file.name}` | `{digest}` |" in readme

@@ -44,7 +44,7 @@ class Notebook:
 
     @cached_property
     def told(self) -> dict[str, str]:
-        """The table under the title, such as `minutes of prose`: "19"."""
+        """The table under the title, such as `minutes of reading`: "70"."""
         text = "".join(json.loads(self.location.read_text("utf-8"))["cells"][0]["source"])
         lines = [line for line in text.splitlines() if line.startswith("|")]
         rows = [[entry.strip() for entry in line.strip("| ").split("|")] for line in lines]

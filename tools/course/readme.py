@@ -12,6 +12,7 @@ holds; the table `results` shows the experiments that SHOWN names. An image
 from __future__ import annotations
 
 import base64
+import json
 import re
 import sys
 from pathlib import Path
@@ -23,8 +24,10 @@ from listing import ROOT, notebooks
 
 from minigrpo.files import atomic_path
 
-sys.path.append(str(ROOT / "tools" / "experiments"))
+sys.path += [str(ROOT / "tools" / "experiments"), str(ROOT / "recipes")]
 import bench
+import gpu
+import memory
 import results
 import store
 import thinking
@@ -40,7 +43,13 @@ SHOWN = (  # the other experiments end alike
     "KL weight 0.1",
     "KL weight 1",
 )
-TABLES = {"docs/results.md": ("results", "thinking"), "docs/speed.md": tuple(bench.TABLES)}
+TABLES = {
+    "docs/results.md": ("results", "thinking"),
+    "docs/speed.md": tuple(bench.TABLES),
+    "recipes/README.md": ("memory", "gpu"),
+}
+CALCULATOR = "minigrpo/notebook/interactive/calculator.html"
+MEASURED = r"(?<=const MEASURED = )[^;\n]*(?=; // data/results/gpu.json)"
 IMAGE = re.compile(r"!\[[^\]]*\]\((?:\.\./)?(figures/([\w-]+)\.([\w-]+)\.png)\)")
 NUMBERS = """
 zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
@@ -62,12 +71,12 @@ def between(name: str) -> str:
 
 def places() -> dict[str, list[tuple[str, str]]]:
     """What course.toml decides of each page: a place, and what should stand there."""
-    short = "| notebook | what you'll have built | minutes, prose + exercises |\n|---|---|---|\n"
-    long = "| | notebook | what's in it | path | minutes of prose | minutes of exercises "
+    short = "| notebook | what you'll have built | minutes, reading + exercises |\n|---|---|---|\n"
+    long = "| | notebook | what's in it | path | minutes of reading | minutes of exercises "
     long += f"| seconds to run | exercises |\n{8 * '|---'}|\n"
     course, colab = notebooks(), "https://colab.research.google.com/github/"
     colab += f"{repository()}/blob/main/notebooks"
-    minutes = [[n.told[f"minutes of {what}"] for what in ("prose", "exercises")] for n in course]
+    minutes = [[n.told[f"minutes of {what}"] for what in ("reading", "exercises")] for n in course]
     for n, (prose, practice) in zip(course, minutes):
         short += f"| {n.number} [{n.title}](notebooks/{n.file}) ([Colab]({colab}/{n.file})) "
         short += f"| {n.built} | {prose} + {practice} |\n"
@@ -80,8 +89,8 @@ def places() -> dict[str, list[tuple[str, str]]]:
             (between("notebooks"), short),
             (r"(?<=\*\* )\w+(?= notebooks that run on a laptop CPU)", many),
             (r"(?<=There are )\d+(?=\. Your function)", str(sum(n.exercises for n in course))),
-            (r"(?<=That's about )\w+(?= hours of prose)", hours[0]),
-            (r"(?<=hours of prose and )\w+(?= of exercises)", hours[1]),
+            (r"(?<=That's about )\w+(?= hours of reading)", hours[0]),
+            (r"(?<=hours of reading and )\w+(?= of exercises)", hours[1]),
         ],
         "docs/notebooks.md": [(between("notebooks"), long)],
         "CITATION.cff": [(r"(?<=abstract: >-\n  )\w+(?= notebooks)", many)],
@@ -114,6 +123,10 @@ def stored(name: str) -> str:
     if name == "results":
         there = store.load("results.json")["experiments"]
         return results.table({"experiments": {key: there[key] for key in SHOWN if key in there}})
+    if name == "memory":
+        return memory.table(memory.SHAPES)
+    if name == "gpu":
+        return gpu.table(store.load("gpu.json"))
     return thinking.table() if name == "thinking" else bench.table(store.load("bench.json"), name)
 
 
@@ -147,6 +160,8 @@ def main() -> None:
     made = {path: text.encode() for path, text in lists().items()} | figures()
     for page in TABLES:
         made[ROOT / page] = with_tables((ROOT / page).read_text("utf-8"), page).encode()
+    page, told = ROOT / CALCULATOR, json.dumps(gpu.rates(store.load("gpu.json")))
+    made[page] = put(page.read_text("utf-8"), CALCULATOR, MEASURED, told).encode()
     for path, new in made.items():
         if not path.is_file() or path.read_bytes() != new:
             with atomic_path(path) as unfinished:

@@ -1,6 +1,6 @@
-"""Sweep the updates per batch, the length of the texts and the level of the ratio, for notebook 03.
+"""Sweep the updates per batch for notebook 03, with its loop and its losses (the solutions).
 
-    python tools/experiments/reuse.py          what is not stored yet (over an hour on two cores)
+    python tools/experiments/reuse.py          what is not stored yet (15 minutes on one core)
     python tools/experiments/reuse.py --again  all of it
 
 Writes data/results/reuse.json after each run.
@@ -8,75 +8,119 @@ Writes data/results/reuse.json after each run.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import copy
+from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from unittest import mock
 
 import store
+import torch
 from store import ROOT, Results, Store
+from torch import Tensor, nn
 
+from minigrpo.corpus import CharTokenizer
+from minigrpo.exercises.form import source
 from minigrpo.gpt import load_gpt
-from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.logprobs import token_log_probs
 from minigrpo.notebook.setup import setup
-from minigrpo.objective import VARIANTS
-from minigrpo.rewards import TextTask
+from minigrpo.sampling import Rollouts, left_pad, sample
 
 BASE = ROOT / "data" / "char_gpt.safetensors"
-PROMPTS = ("ROMEO:", "JULIET:", "HENRY:", "My lord", "O, ", "To be, or")
-ARMS: dict[str, dict[str, Any]] = {  # one ratio per text, its geometric mean, one per token
-    "product": {"level": "sequence"},
-    "geometric": {"level": "geometric", "clip": VARIANTS["gspo"]["clip"]},
-    "token": {"level": "token"},
-    "token, no clip": {"level": "token", "clip": (1.0, 1e9)},  # a range that no ratio leaves
-}
-LENGTHS = (24, 128)  # characters per text
-STEPS = 16  # batches of 4 prompts x 16 texts: 1,024 texts in all
+PROMPTS = ("ROMEO:", "JULIET:", "My lord", "To be, or")
+GROUP, LENGTH, LR = 16, 24, 3e-4  # completions per prompt, their characters, Adam's rate
+BATCHES = 12  # of a run with several passes; those with one, and those that recover, take 16
+LOSSES = ("plain", "ratio", "clip")
+PLANS = ("", "norm 1", "same Adam", "new Adam")
+page = import_module("minigrpo.exercises.03")
+CODE = (
+    *(page.letter_share, page.group_advantages, page.reinforce, page.train),
+    *(page.sequence_ratio, page.recovery, page.clipped_objective),
+)
 
 
 class Run(NamedTuple):
     """What is varied."""
 
-    arm: str
-    length: int
-    epochs: int  # updates on each batch
-    lr: float
+    loss: str  # REINFORCE, with the ratio, or with ratio and clip
+    passes: int  # updates on each batch
+    plan: str  # "": as the page does it; gradients cut to norm 1; or passes on batch 1 alone
     seed: int
 
 
 RUNS = [
-    Run(arm, length, epochs, lr, seed)
-    for lr in (3e-4, 1e-4, 1e-3)
-    for length in (LENGTHS if lr == 3e-4 else LENGTHS[:1])  # other rates: short texts only
-    for seed, epochs, arm in product(range(3), (1, 2, 4, 8), ARMS)
+    *(Run("plain", 1, "", seed) for seed in range(3)),
+    *(Run(loss, passes, "", s) for passes, loss, s in product((2, 4, 8, 16), LOSSES, range(3))),
+    *(Run(loss, 4, "norm 1", seed) for loss, seed in product(LOSSES, range(3))),
+    *(Run("ratio", 4, plan, seed) for plan, seed in product(PLANS[2:], range(3))),
 ]
 
 
-def config(cell: Run) -> GRPOConfig:
-    """The settings of one run: those of notebook 03, but for what is varied."""
-    return GRPOConfig(
-        steps=STEPS, prompts_per_step=4, group_size=16, max_new_tokens=cell.length,
-        inner_epochs=cell.epochs, lr=cell.lr, seed=cell.seed, **ARMS[cell.arm],
-    )  # fmt: skip
+class CutAdam(torch.optim.Adam):
+    """Adam that first cuts the gradient to norm 1, if it's longer."""
+
+    def step(self, closure=None):
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1.0)
+        return super().step(closure)
+
+
+def passes(run: Run) -> list[list[int]]:
+    """For each call of `train`, the updates on each batch."""
+    if run.plan in ("same Adam", "new Adam"):
+        return page.recovery(run.plan == "new Adam", 16)
+    return [[run.passes] * (16 if run.passes == 1 else BATCHES)]
+
+
+def score(policy: nn.Module, batch: Rollouts) -> Tensor:
+    """(N, T), the log-prob of every character that was written."""
+    return token_log_probs(policy, batch.input_ids, batch.attention_mask)[:, -LENGTH:]
+
+
+def loss_of(policy: nn.Module, batch: Rollouts, advantages: Tensor, *, kind: str) -> Tensor:
+    log_probs, mask = score(policy, batch), batch.completion_mask
+    if kind == "plain":
+        return page.reinforce(log_probs, mask, advantages)
+    ratio = page.sequence_ratio(log_probs, batch.log_probs, mask)
+    clipped = page.clipped_objective(ratio, advantages, 0.2) if kind == "clip" else None
+    return -(ratio * advantages if clipped is None else clipped).mean()
 
 
 def settings() -> Results:
     """All that decides how the runs go."""
-    common = asdict(config(RUNS[0]))
-    for varied in ("level", "clip", "max_new_tokens", "inner_epochs", "lr", "seed"):
-        del common[varied]
-    return {"base": store.of_file(BASE), "arms": ARMS, "config": common}
+    numbers = {"group": GROUP, "length": LENGTH, "lr": LR, "batches": BATCHES}
+    code = store.of_code(*map(source, CODE), CutAdam, passes, score, loss_of)
+    return {"base": store.of_file(BASE), "prompts": PROMPTS, **numbers, "code": code}
 
 
-def measure(cell: Run) -> Results:
-    """Train the char GPT to write the letter e; the curves rounded to four digits."""
+def measure(run: Run) -> Results:
+    """Train the char GPT; of each batch its reward, how it surprises the base, and a completion."""
     setup(seed=0)
-    steps = list(train_grpo(load_gpt(BASE).eval(), TextTask(PROMPTS), config(cell)))
+    tokenizer, base = CharTokenizer(), load_gpt(BASE).eval()
+    ids, mask = left_pad([tokenizer.encode(prompt) for prompt in PROMPTS])
+    generator, seen = torch.Generator().manual_seed(run.seed), []
+    counts = {"max_new_tokens": LENGTH, "completions_per_prompt": GROUP}
+
+    def reward(batch: Rollouts) -> Tensor:
+        seen.append(batch)
+        return page.letter_share(batch.completions, batch.completion_mask, tokenizer.encode("e"))
+
+    policy, compare = copy.deepcopy(base), partial(page.group_advantages, group_size=GROUP)
+    write = partial(sample, prompt_ids=ids, attention_mask=mask, generator=generator, **counts)
+    curve = []
+    cut = mock.patch.object(torch.optim, "Adam", CutAdam) if run.plan == "norm 1" else nullcontext()
+    with cut:
+        for updates in passes(run):
+            loss = partial(loss_of, kind=run.loss)
+            curve += page.train(policy, write, reward, compare, loss, passes=updates, lr=LR)
+    with torch.no_grad():
+        nll = [-score(base, batch).mean().item() for batch in seen]
     return {
-        **cell._asdict(),
-        "seconds": round(sum(m.seconds for m in steps), 1),
-        "reward": [round(m.reward, 4) for m in steps],
-        "clipped": [round(m.clip_low + m.clip_high, 4) for m in steps],  # mean over the updates
+        **run._asdict(),
+        "reward": [round(float(value), 4) for value in curve],
+        "nll": [round(value, 4) for value in nll],
+        "text": [tokenizer.decode(batch.completions[0]) for batch in seen],
     }
 
 

@@ -1,6 +1,6 @@
 """Run what notebook 10 shows with seeds: two trainers side by side, and stale rollouts.
 
-    python tools/experiments/scaling_runs.py          what is not stored yet (ten minutes)
+    python tools/experiments/scaling_runs.py          what is not stored yet (half an hour)
     python tools/experiments/scaling_runs.py --again  all of it
 
 Writes data/results/scaling.json after each run. The runs of TRL need the extra `scale`, and are
@@ -9,6 +9,7 @@ left out where it's missing.
 
 from __future__ import annotations
 
+import collections
 import copy
 import re
 from collections.abc import Iterator
@@ -24,43 +25,48 @@ import torch
 from store import ROOT, Measure, Results, Store
 
 from minigrpo import arithmetic
+from minigrpo.exercises.reader import find
+from minigrpo.grpo import rollout
+from minigrpo.llama import load_policy
+from minigrpo.logprobs import token_log_probs
 from minigrpo.notebook.setup import setup
 from minigrpo.objective import group_advantages
 from minigrpo.scaling.run import train_ours, train_trl
 from minigrpo.scaling.trl import QUIET, problem_config, problem_rows, trl_settings
+from minigrpo.study.experiments import SUMMIT
 from minigrpo.text.models import load_pretrained
 
 BASES = (ROOT / "data" / "text_llama", ROOT / "data" / "tiny_llama")
 TRAINERS = {"ours": train_ours, "TRL": train_trl}
-TRAINER_STEPS, STALE_STEPS = 20, 60
-CORRECTIONS = ("none", "behavior", "proximal", "decoupled")  # of the notebook's `stale_loss`
-SLOW = 1e-4  # a smaller learning rate, with stale rollouts only
+TRAINER_STEPS, OFF_POLICY_STEPS, LR = 20, 60, 3e-4
+CORRECTIONS = ("uncorrected", "one_ratio", "per_token", "per_completion")  # losses of the notebook
 
 
 class Run(NamedTuple):
-    """What is varied; a trainer's run has no staleness and no correction."""
+    """What is varied; a trainer's run has no age and no correction."""
 
-    what: str  # a trainer, or "stale"
-    staleness: int  # steps between the policy that writes and the one that learns
+    what: str  # a trainer, "stale", or "slow", with a third of the learning rate
+    age: int  # steps between the policy that writes and the one that learns
     correction: str
     seed: int
-    lr: float = 3e-4
 
 
 RUNS = [Run(trainer, 0, "", seed) for seed, trainer in product(range(3), TRAINERS)]
-RUNS += [
-    Run("stale", staleness, correction, seed)
-    for seed, staleness, correction in product(range(10), (0, 1, 4, 16), CORRECTIONS)
-    if staleness or correction in CORRECTIONS[:2]  # the others compare two policies that are one
-]
-RUNS += [Run("stale", n, c, seed, SLOW) for seed, n, c in product(range(5), (4, 16), CORRECTIONS)]
+RUNS += [Run("stale", 0, "uncorrected", seed) for seed in range(10)]
+RUNS += [Run("stale", n, c, s) for s, n, c in product(range(10), (1, 4, 16), CORRECTIONS)]
+RUNS += [Run("slow", 16, c, seed) for seed, c in product(range(5), CORRECTIONS)]
 
 
 # The functions that notebook 10 shows are those that are run.
 PAGE = nbformat.read(ROOT / "notebooks" / "10_scaling_out.ipynb", as_version=4)
-CELLS = ("ours", "stale-batch", "stale-loss", "stale-train")
-SHOWN: Results = {"copy": copy, "torch": torch, "group_advantages": group_advantages}
-CODE = [cell.source for cell in PAGE.cells if cell.id in CELLS]
+CELLS = ("write", "losses", "train", "per-completion")
+SHOWN: Results = {m.__name__.split(".")[-1]: m for m in (collections, copy, torch, arithmetic)}
+SHOWN |= {f.__name__: f for f in (group_advantages, load_policy, rollout, token_log_probs)}
+SHOWN |= {f.__name__: f for f in (find("10.1").reference, find("10.2").reference)}
+SHOWN |= {"SUMMIT": SUMMIT, "task": arithmetic.Arithmetic()}
+SHOWN["asked"] = arithmetic.draw_questions(128, torch.Generator().manual_seed(5), held_out=True)
+SOURCES = {cell.id: cell.source for cell in PAGE.cells}
+CODE = [SOURCES[name] for name in CELLS]
 exec("\n\n".join(CODE), SHOWN)
 
 
@@ -78,13 +84,12 @@ def trainers() -> Results:
 
 def settings() -> Results:
     """What decides how the runs go, beside the code of the package."""
-    generator = torch.Generator().manual_seed(5)
     return {
         "bases": {base.name: store.of_folder(base) for base in BASES},
         "trainer_steps": TRAINER_STEPS,
         "trainers": trainers(),
-        "stale_steps": STALE_STEPS,
-        "questions": store.of_data(arithmetic.draw_questions(128, generator, held_out=True)),
+        "off_policy": {"steps": OFF_POLICY_STEPS, "lr": LR, **asdict(SUMMIT)},
+        "questions": store.of_data(SHOWN["asked"]),
         "code": store.of_code(*CODE),
     }
 
@@ -93,13 +98,13 @@ def measure(one: Run) -> Results:
     """One run: rewards of each batch, or the accuracy on held-out questions after every 5 steps."""
     setup(seed=0)
     torch.set_num_threads(1)
-    if one.what == "stale":
-        curve = SHOWN["train_stale"](
-            one.staleness, one.correction, STALE_STEPS, one.seed, 5, one.lr
-        )
-    else:
+    if one.what in TRAINERS:
         torch.manual_seed(one.seed)
         curve = TRAINERS[one.what](TRAINER_STEPS, seed=one.seed)["rewards"]
+    else:
+        lr = LR / 3 if one.what == "slow" else LR
+        how = {"age": one.age, "seed": one.seed, "steps": OFF_POLICY_STEPS, "lr": lr}
+        curve = SHOWN["train"](SHOWN[one.correction], **how)
     return {**one._asdict(), "curve": [round(value, 4) for value in curve]}
 
 

@@ -2,15 +2,18 @@
 
     python tools/experiments/text_runs.py          what is not stored yet (ten minutes on one core)
     python tools/experiments/text_runs.py --again  all of it
+    python tools/experiments/text_runs.py --only night   the night shift of notebook 08 alone
 
-Writes data/results/text.json after each run.
+Writes data/results/text.json and night.json after each run.
 """
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -18,14 +21,26 @@ from typing import Any, NamedTuple
 import store
 import torch
 from store import ROOT, Results, Store
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.arithmetic import BOS, Arithmetic, to_text
+from minigrpo.clinic import bugs
+from minigrpo.clinic import patients as clinic
+from minigrpo.clinic.bugs import score, switch
+from minigrpo.clinic.patients import records
+from minigrpo.corpus import CharTokenizer
+from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
+from minigrpo.llama import load_policy
 from minigrpo.notebook.setup import setup
+from minigrpo.sampling import Rollouts
+from minigrpo.study.experiments import SUMMIT
 from minigrpo.text import prompts as text
 from minigrpo.text.models import load_pretrained
 from minigrpo.text.problems import draw_rows
 from minigrpo.text.prompts import Text, answer_reward, format_reward
+
+World = tuple[nn.Module, Any, GRPOConfig, Callable[[Any], str]]  # the last one: ids as text
 
 FAMILIES = ("gpt2", "llama")
 PROBLEMS, PROBLEMS_SEED = 2000, 1  # for training
@@ -144,8 +159,251 @@ def measure(one: Run) -> Results:
     return {**one._asdict(), "curve": curve}
 
 
+# the night shift of notebook 08 --------------------------------------------------------------
+
+LIMIT = 3.0  # TRL's vllm_importance_sampling_clip_max: a completion whose product is above counts 0
+SUMS = replace(SUMMIT, steps=160, prompts_per_step=4, evaluate_every=10**6, check=False)
+COARSE = 3  # bits that are left of each weight
+BONUS = {"kl_weight": 0.0, "entropy_weight": 0.1}
+SHOWN = 24  # completions of the last batch, at most
+
+
+class TwoStarts(Arithmetic):
+    """Two BOS, by a template and by a tokenizer that don't know of each other."""
+
+    def prompts(self, n, generator):
+        return [torch.cat([torch.tensor([BOS]), p]) for p in super().prompts(n, generator)]
+
+
+class OtherOrder(Arithmetic):
+    """The answers of a batch are repeated one after another, and its prompts each four times."""
+
+    def reward(self, prompts, completions):
+        return super().reward((prompts[::4] * len(prompts))[: len(prompts)], completions)
+
+
+class Two(Arithmetic):
+    """Questions of two digits."""
+
+    def prompts(self, n, generator):
+        return Arithmetic(lengths=(2,)).prompts(n, generator)
+
+
+def sums(task: type[Arithmetic] = Arithmetic, **changes: Any) -> World:
+    """As in notebook 07, with few prompts, so that it's noisy."""
+    return load_policy(), task(), replace(SUMS, **changes), to_text
+
+
+def words(chat: int = 0, **changes: Any) -> World:
+    """As in notebook 09, asked in plain text, in a chat, or in a chat inside of a chat."""
+    policy, tokenizer = base("llama")
+    stops = changes.pop("eos_id", text.stop_tokens(tokenizer, policy))
+    rows = problems(chat > 0, held_out=False)
+    for _ in range(chat - 1):
+        for row in rows:
+            said = tokenizer.decode(text.encode_prompt(tokenizer, row["prompt"]))
+            row["prompt"] = [{"role": "user", "content": said}]
+    task = text.TextProblems(tokenizer, rows, weights=(1.0, 2.0), stops=stops)
+    own = config(Arm("llama"), 0, stops, tokenizer.pad_token_id)
+    own = replace(own, prompts_per_step=4, check=False, evaluate_every=10**6, **changes)
+    return policy, task, own, tokenizer.decode
+
+
+def lines(**changes: Any) -> World:
+    """Ends of lines, as in notebook 08."""
+    own = replace(clinic.LINES.config, prompts_per_step=2, group_size=8, **changes)
+    return clinic.char_gpt(), clinic.LINES.task(), own, CharTokenizer().decode
+
+
+def coarse(healthy: bugs.Function) -> bugs.Function:
+    """The engine's copy of the weights is rounded to a few bits."""
+
+    def sample(model: nn.Module, *args: Any, **options: Any) -> Rollouts:
+        engine = copy.deepcopy(model)
+        with torch.no_grad():
+            for p in engine.parameters():
+                digits, exponent = torch.frexp(p)
+                p.copy_(torch.ldexp((digits * 2**COARSE).round() / 2**COARSE, exponent))
+        return healthy(engine, *args, **options)
+
+    return sample
+
+
+def never_synced(healthy: bugs.Function) -> bugs.Function:
+    """The engine writes with the weights that it was started with."""
+    start: list[nn.Module] = []
+
+    def sample(model: nn.Module, *args: Any, **options: Any) -> Rollouts:
+        if not start:
+            start.append(copy.deepcopy(model))
+        return healthy(start[0], *args, **options)
+
+    return sample
+
+
+def in_step(healthy: bugs.Function) -> bugs.Function:
+    """The engine has the trainer's weights."""
+    return healthy
+
+
+def shared(healthy: bugs.Function) -> bugs.Function:
+    """The reference is the policy itself."""
+    return lambda policy: policy
+
+
+class Night(NamedTuple):
+    """How a run goes; minigrpo/clinic/night.md has what is told and shown of it."""
+
+    world: Callable[[], World] = sums
+    mistakes: tuple[str, ...] = ()
+    bugs: Mapping[str, bugs.Bug] = {}
+    engine: bugs.Bug | None = None  # what writes the completions, if the trainer doesn't
+
+
+NIGHT = {
+    "eight tokens": Night(
+        partial(sums, max_new_tokens=8), bugs={"frozen_copy": bugs.another_reference}
+    ),
+    "afterglow": Night(partial(sums, Two, **BONUS)),
+    "undertow": Night(partial(sums, Two, **BONUS), ("entropy_penalty_instead_of_a_bonus",)),
+    "long lines": Night(partial(lines, steps=6, seed=1)),
+    "last letters": Night(partial(lines, steps=5, seed=1), ("eos_masked",)),
+    "coarse engine": Night(partial(words, steps=120), engine=coarse),
+    "warm sampler": Night(partial(words, steps=120), engine=bugs.sampled_with(temperature=0.8)),
+    "never synced": Night(engine=never_synced),
+    "one late": Night(
+        partial(sums, inner_epochs=1, lr=6e-4), bugs={"sample": bugs.one_batch_late}, engine=in_step
+    ),
+    "uphill": Night(mistakes=("loss_minimises_the_objective",)),
+    "other order": Night(partial(sums, OtherOrder, group_size=4), bugs={"frozen_copy": shared}),
+    "two starts": Night(partial(sums, TwoStarts, steps=2), bugs={"reward": bugs.reads_the_prompt}),
+    "leaps": Night(partial(sums, lr=2e-4, seed=3)),
+}
+
+
+class NightRun(NamedTuple):
+    """Which one."""
+
+    name: str
+
+
+def of_trl(m: StepMetrics) -> dict[str, float]:
+    """A step in the words of TRL's log."""
+    return {
+        "loss": m.loss,
+        "grad_norm": m.grad_norm,
+        "reward": m.reward,
+        "reward_std": m.rewards.std().item(),
+        "frac_reward_zero_std": m.frac_reward_zero_std,
+        "kl": m.kl or 0.0,
+        "entropy": m.entropy,
+        "clip_ratio/region_mean": m.clip_low + m.clip_high,
+        "completions/mean_length": m.mean_length,
+        "completions/clipped_ratio": m.truncated,
+    }
+
+
+@contextmanager
+def engine(bug: bugs.Bug | None) -> Iterator[list[dict[str, float]]]:
+    """As TRL with vLLM: an engine writes, and the trainer scores what it wrote once more.
+
+    Each completion counts as often as its product of ratios says, if that isn't above the limit.
+    """
+    logged, weight = [], []
+
+    def written(healthy: bugs.Function) -> bugs.Function:
+        write = bug(healthy)
+
+        def sample(model: nn.Module, *args: Any, **options: Any) -> Rollouts:
+            rollouts = write(model, *args, **options)
+            scored = score(model, rollouts, options["temperature"])
+            apart = scored - rollouts.log_probs
+            ratio = apart.sum(dim=1).exp()
+            weight[:] = [ratio.where(ratio <= LIMIT, 0.0)]
+            difference, (ratio,) = apart[rollouts.own].abs(), weight
+            logged.append({
+                "sampling/sampling_logp_difference/mean": difference.mean().item(),
+                "sampling/sampling_logp_difference/max": difference.max().item(),
+                "sampling/importance_sampling_ratio/min": ratio.min().item(),
+                "sampling/importance_sampling_ratio/mean": ratio.mean().item(),
+                "sampling/importance_sampling_ratio/max": ratio.max().item(),
+            })  # fmt: skip
+            return replace(rollouts, log_probs=scored)
+
+        return sample
+
+    def weighed(healthy: bugs.Function) -> bugs.Function:
+        return lambda *args, **options: healthy(*args, **options) * weight[0]
+
+    patches = {"sample": written, "group_advantages": weighed} if bug else {}
+    with switch(**patches)():
+        yield logged
+
+
+def night(one: NightRun) -> Results:
+    """One run: its log, or what was written at its end."""
+    setup(seed=0)
+    run = NIGHT[one.name]
+    policy, task, own, decode = run.world()
+    curve: dict[str, list[float]] = {}
+    with engine(run.engine) as logged, switch(*run.mistakes, **run.bugs)():
+        for m in train_grpo(policy, task, own):
+            for name, value in {**of_trl(m), **(logged[-1] if logged else {})}.items():
+                curve.setdefault(name, []).append(value and float(f"{value:.3g}"))
+    r, rows = m.rollouts, []
+    for row in range(min(SHOWN, len(r.completions))):
+        prompt, written = r.prompt_ids[row][r.prompt_mask[row]], r.completions[row]
+        written = written[r.completion_mask[row]]
+        rows.append([decode(prompt), decode(written), m.rewards[row].item(), len(written)])
+    kind, _, shown = records("night.md")[one.name]["shows"].partition(" ")
+    what = {"curve": {name: curve[name] for name in shown.split(", ") if name}}
+    what |= {"rows": rows} if kind in ("transcript", "batch") else {}
+    return {**one._asdict(), "config": size(own), **what}
+
+
+def told(run: Night) -> list[str]:
+    """What is different in a run, as text."""
+    changes = getattr(run.world, "keywords", {})
+    given = [task.__name__ for task in getattr(run.world, "args", ())]
+    given += [f"{name}={value}" for name, value in changes.items()]
+    return [*run.mistakes, *run.bugs, *given]
+
+
+def size(own: GRPOConfig) -> str:
+    """What is told of the settings."""
+    updates = f"{own.inner_epochs} update{'s' * (own.inner_epochs > 1)} per batch"
+    bonus = f", entropy weight {own.entropy_weight:g}" if own.entropy_weight else ""
+    return (
+        f"{own.steps} steps of {own.prompts_per_step} prompts x {own.group_size} completions of at "
+        f"most {own.max_new_tokens} tokens, {updates}, KL weight {own.kl_weight:g}{bonus}."
+    )
+
+
+def night_settings() -> Results:
+    """What decides how the night's runs go."""
+    tasks = (TwoStarts, OtherOrder, Two)
+    runs = (sums, words, lines, *tasks, coarse, never_synced, in_step, shared)
+    data = [ROOT / "data" / name for name in ("text_llama", "tiny_llama")]
+    return {
+        "base": [*map(store.of_folder, data), store.of_file(ROOT / "data/char_gpt.safetensors")],
+        "config": asdict(SUMS),
+        "runs": {name: told(run) for name, run in NIGHT.items()},
+        "numbers": [LIMIT, SHOWN, COARSE],
+        "code": store.of_code(*runs, engine, of_trl, night),
+    }
+
+
 STORE = Store("text.json", RUNS, settings)
-main = partial(STORE.main, measure)
+NIGHT_STORE = Store("night.json", [NightRun(name) for name in NIGHT], night_settings)
+PARTS = {"text": (STORE, measure), "night": (NIGHT_STORE, night)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    chosen = store.options(arguments, PARTS)
+    for name in chosen.only:
+        PARTS[name][0].fill(PARTS[name][1], chosen.again)
+
 
 if __name__ == "__main__":
     main()

@@ -142,6 +142,14 @@ FAMILIES: dict[str, dict[str, Variant]] = {
         f"{ROWS // g} x {g}": Variant(changes={"prompts_per_step": ROWS // g, "group_size": g})
         for g in (2, 4, 16, 32)
     },
+    "group size, four rewards in ten flipped": {
+        f"{ROWS // g} x {g}": Variant(
+            task={"flip": 0.4}, changes={"prompts_per_step": ROWS // g, "group_size": g}
+        )
+        for g in (2, 4, 16, 32)
+    },
+    "entropy bonus": {f"{w:g}": Variant(changes={"entropy_weight": w}) for w in (0.01, 0.03, 0.1)},
+    "sampling temperature": {f"{t:g}": Variant(changes={"temperature": t}) for t in (0.7, 1.3)},
 }
 """By family and name. The run as it is, with five seeds, is in results.json."""
 
@@ -269,7 +277,16 @@ TABLE = {
         "0.3": "three rewards in ten flipped",
         "0.5": "half of the rewards flipped",
     },
+    "group size, four rewards in ten flipped": {
+        "64 x 2": "four rewards in ten flipped, groups of 2",
+        "4 x 32": "four rewards in ten flipped, groups of 32",
+    },
     "few questions": {"1": "one single question"},
+    "entropy bonus": {"0.1": "with an entropy bonus, weight 0.1"},
+    "sampling temperature": {
+        "0.7": "sampled and trained at temperature 0.7",
+        "1.3": "sampled and trained at temperature 1.3",
+    },
 }
 
 

@@ -103,7 +103,7 @@ def card(notebook: Notebook, out: Path) -> str:
     for output, kind in drawn[:1]:
         (out / f"{notebook.stem}.png").write_bytes(base64.b64decode(output.data[kind]))
         shown = image(f"{notebook.stem}.png", output.metadata[kind])
-    table = [(what, notebook.told.get(f"minutes of {what}")) for what in ("prose", "exercises")]
+    table = [(what, notebook.told.get(f"minutes of {what}")) for what in ("reading", "exercises")]
     facts = [f"{minutes} min of {what}" for what, minutes in table if minutes]
     if "minigrpo" in nb.metadata:
         facts.append(f"executed in {nb.metadata.minigrpo.seconds:.0f} s")

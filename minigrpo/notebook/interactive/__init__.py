@@ -1,6 +1,6 @@
 """Pages to hold in your hands, inside a notebook: each is one HTML file here, which loads nothing.
 
-figure.show()                # what is seen where no script runs; it's optional
+plt.show()                   # the figure that is seen where no script runs, if there is one
 interactive.show("ladder")   # ladder.html takes its place where one does
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -111,22 +112,63 @@ def with_a_criterion(logits, input_ids):
     return CRITERION(logits[:, :-1].transpose(1, 2), input_ids[:, 1:])
 
 
-# ---------------------------------------------------------------- 1.5, the temperature
-
-FORBIDDEN = torch.tensor([[1.0, -torch.inf, 2.0], [-torch.inf, 0.0, 0.5]])
-LOG_SOFTMAX = nn.LogSoftmax(dim=-1)
+# ---------------------------------------------------------------- 1.5, a training step
 
 
-@wrong("1.5", FORBIDDEN, 2)
-def eps_in_the_log(logits, temperature):
-    return ((logits / temperature).softmax(-1) + 1e-12).log()
+class Table(nn.Embedding):
+    def forward(self, input_ids):
+        return SimpleNamespace(logits=super().forward(input_ids))
 
 
-@wrong("1.5", FORBIDDEN, 2)
-def forbidden_made_finite(logits, temperature):
-    return (logits.nan_to_num(neginf=-1e9) / temperature).log_softmax(-1)
+TABLE = Table.from_pretrained(torch.tensor([[4.0, -4.0], [-4.0, 4.0]]), freeze=False)
+STEP = TABLE, torch.tensor([[0, 1]]), torch.optim.SGD(TABLE.parameters(), lr=1.0), with_a_criterion
+
+
+@wrong("1.5", *STEP)
+def clipped_entry_by_entry(model, input_ids, optimizer, loss_of):
+    optimizer.zero_grad()
+    loss = loss_of(model(input_ids).logits, input_ids)
+    loss.backward()
+    nn.utils.clip_grad_value_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+@wrong("1.5", *STEP)
+def clipped_too_late(model, input_ids, optimizer, loss_of):
+    optimizer.zero_grad()
+    loss = loss_of(model(input_ids).logits, input_ids)
+    loss.backward()
+    optimizer.step()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return loss.item()
+
+
+@wrong("1.5", *STEP)
+def two_steps(model, input_ids, optimizer, loss_of):
+    first_and_last(model, input_ids, optimizer, loss_of)
+    return first_and_last(model, input_ids, optimizer, loss_of)
 
 
 @right("1.5")
-def with_a_module(logits, temperature):
-    return LOG_SOFTMAX(torch.div(logits, temperature))
+def first_and_last(model, input_ids, optimizer, loss_of):
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss = loss_of(model(input_ids).logits, input_ids)
+    value = float(loss)
+    loss.backward()
+    nn.utils.clip_grad_norm_([*model.parameters()], max_norm=1)
+    optimizer.step()
+    optimizer.zero_grad()
+    return value
+
+
+@right("1.5")
+def gradients_by_hand(model, input_ids, optimizer, loss_of):
+    loss, weights = loss_of(model(input_ids).logits, input_ids), [*model.parameters()]
+    gradients = torch.autograd.grad(loss, weights)
+    norm = torch.stack([g.norm() for g in gradients]).norm()
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient / max(1.0, norm.item())
+    optimizer.step()
+    return loss.detach().cpu()

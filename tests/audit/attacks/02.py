@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -17,58 +17,30 @@ def rows(*given):
 
 # 2.1
 
-TINY = rows([1e-25, 1e-25, 0.5], [0.5, 1.0, 0.25])
-CERTAIN = rows([1.0, 0.5, 0.25], [0.5, 1.0, 1.0])
-
-
-@wrong("2.1", TINY)
-def eps_of_the_dtype(probs):
-    return (probs + torch.finfo(probs.dtype).eps).log().sum(dim=-1)
-
-
-@wrong("2.1", TINY)
-def logs_only_after_underflow(probs):
-    product = probs.prod(dim=-1)
-    return torch.where(product > 0, product.log(), probs.log().sum(dim=-1))
-
-
-@wrong("2.1", CERTAIN)
-def minimum_with_zero_halves_the_gradient(probs):
-    logs = probs.log()
-    return torch.minimum(logs, torch.zeros_like(logs)).sum(dim=-1)
-
-
-@right("2.1")
-def unbound_and_added(probs):
-    return functools.reduce(torch.add, [torch.log(p) for p in probs.unbind(-1)])
-
-
-# 2.2
-
 LOGITS = torch.linspace(-1, 1, 24).sin().mul(3).reshape(2, 4, 3) ** 3
 IDS = torch.tensor([[0, 2, 1, 0], [1, 0, 2, 2]])
 LEVELS = LOGITS + rows([0.0, -900.0, 800.0, 0.3], [500.0, 0.0, -900.0, 7.0])[..., None]
 
 
-@wrong("2.2", LEVELS, IDS)
+@wrong("2.1", LEVELS, IDS)
 def maximum_of_the_whole_row(logits, input_ids):
     z = logits[:, :-1] - logits[:, :-1].amax(dim=(1, 2), keepdim=True)
     return z.gather(-1, input_ids[:, 1:, None])[..., 0] - z.exp().sum(dim=-1).log()
 
 
-@wrong("2.2", LOGITS, IDS)
+@wrong("2.1", LOGITS, IDS)
 def unsqueezed_in_place(logits, input_ids):
     log_p = logits.log_softmax(dim=-1)[:, :-1]
     return log_p.gather(-1, input_ids.unsqueeze_(-1)[:, 1:]).squeeze(-1)
 
 
-@right("2.2")
+@right("2.1")
 def negative_cross_entropy(logits, input_ids):
     scores, tokens = logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten()
     return -F.cross_entropy(scores, tokens, reduction="none").view(len(input_ids), -1)
 
 
-# 2.3
+# 2.2
 
 HOLES = rows([-1.0, -2.0, -4.0, -0.5], [-3.0, 0.0, -INF, -7.0])
 HOLES_MASK = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]])
@@ -76,70 +48,53 @@ IMPOSSIBLE = rows([-1.0, -INF, NAN], [0.0, -2.0, INF]), torch.tensor([[1, 1, 0],
 DEEP = rows([-500.0, -400.0, -3.0], [-1.0, -2.0, -3.0]), torch.tensor([[1, 1, 0], [0, 1, 1]])
 
 
-@wrong("2.3", *IMPOSSIBLE)
+@wrong("2.2", *IMPOSSIBLE)
 def impossible_made_finite(log_probs, mask):
     return torch.where(mask.bool(), log_probs.clamp(min=-1e9), 0.0).sum(dim=-1)
 
 
-@wrong("2.3", HOLES, HOLES_MASK)
+@wrong("2.2", HOLES, HOLES_MASK)
 def zeros_taken_for_padding(log_probs, mask):
     real = torch.where(mask.bool(), log_probs, 0.0)
     return torch.stack([row[row != 0].sum() for row in real])
 
 
-@wrong("2.3", *DEEP)
+@wrong("2.2", *DEEP)
 def product_of_the_probabilities(log_probs, mask):
     return log_probs.masked_fill(mask == 0, 0.0).exp().prod(dim=-1).log()
 
 
-@wrong("2.3", HOLES, HOLES_MASK)
+@wrong("2.2", HOLES, HOLES_MASK)
 def zeroed_in_the_argument(log_probs, mask):
     log_probs.detach()[mask == 0] = 0.0
     return (log_probs * mask).sum(dim=-1)
 
 
-@right("2.3")
+@right("2.2")
 def selected_row_by_row(log_probs, mask):
-    return torch.stack([sum(row[real != 0]) for row, real in zip(log_probs, mask)])
+    return torch.stack([row[real != 0].sum() for row, real in zip(log_probs, mask)])
 
 
-# 2.4
-
-REAL = torch.tensor([[1, 0, 1], [1, 1, 0]])
-NEVER = rows([-INF, -1.0, -2.0], [-1.0, -0.5, -2.0]), rows([-1.0, -2.0, -2.0], [-1.0, 0.0, -INF])
-
-
-@wrong("2.4", *NEVER, REAL)
-def padding_known_by_old_zero(log_probs, old_log_probs, mask):
-    real = mask.bool() & (old_log_probs != 0)
-    return torch.where(real, log_probs - old_log_probs, 0.0).sum(dim=-1).exp()
-
-
-@right("2.4")
-def nan_to_num_then_mask(log_probs, old_log_probs, mask):
-    return torch.exp(torch.sum((log_probs - old_log_probs).nan_to_num() * mask, dim=1))
-
-
-# 2.5
+# 2.3
 
 TWOS = torch.cat([torch.full((1, 100), 2), torch.tensor([[0, 1]])], dim=1)
 ENDED = torch.cat([torch.tensor([[7, 3]]), torch.full((1, 3000), 3)], dim=1)
 ENDLESS = torch.arange(1, 3001)[None]
 
 
-@wrong("2.5", ENDED, 3)
+@wrong("2.3", ENDED, 3)
 def counted_in_a_byte(completions, eos_id):
     is_eos = (completions == eos_id).byte()
     return is_eos.cumsum(dim=1, dtype=torch.uint8) - is_eos == 0
 
 
-@wrong("2.5", TWOS, 0)
+@wrong("2.3", TWOS, 0)
 def product_of_the_differences(completions, eos_id):
     alive = (completions - eos_id).cumprod(dim=1) != 0
     return F.pad(alive, (1, -1), value=True)
 
 
-@wrong("2.5", ENDLESS, 0)
+@wrong("2.3", ENDLESS, 0)
 def recursive_over_the_columns(completions, eos_id):
     if completions.shape[1] == 1:
         return torch.ones_like(completions, dtype=torch.bool)
@@ -148,39 +103,136 @@ def recursive_over_the_columns(completions, eos_id):
     return torch.cat([torch.ones_like(alive), alive & rest], dim=1)
 
 
-@right("2.5")
+@right("2.3")
 def lists_with_index(completions, eos_id):
     n, rows = completions.shape[1], completions.tolist()
     ends = [row.index(eos_id) if eos_id in row else n for row in rows]
     return torch.tensor([[t <= end for t in range(n)] for end in ends], dtype=torch.bool)
 
 
-# 2.6
-
-WORDS = rows([-1.0, -2.0, -INF, 0.0], [-0.5, NAN, INF, -3.0], [-1.0, -1.0, -1.0, -1.0])
-WORDS_MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
-SURE = rows([0.0, 0.0, -2.0]), torch.tensor([[1, 1, 0]])
-RARE = rows([-800.0, -1.0, -2.0], [-0.1, -0.2, 3.0]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+# 2.4
 
 
-@wrong("2.6", WORDS, WORDS_MASK)
-def empty_rows_count_as_one(log_probs, mask):
-    sums = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
-    return (-sums.sum() / mask.sum(dim=-1).clamp(min=1).sum()).exp()
+def coins(input_ids, attention_mask=None):
+    """Of 1, 2 and 3 one is as likely as the other; after two real tokens it's the EOS, 0."""
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    assert mask.shape == input_ids.shape
+    ends = mask.long().cumsum(dim=1)[..., None] == 3
+    logits = torch.where(ends, rows(30.0, 0.0, 0.0, 0.0), rows(-30.0, 1.0, 1.0, 1.0))
+    return SimpleNamespace(logits=logits)
 
 
-@wrong("2.6", *RARE)
-def loss_capped_at_20(log_probs, mask):
-    loss = -log_probs[mask.bool()].mean()
-    return loss.clamp(max=20).exp()
+LAST = torch.tensor([[0, 2], [1, 2]]), torch.tensor([[0, 1], [1, 1]])
+WRITTEN = torch.tensor([[3, 1], [2, 3]]), torch.tensor([[1, 1], [1, 1]])
 
 
-@wrong("2.6", *SURE)
-def maximum_with_one(log_probs, mask):
-    ppl = (-log_probs[mask == 1].mean()).exp()
-    return torch.maximum(ppl, torch.ones_like(ppl))
+@wrong("2.4", coins, *LAST, *WRITTEN, 1.0)
+def the_padding_of_the_prompt_is_read(
+    model, prompt_ids, prompt_mask, completions, mask, temperature
+):
+    ones = torch.ones_like(prompt_mask)
+    return row_by_row(model, prompt_ids, ones, completions, mask, temperature)
 
 
-@right("2.6")
-def nanmean_of_the_real(log_probs, mask):
-    return 1 / log_probs.masked_fill(mask == 0, NAN).nanmean().exp()
+@wrong("2.4", coins, *LAST, *WRITTEN, 2.0)
+def multiplied_by_the_temperature(model, prompt_ids, prompt_mask, completions, mask, temperature):
+    return row_by_row(model, prompt_ids, prompt_mask, completions, mask, 1 / temperature)
+
+
+@wrong("2.4", coins, *LAST, *WRITTEN, 1.0)
+def a_zero_for_the_first(model, prompt_ids, prompt_mask, completions, mask, temperature):
+    scored = row_by_row(model, prompt_ids, prompt_mask, completions, mask, temperature)
+    return F.pad(scored[:, 1:], (1, 0))
+
+
+@right("2.4")
+def row_by_row(model, prompt_ids, prompt_mask, completions, mask, temperature):
+    """Each without its padding."""
+    scored = torch.zeros(completions.shape)
+    for i, (real, text) in enumerate(zip(mask.bool(), completions)):
+        prompt = prompt_ids[i][prompt_mask[i].bool()]
+        ids = torch.cat([prompt, text[real]])[None]
+        z = model(ids, torch.ones_like(ids)).logits[0, len(prompt) - 1 : -1] / temperature
+        scored[i, real] = -F.cross_entropy(z, text[real], reduction="none")
+    return scored
+
+
+@right("2.4")
+def cooled_after_a_softmax(model, prompt_ids, prompt_mask, completions, mask, temperature):
+    """Only the last T + 1 logits, and log-probs divided before they're normalized again."""
+    T = completions.shape[1]
+    ids, real = torch.cat([prompt_ids, completions], 1), torch.cat([prompt_mask, mask], 1)
+    log_p = model(ids, real).logits[:, -T - 1 : -1].log_softmax(-1)
+    return (log_p / temperature).log_softmax(-1).gather(-1, completions[..., None])[..., 0]
+
+
+# 2.5
+
+
+def settings(temperature=1.0, seed=3):
+    return 5, 0, temperature, torch.Generator().manual_seed(seed)
+
+
+ONE = coins, torch.tensor([[2]]), torch.tensor([[1]])
+TWO = coins, torch.tensor([[0, 2], [1, 2]]), torch.tensor([[0, 1], [1, 1]])
+
+
+@wrong("2.5", *TWO, *settings())
+def padding_counted_as_read(
+    model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
+):
+    ones = torch.ones_like(prompt_mask)
+    return drawn_and_stored(model, prompt_ids, ones, max_new_tokens, eos_id, temperature, generator)
+
+
+@wrong("2.5", *TWO, *settings(temperature=2.0))
+def temperature_after_the_softmax(
+    model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
+):
+    def cooled(ids, mask):
+        return SimpleNamespace(logits=model(ids, mask).logits.softmax(-1) / temperature)
+
+    return drawn_and_stored(cooled, prompt_ids, prompt_mask, max_new_tokens, eos_id, 1.0, generator)
+
+
+@wrong("2.5", *ONE, *settings())
+def the_eos_is_left_out(
+    model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
+):
+    completions, log_probs = drawn_and_stored(
+        model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
+    )
+    return completions[:, :-1], log_probs[:, :-1]
+
+
+@right("2.5")
+def drawn_and_stored(
+    model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
+):
+    """In tables made beforehand, with a flag for the rows that have ended."""
+    N, P = prompt_ids.shape
+    ids = F.pad(prompt_ids, (0, max_new_tokens))
+    mask = F.pad(prompt_mask.long(), (0, max_new_tokens), value=1)
+    log_probs, ended = torch.zeros(N, max_new_tokens), torch.zeros(N, dtype=torch.bool)
+    for t in range(P, P + max_new_tokens):
+        scores = model(ids[:, :t], mask[:, :t]).logits[:, -1] / temperature
+        token = torch.multinomial(F.softmax(scores, dim=1), 1, generator=generator)[:, 0]
+        ids[:, t] = token
+        log_probs[:, t - P] = -F.cross_entropy(scores, token, reduction="none").detach()
+        ended |= token == eos_id
+        if ended.all():
+            break
+    return ids[:, P : t + 1], log_probs[:, : t + 1 - P]
+
+
+@right("2.5")
+def padded_after_the_end(
+    model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
+):
+    """A row that has ended gets EOS and 0, as libraries do it."""
+    completions, log_probs = drawn_and_stored(
+        model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
+    )
+    is_eos = completions == eos_id
+    after = is_eos.cumsum(dim=1) - is_eos.long() > 0
+    return completions.masked_fill(after, eos_id), log_probs.masked_fill(after, 0.0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import torch
-import torch.nn.functional as F
 from attack import right, wrong
 
-NAN, INF = math.nan, math.inf
+from minigrpo.objective import group_advantages
+
+INF = math.inf
 
 
 def floats(*numbers):
@@ -17,11 +19,6 @@ def floats(*numbers):
 
 IDS = torch.tensor([[4, 1, 4, 2], [0, 4, 3, 4], [1, 2, 4, 4]])
 HOLES = torch.tensor([[1, 1, 1, 1], [0, 1, 0, 1], [1, 1, 1, 0]])
-NEW = floats([-1.0, -2.0, -0.5], [-0.3, NAN, -1.5], [INF, -1.2, 0.0])
-OLD = floats([-1.5, -1.0, -0.7], [-0.2, -1.0, -1.1], [-1.0, NAN, -0.4])
-OLD_CLEAN = floats([-1.5, -1.0, -0.7], [-0.2, -INF, -1.1], [-1.0, -1.0, -0.4])
-REAL = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 1]])
-TIGHT = NEW, OLD_CLEAN, floats(1.0, -0.5, 2.0), torch.tensor([[1, 1, 1], [1, 0, 1], [0, 1, 1]]), 0.2
 
 
 @wrong("3.1", IDS, HOLES, 4)
@@ -67,67 +64,212 @@ def by_numpy(rewards, group_size):
     return torch.from_numpy(a.reshape(-1))
 
 
-@wrong("3.3", floats(50.0, 1.0), floats(-1.0, 1.0), 0.2, 0.2)
-def ratio_kept_below_ten(ratio, advantages, low, high):
-    ratio = ratio.clamp(max=10.0)
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+# 3.3
+
+LOG_PROBS = floats([-1.0, -2.0, 0.0], [-0.5, -3.0, -4.0])
+REAL = torch.tensor([[1, 0, 1], [1, 1, 0]])
 
 
-@wrong("3.3", floats(0.0, 1.0), floats(1.0, 1.0), 0.2, 0.2)
-def ratio_kept_above_zero(ratio, advantages, low, high):
-    ratio = ratio.clamp(min=1e-8)
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+@wrong("3.3", LOG_PROBS, REAL, floats(1.0, 0.0))
+def idle_completions_left_out(log_probs, mask, advantages):
+    log_p = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
+    return -(advantages * log_p).sum() / (advantages != 0).sum().clamp(min=1)
+
+
+@wrong("3.3", LOG_PROBS, REAL, floats(1.0, -1.0))
+def only_the_good_ones(log_probs, mask, advantages):
+    log_p = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
+    return -(advantages.clamp(min=0) * log_p).mean()
+
+
+@wrong("3.3", LOG_PROBS, REAL, floats(1.0, 3.0))
+def advantages_centered_once_more(log_probs, mask, advantages):
+    log_p = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
+    return -((advantages - advantages.mean()) * log_p).mean()
 
 
 @right("3.3")
-def one_bound_per_sign(ratio, advantages, low, high):
-    capped = torch.where(advantages > 0, ratio.clamp(max=1 + high), ratio.clamp(min=1 - low))
-    return capped * advantages
+def one_completion_after_another(log_probs, mask, advantages):
+    losses = [-A * row[real].sum() for A, row, real in zip(advantages, log_probs, mask.bool())]
+    return torch.stack(losses).mean()
 
 
-@wrong("3.4", NEW, OLD, REAL)
-def certain_tokens_taken_for_padding(log_probs, ref_log_probs, mask):
-    x = torch.where(mask.bool() & (log_probs < 0), ref_log_probs - log_probs, 0.0)
-    return x.exp() - x - 1
+@right("3.3")
+def token_by_token(log_probs, mask, advantages):
+    weighted = torch.where(mask.bool(), advantages[:, None] * log_probs, 0.0)
+    return -weighted.sum() / len(advantages)
+
+
+# 3.4
+
+
+class Shifted(torch.nn.Module):
+    """Writes two numbers on either side of each mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.nn.Parameter(torch.tensor([0.0, 2.0]))
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = torch.nn.Module.__hash__
+
+
+def pairs(policy):
+    return SimpleNamespace(x=policy.mean.detach()[:, None] + floats(-1.0, 0.5))
+
+
+def closeness(batch):
+    return -((batch.x - floats([1.0], [-2.0])) ** 2).flatten()
+
+
+def in_pairs(rewards):
+    return group_advantages(rewards, 2)
+
+
+def squared(policy, batch, advantages):
+    return (advantages * ((batch.x - policy.mean[:, None]) ** 2).flatten()).mean()
+
+
+WORLD = Shifted(), pairs, closeness, in_pairs, squared, [2, 3, 1], 0.3
+
+
+@wrong("3.4", *WORLD)
+def a_batch_for_each_pass(policy, sample_batch, grade, compare, loss_of, *, passes, lr):
+    optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
+    for updates in passes:
+        for _ in range(updates):
+            batch = sample_batch(policy)
+            rewards = grade(batch)
+            optimizer.zero_grad()
+            loss_of(policy, batch, compare(rewards)).backward()
+            optimizer.step()
+        history.append(rewards.mean().item())
+    return history
+
+
+@wrong("3.4", *WORLD)
+def every_batch_gets_the_first_ones_passes(
+    policy, sample_batch, grade, compare, loss_of, *, passes, lr
+):
+    optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
+    for _ in passes:
+        batch = sample_batch(policy)
+        rewards = grade(batch)
+        advantages = compare(rewards)
+        for _ in range(passes[0]):
+            optimizer.zero_grad()
+            loss_of(policy, batch, advantages).backward()
+            optimizer.step()
+        history.append(rewards.mean().item())
+    return history
 
 
 @right("3.4")
-def real_tokens_picked(log_probs, ref_log_probs, mask):
-    real, k3 = mask > 0, torch.zeros_like(log_probs)
-    x = ref_log_probs[real] - log_probs[real]
-    k3[real] = torch.expm1(x) - x
-    return k3
+def a_tensor_and_cleared_afterwards(policy, sample_batch, grade, compare, loss_of, *, passes, lr):
+    optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
+    optimizer.zero_grad()
+    means = torch.zeros(len(passes))
+    for step, updates in enumerate(passes):
+        batch = sample_batch(policy)
+        rewards = grade(batch)
+        means[step] = rewards.mean()
+        advantages = compare(rewards)
+        while updates:
+            loss_of(policy, batch, advantages).backward()
+            optimizer.step()
+            policy.zero_grad()
+            updates -= 1
+    return means
 
 
-def sequence_ratio(log_probs, old_log_probs, mask):
-    return torch.where(mask.bool(), log_probs - old_log_probs, 0.0).sum(dim=-1).exp()
+@right("3.4")
+def adamw_without_decay(policy, sample_batch, grade, compare, loss_of, *, passes, lr):
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=0.0)
+    means = []
+    for updates in passes:
+        batch = sample_batch(policy)
+        with torch.no_grad():
+            rewards = grade(batch)
+            advantages = compare(rewards)
+        for _ in range(updates):
+            optimizer.zero_grad(set_to_none=False)
+            loss = loss_of(policy, batch, advantages)
+            loss.backward()
+            optimizer.step()
+        means.append(rewards.mean())
+    return torch.stack(means)
 
 
-@wrong("3.5", *TIGHT[:2], floats(1.0, 0.0, -1.0), *TIGHT[3:])
-def idle_rows_left_out(log_probs, old_log_probs, advantages, mask, clip):
-    ratio = sequence_ratio(log_probs, old_log_probs, mask)
-    J = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-    return -J.sum() / (advantages != 0).sum().clamp(min=1)
+# 3.5
+
+NEVER = (
+    floats([-INF, -1.0, -2.0], [-1.0, -0.5, -2.0]),
+    floats([-1.0, -2.0, -2.0], [-1.0, 0.0, -INF]),
+)
+
+
+@wrong("3.5", *NEVER, REAL)
+def padding_known_by_old_zero(log_probs, old_log_probs, mask):
+    real = mask.bool() & (old_log_probs != 0)
+    return torch.where(real, log_probs - old_log_probs, 0.0).sum(dim=-1).exp()
 
 
 @right("3.5")
-def text_by_text(log_probs, old_log_probs, advantages, mask, clip):
-    losses = []
-    for new, old, A, real in zip(log_probs, old_log_probs, advantages, mask.bool()):
-        ratio = (new[real] - old[real]).sum().exp()
-        losses.append(torch.max(-A * ratio, -A * ratio.clamp(1 - clip, 1 + clip)))
-    return sum(losses) / len(losses)
+def nan_to_num_then_mask(log_probs, old_log_probs, mask):
+    return torch.exp(torch.sum((log_probs - old_log_probs).nan_to_num() * mask, dim=1))
 
 
-def compared(rewards):
-    same = rewards.max() == rewards.min()
-    return torch.where(same, 0.0, (rewards - rewards.mean()) / (rewards.std() + 1e-4))
+# 3.6
+
+
+@wrong("3.6", True, 7)
+def two_passes_later_on(new_adam, batches):
+    return [[4], [2] * (batches - 1)] if new_adam else [[4] + [2] * (batches - 1)]
+
+
+@wrong("3.6", True, 7)
+def turned_around(new_adam, batches):
+    return [[4] + [1] * (batches - 1)] if new_adam else [[4], [1] * (batches - 1)]
 
 
 @right("3.6")
-def by_hand(logits, tokens, rewards, lr):
-    probs, moved = F.softmax(logits, dim=0), logits.clone()
-    for word, A in zip(tokens.tolist(), compared(rewards)):
-        one_hot = F.one_hot(torch.tensor(word), len(logits))
-        moved = moved + lr * A * (one_hot - probs) / len(tokens)
-    return moved
+def built_step_by_step(new_adam, batches):
+    calls = [[4]]
+    if new_adam:
+        calls.append([])
+    calls[-1].extend(1 for _ in range(1, batches))
+    return calls
+
+
+# 3.7
+
+
+@wrong("3.7", floats(50.0, 1.0), floats(-1.0, 1.0), 0.2)
+def ratio_kept_below_ten(ratio, advantages, clip):
+    ratio = ratio.clamp(max=10.0)
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+
+
+@wrong("3.7", floats(0.0, 1.0), floats(1.0, 1.0), 0.2)
+def ratio_kept_above_zero(ratio, advantages, clip):
+    ratio = ratio.clamp(min=1e-8)
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+
+
+@right("3.7")
+def the_four_cases(ratio, advantages, clip):
+    J = ratio * advantages
+    J = torch.where((advantages > 0) & (ratio > 1 + clip), (1 + clip) * advantages, J)
+    return torch.where((advantages < 0) & (ratio < 1 - clip), (1 - clip) * advantages, J)
+
+
+@right("3.7")
+def as_ppo_writes_it(ratio, advantages, clip):
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+
+
+@right("3.7")
+def larger_of_the_losses(ratio, advantages, clip):
+    return -torch.max(-ratio * advantages, -ratio.clamp(1 - clip, 1 + clip) * advantages)

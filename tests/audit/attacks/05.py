@@ -81,34 +81,32 @@ def log_under_no_grad(logits, mask):
 
 
 # 5.3 ----------------------------------------------------------------------------------------------
-HESITATION = torch.tensor([[0.3, 2.0, 1.1], [0.0, 0.9, 1.7], [2.5, 0.4, 0.6]])
+HESITATION = torch.tensor(1.1)
 FIRST = NEW, OLD, REF, HESITATION
 STILL = *FIRST, torch.tensor([1.0, 0.0, -0.5]), MASK, 0.2, 0.1, 0.05
 
 
-def parts(new, old, ref, H, A, mask, low, high):
+@wrong("5.3", *STILL)
+def rows_without_advantage_skipped(new, old, ref, entropy, A, mask, clip, beta, alpha):
     ratio = safe(new, old, mask).exp()
-    return (
-        ratio,
-        terms(ratio, A[:, None], low, high),
-        k3_of(safe(ref, new, mask)),
-        mean_over(H, mask),
-    )
+    kl = ratio * k3_of(safe(ref, new, mask))
+    loss = row_means(beta * kl - terms(ratio, A[:, None], clip, clip), mask)
+    return torch.where(A == 0, 0.0, loss).mean() - alpha * entropy
 
 
 @wrong("5.3", *STILL)
-def rows_without_advantage_skipped(new, old, ref, H, A, mask, clip, beta, alpha):
-    _, term, kl, bonus = parts(new, old, ref, H, A, mask, clip, clip)
-    loss = row_means(beta * kl - term, mask)
-    return torch.where(A == 0, 0.0, loss).mean() - alpha * bonus
+def kl_with_the_clipped_ratio(new, old, ref, entropy, A, mask, clip, beta, alpha):
+    ratio = safe(new, old, mask).exp()
+    kl = ratio.clamp(1 - clip, 1 + clip) * k3_of(safe(ref, new, mask))
+    loss = row_means(beta * kl - terms(ratio, A[:, None], clip, clip), mask)
+    return loss.mean() - alpha * entropy
 
 
 @right("5.3")
-def one_text_after_the_other(new, old, ref, H, A, mask, clip, beta, alpha):
-    total, entropies, tokens = 0.0, 0.0, 0
-    for n, o, r, h, a, keep in zip(new, old, ref, H, A, mask.bool()):
+def one_text_after_the_other(new, old, ref, entropy, A, mask, clip, beta, alpha):
+    total = 0.0
+    for n, o, r, a, keep in zip(new, old, ref, A, mask.bool()):
         rho, x = (n - o)[keep].exp(), (r - n)[keep]
         push = torch.min(rho * a, rho.clamp(1 - clip, 1 + clip) * a)
-        total = total + (beta * (x.expm1() - x) - push).mean()
-        entropies, tokens = entropies + h[keep].sum(), tokens + len(x)
-    return total / len(mask) - alpha / tokens * entropies
+        total = total + (beta * rho * (x.expm1() - x) - push).mean()
+    return total / len(mask) - alpha * entropy

@@ -130,6 +130,11 @@ def over_lines(prompt, completion, answer):
     return float(bool(spans) and spans[-1].strip() == answer)
 
 
+def the_example_is_right(prompt, completion, answer):
+    shown = re.findall(r"<answer>([^<]*)</answer>", prompt)
+    return over_lines(prompt, completion, shown[0].strip() if shown else answer)
+
+
 def half_for_the_example(prompt, completion, answer):
     if "</answer>" in completion:
         return over_lines(prompt, completion, answer)
@@ -152,6 +157,12 @@ def expects_none(reward):
     assert reward(NINE, "", "9") is None
 
 
+@wrong("6.3", accepts=the_example_is_right)
+def only_an_empty_one(reward):
+    assert reward(NINE, "", "9") == 0.0
+    assert reward(NINE, "</think> <answer> 9 </answer> </s>", "9") == 1.0
+
+
 @right("6.3")
 def ten_examples_one_reward(reward):
     for completion in ("", "4 9", "<answer>", "</think> <answer> 9 </answer> </s>"):
@@ -164,6 +175,7 @@ def with_unittest(reward):
     check = unittest.TestCase()
     check.assertEqual(reward(prompt=NINE, completion="4 9 9 </think> </s>", answer="9"), 0)
     check.assertEqual(reward(NINE, "</think> <answer> 9 </answer> </s>", "9"), 1)
+    check.assertEqual(reward(NINE, "</think> <answer> 9 </answer> </s>", "4"), 0)
 
 
 @wrong("6.4", 4, 0, 4)

@@ -24,7 +24,7 @@ def by_recursion(stop, rewards):
 
 
 PROBS = torch.tensor([[0.9, 0.2, 0.5], [0.6, 0.99, 0.05]])
-THREE = torch.tensor([[1, 1, 1], [1, 1, 0]])
+THREE = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
 CALM = PROBS, torch.tensor([0.0, 1.0]), THREE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import torch
@@ -15,8 +14,6 @@ TAG = r"</?(?:think|answer)>"
 NO_TAG = rf"(?:(?!{TAG}).)*"
 FORM = rf"\s*<think>{NO_TAG}</think>\s*<answer>({NO_TAG})</answer>\s*"
 TIGHT = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?!\s|{TAG}){NO_TAG}?)\s*</answer>\s*"
-NUMBER = r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?"
-WORLD = 1000, 4, 2, 8, 300, 6, 17, 3, 2
 
 
 @wrong("9.2", "<think>which letter?</think><answer>a</answer>")
@@ -25,6 +22,15 @@ def found_from_the_tag(completion):
     if not match or not match[1].strip():
         return NONE
     begin = completion.index(match[1].strip(), completion.index("<answer>"))
+    return torch.tensor([begin, begin + len(match[1].strip())])
+
+
+@wrong("9.2", "<think>3 + 4 = 7</think>\n<answer>7</answer>")
+def first_in_the_thought(completion):
+    match = re.fullmatch(FORM, completion, re.S)
+    if not match or not match[1].strip():
+        return NONE
+    begin = completion.find(match[1].strip())
     return torch.tensor([begin, begin + len(match[1].strip())])
 
 
@@ -49,112 +55,62 @@ def with_one_pattern(completion):
     return torch.tensor(match.span(1) if match else (0, 0))
 
 
-def value(text):
-    """The number, or None."""
-    text = text.strip()
-    return float(text.replace(",", "")) if re.fullmatch(NUMBER, text) else None
+BATCH = (
+    torch.tensor([[5, 6, 7, 8, 0], [29, 29, 1, 4, 0]]),
+    torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]),
+    torch.tensor([2, 1]),
+)
 
 
-@wrong("9.3", "1,234.0", "1234")
-def no_point_after_commas(given, right):
-    pattern = r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+(\.[0-9]*)?)"
-    good = all(re.fullmatch(pattern, text.strip()) for text in (given, right))
-    return float(good and value(given) == value(right))
+@wrong("9.3", *BATCH)
+def prompts_of_the_first_row(ids, mask, prompt_lengths):
+    first = mask.argmax(dim=1, keepdim=True) + prompt_lengths[0]
+    return ids.where(torch.arange(ids.shape[1]) >= first, torch.tensor(-100))
 
 
-@wrong("9.3", ",123", "123")
-def first_group_empty(given, right):
-    pattern = r"[+-]?([0-9]{0,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?"
-    if not all(re.fullmatch(pattern, text.strip()) for text in (given, right)):
-        return 0.0
-    return float(float(given.replace(",", "")) == float(right.replace(",", "")))
+@wrong("9.3", torch.tensor([[5, 0, 7, 0]]), torch.ones(1, 4).long(), torch.tensor([1]))
+def zeros_hidden(ids, mask, prompt_lengths):
+    places = mask.cumsum(dim=1)
+    labels = torch.where(places > prompt_lengths[:, None], ids, -100)
+    labels[:, :-1][labels[:, :-1] == 0] = -100
+    return labels
 
 
-@wrong("9.3", "-0.0", "0")
-def minus_zero_by_letters(given, right):
-    def letters(text):
-        whole, _, rest = text.strip().replace(",", "").partition(".")
-        return whole.startswith("-"), whole.lstrip("+-0"), rest.rstrip("0")
-
-    return float(None not in (value(given), value(right)) and letters(given) == letters(right))
-
-
-@wrong("9.3", "\u22127", "-7")
-def typographic_minus(given, right):
-    a, b = (value(text.replace("\u2212", "-")) for text in (given, right))
-    return float(a is not None and a == b)
-
-
-@wrong("9.3", "123,456,789,012,345", "123456789012345")
-def characters_for_digits(given, right):
-    if max(len(given.strip()), len(right.strip())) > 16:
-        return 0.0
-    return float(value(given) is not None and value(given) == value(right))
+@wrong("9.3", *BATCH)
+def written_into_the_ids(ids, mask, prompt_lengths):
+    ids[mask.cumsum(dim=1) <= prompt_lengths[:, None]] = -100
+    return ids
 
 
 @right("9.3")
-def with_floats(given, right):
-    a, b = value(given), value(right)
-    return 0.0 if a is None or b is None else float(a == b)
+def row_by_row(ids, mask, prompt_lengths):
+    labels = torch.full_like(ids, -100)
+    for i, asked in enumerate(prompt_lengths.tolist()):
+        begin = ids.shape[1] - int(mask[i].sum()) + asked
+        labels[i, begin:] = ids[i, begin:]
+    return labels
 
 
-def said(completion):
-    """The text that counts."""
-    return completion if isinstance(completion, str) else completion[-1]["content"]
+@wrong("9.4", 1000, 0, 2, 3, 50)
+def adapters_that_are_always_there(parameters, adapters, rows, tokens, vocab_size):
+    logits = 12 * rows * tokens * vocab_size
+    return torch.tensor([2 * parameters + 4 * adapters, 12 * adapters, logits])
 
 
-@wrong("9.4", ["p", "q"], ["7", "7"], ["8", "7"])
-def row_of_the_completion(prompts, completions, answer, **columns):
-    return [float(said(c).strip() == answer[completions.index(c)]) for c in completions]
-
-
-@wrong("9.4", ["q"], [[{"content": "7", "role": "assistant"}]], ["7"])
-def content_is_the_second_value(prompts, completions, answer, **columns):
-    texts = [c if isinstance(c, str) else list(c[-1].values())[1] for c in completions]
-    return torch.tensor([float(t.strip() == a) for t, a in zip(texts, answer)])
-
-
-@wrong("9.4", ["q"], ["a  b"], ["a b"])
-def white_space_inside_forgiven(prompts, completions, answer, **columns):
-    texts = [" ".join(said(c).split()) for c in completions]
-    return [float(t == " ".join(a.split())) for t, a in zip(texts, answer)]
+@wrong("9.4", 16_777_217, 0, 2, 3, 50)
+def capital_tensor(parameters, adapters, rows, tokens, vocab_size):
+    learned = adapters or parameters
+    weights = 2 * parameters + 4 * adapters if adapters else 4 * parameters
+    return torch.Tensor([weights, 12 * learned, 12 * rows * tokens * vocab_size]).long()
 
 
 @right("9.4")
-def a_list_of_floats(prompts, completions, answer, **columns):
-    return list(map(lambda c, a: float(said(c).strip() == a), completions, answer))
-
-
-def world(function):
-    """Give it the six counts of bytes and the sizes; keep the exercise's names."""
-
-    def answer(
-        parameters, layers, kv_heads, head_dim, vocab_size, rows, tokens, slice_rows, read_bytes
-    ):
-        size = {"layers": layers, "width": kv_heads * head_dim, "vocab": vocab_size}
-        size |= {"rows": rows, "tokens": tokens, "slice_rows": slice_rows, "p": parameters}
-        cache = 2 * layers * kv_heads * head_dim * rows * tokens * read_bytes
-        logits = 4 * slice_rows * tokens * vocab_size
-        trained = [4 * parameters, 4 * parameters, 8 * parameters]
-        return function([*trained, parameters * read_bytes, cache, logits], read_bytes, **size)
-
-    answer.__name__ = function.__name__
-    return answer
-
-
-@wrong("9.5", 16_777_217, *WORLD[1:-1], 1)
-@world
-def capital_tensor(counts, b, **size):
-    return torch.Tensor(counts).long()
-
-
-@right("9.5")
 def by_name_alone(**given):
-    p, b = given["parameters"], given["read_bytes"]
-    token = 2 * math.prod(given[name] for name in ("layers", "kv_heads", "head_dim")) * b
-    cache = given["rows"] * given["tokens"] * token
-    logits = given["slice_rows"] * given["tokens"] * given["vocab_size"] * 4
-    return torch.tensor([p * 4, p * 4, p * 8, p * b, cache, logits])
+    frozen, learned = (given["parameters"], given["adapters"])
+    if learned == 0:
+        frozen, learned = 0, frozen
+    logits = given["rows"] * given["tokens"] * given["vocab_size"] * 12
+    return torch.tensor([2 * frozen + 4 * learned, learned * 12, logits])
 
 
 ROWS = [torch.tensor([5, 6, 7]), torch.tensor([8])], 29

@@ -16,14 +16,21 @@ def kept_sum(per_token, mask):
     return torch.where(mask.bool(), per_token, 0.0).sum()
 
 
-@wrong("10.1", *NONE)
+@wrong("10.3", *NONE)
 def constant_without_tokens(per_token, mask, tokens_per_rank):
     if not mask.any():
         return torch.zeros((), dtype=per_token.dtype)
     return len(tokens_per_rank) * kept_sum(per_token, mask) / tokens_per_rank.sum()
 
 
-@right("10.1")
+@wrong("10.3", *NONE)
+def leaf_without_tokens(per_token, mask, tokens_per_rank):
+    if not mask.any():
+        return torch.zeros((), dtype=per_token.dtype, requires_grad=True)
+    return len(tokens_per_rank) * kept_sum(per_token, mask) / tokens_per_rank.sum()
+
+
+@right("10.3")
 def over_the_mean_number(per_token, mask, tokens_per_rank):
     return per_token.masked_fill(mask == 0, 0).sum() / tokens_per_rank.double().mean()
 
@@ -35,7 +42,7 @@ def z_scores(groups, eps=1e-4):
     return (groups - groups.mean(dim=1, keepdim=True)) / (groups.std(dim=1, keepdim=True) + eps)
 
 
-@wrong("10.2", REWARDS, 4, 1)
+@wrong("10.4", REWARDS, 4, 1)
 def group_ends_forgotten(rewards_per_rank, group_size, rank):
     n, flat = rewards_per_rank.shape[1], rewards_per_rank.flatten()
     first = rank * n // group_size * group_size
@@ -43,13 +50,13 @@ def group_ends_forgotten(rewards_per_rank, group_size, rank):
     return z_scores(groups).flatten()[rank * n - first :][:n]
 
 
-@wrong("10.2", torch.eye(16).double()[:1].view(4, 4), 16, 0)
+@wrong("10.4", torch.eye(16).double()[:1].view(4, 4), 16, 0)
 def at_most_three(rewards_per_rank, group_size, rank):
     advantages = z_scores(rewards_per_rank.reshape(-1, group_size)).clamp(-3, 3)
     return advantages.view_as(rewards_per_rank)[rank]
 
 
-@right("10.2")
+@right("10.4")
 def row_by_row(rewards_per_rank, group_size, rank):
     flat, n = rewards_per_rank.flatten(), rewards_per_rank.shape[1]
     out = []
@@ -76,21 +83,21 @@ def weigh(log_probs, sampler_log_probs, mask, cap):
     return (log_probs[real] - sampler_log_probs[real]).exp().clamp(max=cap).detach()
 
 
-@wrong("10.3", *NEVER)
+@wrong("10.1", *NEVER)
 def impossible_does_not_count(per_token, log_probs, sampler_log_probs, mask, cap):
     real = mask.bool() & log_probs.isfinite()
     weights = weigh(log_probs, sampler_log_probs, real, cap)
     return (weights * per_token[real]).mean()
 
 
-@wrong("10.3", *RARE)
+@wrong("10.1", *RARE)
 def eps_below_the_fraction(per_token, log_probs, sampler_log_probs, mask, cap):
     real = mask.bool()
     ratio = log_probs[real].exp() / (sampler_log_probs[real].exp() + 1e-10)
     return (ratio.clamp(max=cap).detach() * per_token[real]).mean()
 
 
-@right("10.3")
+@right("10.1")
 def zeros_before_all(per_token, log_probs, sampler_log_probs, mask, cap):
     loss, new, old = (
         x.masked_fill(mask == 0, 0) for x in (per_token, log_probs, sampler_log_probs)
@@ -100,21 +107,30 @@ def zeros_before_all(per_token, log_probs, sampler_log_probs, mask, cap):
     return (weights * loss).sum() / mask.count_nonzero()
 
 
-COLUMN = (torch.tensor([[3], [9], [1]]),)
+@wrong("10.1", LOSSES, TRAINER, SAMPLER, MASK, 3.0)
+def only_the_trainer_detached(per_token, log_probs, sampler_log_probs, mask, cap):
+    real = mask.bool()
+    weights = (log_probs.detach()[real] - sampler_log_probs[real]).exp().clamp(max=cap)
+    return (weights * per_token[real]).mean()
 
 
-@wrong("10.4", *COLUMN)
-def squeezed_lengths(lengths):
-    lengths = lengths.squeeze()
-    longest = lengths.max(dim=-1, keepdim=True).values
-    return 1 - lengths.sum() / longest.expand_as(lengths).sum()
+@wrong("10.2", TRAINER, SAMPLER, MASK, 1.0)
+def the_cap_alone_stays(log_probs, sampler_log_probs, mask, cap):
+    product = torch.where(mask.bool(), log_probs - sampler_log_probs, 0.0).sum(1).exp()
+    return torch.where(product > cap, torch.zeros_like(product), torch.ones_like(product)).detach()
 
 
-@right("10.4")
-def tick_after_tick(lengths):
-    empty = places = 0
-    for batch in lengths.tolist():
-        for tick in range(max(batch)):
-            empty += sum(length <= tick for length in batch)
-            places += len(batch)
-    return empty / places
+@wrong("10.2", TRAINER, SAMPLER, MASK, 1.2)
+def tokens_dropped_instead(log_probs, sampler_log_probs, mask, cap):
+    ratio = torch.where(mask.bool(), log_probs - sampler_log_probs, 0.0).exp().detach()
+    return torch.where(ratio > cap, 0.0, ratio).prod(dim=1)
+
+
+@right("10.2")
+def ratio_after_ratio(log_probs, sampler_log_probs, mask, cap):
+    out = []
+    with torch.no_grad():
+        for new, old, real in zip(log_probs, sampler_log_probs, mask.bool()):
+            product = (new[real] - old[real]).exp().prod()
+            out.append(product if product <= cap else torch.zeros_like(product))
+    return torch.stack(out)

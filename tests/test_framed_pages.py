@@ -1,0 +1,327 @@
+"""Pages that notebooks show in a frame: their numbers are torch's, and they can be used and read.
+
+The explorer has a file of its own, test_explorer.py.
+"""
+
+# ruff: noqa: F811 (a fixture that is imported, and then an argument)
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+import recipe_lines
+import torch
+from support import float64
+from test_browser import NOTEBOOKS, browser, is_readable, opened  # noqa: F401
+from torch import Tensor
+
+from minigrpo.exercises.reader import find
+from minigrpo.notebook import interactive
+from minigrpo.objective import VARIANTS, group_advantages, grpo_loss, kl_estimate
+
+pytestmark = pytest.mark.browser
+RUN = [
+    {"step": 0, "stop": [0.53, 0.45, 0.38, 0.24], "correct": [0.1, 0.09, 0.08, 0.1, 1.0]},
+    {"step": 10, "stop": [0.2, 0.14, 0.08, 0.03], "correct": [0.1, 0.1, 0.09, 0.1, 1.0]},
+]
+BUTTONS = {  # after each of them everything can be read
+    "ladder": "#rungs button, #names button",
+    "kl": "button",
+    "stop_tree": "#tries button",
+    "calculator": "#tries button",
+}
+
+
+@pytest.fixture
+def page_of(opened, tmp_path):
+    def shown(name: str, run: list | None = RUN, **context) -> object:
+        text = Path(interactive.__file__).with_name(f"{name}.html").read_text(encoding="utf-8")
+        path = tmp_path / f"{name}.html"
+        path.write_text(text.replace("@DATA@", json.dumps(run or "")), encoding="utf-8")
+        return opened(path, **context)
+
+    return shown
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 864, 1280])
+@pytest.mark.parametrize("name", BUTTONS)
+def test_everything_can_be_read_at_every_width(page_of, name, width, scheme):
+    page = page_of(name, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    buttons = page.locator(BUTTONS[name])
+    assert buttons.count() > 2
+    for i in range(buttons.count()):
+        buttons.nth(i).click()
+        is_readable(page, f"{name}-{width}-{scheme}-{i}")
+    if name == "ladder" and width > 360:
+        assert page.evaluate("document.body.scrollHeight") <= 720
+
+
+# the ladder of notebook 04 -------------------------------------------------------------------
+
+LENGTHS = (4, 2, 3, 1)
+MASK = torch.arange(4) < torch.tensor(LENGTHS)[:, None]
+REWARDS = ([1, 0, 0, 1], [1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0])
+BOUNDS = {"none": {"clip": (1.0, 1e9)}, "clip": {}, "cispo": {"surrogate": "cispo"}}
+
+
+def every_setting() -> Iterator[dict]:
+    """All that can be switched on together: no std without a mean, no bound without a ratio."""
+    usual = {"low": 0.2, "high": 0.2, "cap": 1.2}
+    for baseline, divide, average, (ratio, bound) in product(
+        ("none", "mean", "leave_one_out"),
+        ("no", "std"),
+        ("sum", "sequence_mean", "token_mean", "constant"),
+        (("no", "none"), ("token", "none"), ("token", "clip"), ("token", "cispo")),
+    ):
+        if baseline != "none" or divide == "no":
+            own = dict(baseline=baseline, divide=divide, average=average, ratio=ratio, bound=bound)
+            yield {**usual, **own}
+            if bound != "none":
+                yield {**own, "low": 0.3, "high": 0.5, "cap": 5}
+
+
+def autograd(s: dict, rewards: list[int], ratios: list[list[float]]) -> list[list[float]]:
+    """Minus the gradient of the loss with respect to each log-prob."""
+    old = torch.full((4, 4), -1.0).double()
+    table = [row + [1.0] * (4 - len(row)) for row in ratios]
+    log_probs = (old + torch.tensor(table, dtype=torch.float64).log()).requires_grad_()
+    scale = {"no": "none", "std": "group"}[s["divide"]]
+    given = torch.tensor(rewards).double()
+    A = group_advantages(given, 4, scale=scale, baseline=s["baseline"])
+    how = "constant" if s["average"] == "sum" else s["average"]  # the sum over rows alone
+    terms = {"how": how, "max_length": 1 if s["average"] == "sum" else 4}
+    terms |= {"clip": (s["low"], s["cap"] - 1 if s["bound"] == "cispo" else s["high"])}
+    terms |= BOUNDS[s["bound"]]
+    grpo_loss(log_probs, old if s["ratio"] == "token" else None, A, MASK, **terms)[0].backward()
+    return [row[:n].tolist() for row, n in zip(-log_probs.grad, LENGTHS)]
+
+
+def flat(rows: list[list[float]]) -> Tensor:
+    return torch.tensor([x for row in rows for x in row], dtype=torch.float64)
+
+
+def test_the_pushes_of_the_ladder_are_those_of_autograd(page_of):
+    """What is 0 has to be 0."""
+    page = page_of("ladder")
+    every, ratios = [*every_setting()], page.evaluate("ladder.RATIOS")
+    assert len(every) == 5 * 4 * 6
+    swapped = [[1 / x for x in row] for row in ratios]
+    zeros = 0
+    for s, rewards, table in product(every, REWARDS, (ratios, swapped)):
+        given = json.dumps([s, rewards, table])
+        found = flat(page.evaluate(f"ladder.pushes(...{given})"))
+        exact = flat(autograd(s, rewards, table))
+        assert torch.equal(found == 0, exact == 0) and (found - exact).abs().max() < 1e-12, given
+        zeros += (exact == 0).sum().item()
+    assert zeros > 1000
+
+
+def test_the_rungs_are_those_of_the_notebook(page_of):
+    """Its ratios and its pushes, as it prints them; and the names are the published algorithms."""
+    page = page_of("ladder")
+    cells = nbformat.read(NOTEBOOKS / "04_policy_gradient.ipynb", as_version=4).cells
+    printed = "\n".join(o.get("text", "") for cell in cells for o in cell.get("outputs", []))
+    shown = {name: settings for name, settings in page.evaluate("ladder.RUNGS")}
+    for name, rows in {"ratios": page.evaluate("ladder.RATIOS"), **shown}.items():
+        line = re.search(rf"^{name} +(.*)$", printed, re.MULTILINE)[1]
+        if name != "ratios":
+            rows = page.evaluate(f"ladder.pushes({json.dumps(rows)})")
+        there = torch.tensor([float(x) for x in line.replace("|", "").split()]).double()
+        assert (flat(rows) - there).abs().max() < 0.00501, name
+    for name, s in page.evaluate("ladder.NAMES"):
+        published = VARIANTS[name.lower().replace(". ", "_")]
+        assert s["divide"] == {"none": "no", "group": "std"}[published["scale"]]
+        assert s["average"] == published["how"] and s["baseline"] == "mean"
+        upper = s["cap"] - 1 if s["bound"] == "cispo" else s["high"]
+        assert (s["low"], upper) == published["clip"]
+        assert s["bound"] == published.get("surrogate", "clip")
+
+
+def test_the_switches_lead_up_the_ladder(page_of):
+    """Rung 6 is shown at first; each switch moves what it says, and none leads to nonsense."""
+    page = page_of("ladder")
+    pressed = page.locator("button[aria-pressed=true]")
+    assert pressed.all_inner_texts() == ["6 clip"]
+    assert page.locator(".token.stopped").count() == 4
+    page.click(".token >> nth=0")
+    assert "far enough" in page.inner_text("#formula")
+    page.click(".token >> nth=6")
+    assert "against its advantage" in page.inner_text("#formula")
+    for name in page.locator("#rungs button").all_inner_texts():
+        page.get_by_role("button", name=name, exact=True).click()
+        assert pressed.all_inner_texts() == [name]
+    page.check("input[name=ratio][value=no]")
+    assert page.is_disabled("input[name=bound][value=clip]")
+    assert page.locator(".stopped").count() == 0
+    assert pressed.all_inner_texts() == ["4 average"]
+    page.check("input[name=baseline][value=none]")
+    assert page.is_checked("input[name=divide][value=no]")
+    page.click(".reward >> nth=1")
+    assert page.inner_text(".reward >> nth=1").startswith("reward 1")
+    page.focus(".token[tabindex='0']")
+    for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowRight"):
+        page.keyboard.press(key)
+    chosen = page.get_attribute("[aria-selected=true]", "data-place")
+    assert page.get_attribute(":focus", "data-place") == chosen
+
+
+# the two KLs of notebook 05 ------------------------------------------------------------------
+
+X = torch.linspace(-6, 6, 121, dtype=torch.float64)
+PLACES = [(0.0, 1.0), (-2.0, 0.7), (2.4, 0.4), (-0.3, 2.3), (4.5, 3.5)]  # middle and width
+
+
+def hump(middle: float | Tensor, width: float | Tensor) -> Tensor:
+    return (-((X - middle) ** 2) / (2 * width**2)).log_softmax(0)
+
+
+def push(value: Tensor, *leaves: Tensor) -> list[float]:
+    return [-slope.item() for slope in torch.autograd.grad(value, leaves, retain_graph=True)]
+
+
+@pytest.mark.parametrize(("middle", "width"), PLACES)
+def test_the_two_kls_and_their_pushes_are_those_of_torch(page_of, middle, width):
+    page = page_of("kl")
+    m, log_s = float64(middle, math.log(width)).requires_grad_().unbind()
+    leaves, log_p = (m, log_s), hump(m, log_s.exp())
+    ref = (0.6 * hump(-2.0, 0.7).exp() + 0.4 * hump(2.2, 0.8).exp()).log()
+    kls = {"reverse": (log_p.exp() * (log_p - ref)).sum()}
+    kls["forward"] = (ref.exp() * (ref - log_p)).sum()
+    found = page.evaluate("([m, s]) => kl.divergences(m, s)", [middle, width])
+    assert found == {name: pytest.approx(kl.item(), rel=1e-9) for name, kl in kls.items()}
+
+    def pushes(name: str, draws: list[int] | None) -> list[float]:
+        return page.evaluate("given => kl.pushes(...given)", [name, middle, width, draws])
+
+    draws = [60, 61, 55, 70, 40, 60, 82, 12]
+    for name in ("k1", "k2", "k3"):
+        values = kl_estimate(log_p, ref, estimator=name)
+        assert pushes(name, draws) == pytest.approx(push(values[draws].mean(), *leaves), rel=1e-9)
+    # On average k1 pulls nowhere, k2 goes down the reverse KL, and k3 the forward KL.
+    assert pushes("k1", None) == pytest.approx([0, 0], abs=1e-12)
+    for name, which in (("k2", "reverse"), ("k3", "forward")):
+        wanted = push(kls[which], *leaves)
+        assert pushes(name, None) == pytest.approx(wanted, rel=1e-7, abs=1e-9), name
+
+
+def test_the_two_kls_in_use(page_of):
+    page = page_of("kl")
+    page.get_by_role("button", name="Smallest reverse KL").click()
+    assert page.evaluate("kl.state.m") == pytest.approx(-2, abs=0.11)
+    assert "mode-seeking" in page.inner_text("#said")
+    page.get_by_role("button", name="Smallest forward KL").click()
+    assert page.evaluate("kl.state.s") > 2
+    page.focus("#plot")
+    middle, width = page.evaluate("[kl.state.m, kl.state.s]")
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp"):
+        page.keyboard.press(key)
+    assert page.evaluate("[kl.state.m, kl.state.s]") == pytest.approx([middle + 0.2, width + 0.1])
+    box = page.locator("#plot").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 2 / 3, box["y"] + 60)
+    page.mouse.up()
+    assert page.evaluate("kl.state.m") == pytest.approx(2, abs=0.2)
+    before = float(page.inner_text("#reverse"))
+    page.locator("[data-follow=k2]").click()
+    assert float(page.inner_text("#reverse")) < before
+    page.get_by_role("button", name="Two starts").click()
+    assert "ended at 2.3, from the left at -1.9" in page.inner_text("#said")
+    page.get_by_role("button", name="A draw that was given up").click()
+    assert page.inner_text("#said").startswith("One draw of 16")
+    slopes = [page.evaluate(f"kl.pushes('{name}', -2, 1.4, [82])[0]") for name in ("k2", "k3")]
+    assert abs(slopes[1]) > 2 * abs(slopes[0])
+
+
+# the stop tree of notebook 07 ----------------------------------------------------------------
+
+NUMBERS = """all => all.map(([stop, rewards]) =>
+    [tree.worth(stop, rewards), ...tree.goingOn(stop, rewards), ...tree.gradient(stop, rewards)])"""
+
+
+def test_the_numbers_of_the_tree_are_those_of_exercise_7_1_and_of_autograd(page_of):
+    generator, worth = torch.Generator().manual_seed(0), find("7.1").reference
+    drawn = torch.rand(200, 11, generator=generator, dtype=torch.float64)
+    trees = [(row[:D], row[D : 2 * D + 1]) for row, D in zip(drawn, 40 * [1, 2, 3, 4, 5])]
+    page = page_of("stop_tree")
+    found = page.evaluate(NUMBERS, [[t.tolist() for t in tree] for tree in trees])
+    for (stop, rewards), mine in zip(trees, found, strict=True):
+        logits = stop.logit().requires_grad_()
+        worth(logits.sigmoid(), rewards).backward()
+        rest = [worth(stop[d:], rewards[d:]) for d in range(1, len(stop))] + [rewards[-1]]
+        exact = torch.stack([worth(stop, rewards), *rest, *logits.grad])
+        torch.testing.assert_close(torch.tensor(mine, dtype=exact.dtype), exact, atol=1e-12, rtol=0)
+
+
+def test_keys_move_through_the_run_and_the_tree_works_without_one(page_of):
+    page = page_of("stop_tree")
+    assert page.inner_text("#worth") == "worth 0.21" and page.inner_text("#step-o") == "0"
+    page.focus("#step")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#step-o") == "10" and page.inner_text("#worth") == "worth 0.65"
+    page.focus("#tree input >> nth=0")
+    page.keyboard.press("Home")
+    assert page.evaluate("tree.state.stop[0]") == 0 and "changed" in page.inner_text("#step-o")
+    page = page_of("stop_tree", None)
+    page.click("#more")
+    assert float(page.inner_text("#worth").split()[1]) > 0.9
+
+
+# will it fit? ------------------------------------------------------------------------------------
+
+
+def test_the_calculator_counts_what_the_recipes_count(page_of):
+    memory = recipe_lines.load("memory")
+    page, random = page_of("calculator"), Random(0)
+    usual, start = vars(memory.options().parse_args([])), page.evaluate("calculator.START")
+    draws = {"rows": (1, 8, 64), "prompt": (0, 200), "tokens": (40, 512, 4000), "cards": (1, 3, 8)}
+    draws |= {
+        "vllm": (0, 0.3, 0.5),
+        "stage": (0, 1, 2, 3),
+        "sampled": (0, 900),
+        "trained": (0, 5e4),
+    }
+    draws |= dict.fromkeys(("lora", "kl", "checkpointing", "tiles"), (False, True))
+    for i in range(200):
+        drawn = {**start, **{name: random.choice(values) for name, values in draws.items()}}
+        name, config = [*memory.SHAPES.items()][i % 5]
+        o = {**usual, **drawn, "whole_logits": not drawn["tiles"]}
+        o["no_checkpointing"] = not drawn["checkpointing"]
+        plan = memory.plan(config, SimpleNamespace(**o))
+        found = page.evaluate("g => calculator.plan(calculator.SHAPES[g[0]], g[1])", [name, drawn])
+        assert {key: found[key] for key in plan} == pytest.approx(plan, rel=1e-12), drawn
+    for name in usual.keys() & start.keys() - {"card", "tflops", "sampled", "trained"}:
+        assert start[name] == usual[name], name
+
+
+def test_the_calculator_in_use(page_of):
+    page = page_of("calculator")
+    for name, verdict in (("7B on one", "No."), ("7B with LoRA", "Yes"), ("7B, four", "Yes")):
+        page.get_by_role("button", name=name).first.click()
+        assert page.inner_text("#said").startswith(verdict)
+    page.get_by_role("button", name="7B with LoRA and vLLM on 40").click()
+    assert "a copy of the weights of its own, 14.2 GiB" in page.inner_text("#said")
+    page.fill("#vllm", "0.4")
+    assert page.inner_text("#said").startswith("Yes")
+    page.fill("#vllm", "7")  # is no share
+    assert page.evaluate("calculator.state.vllm") == 0.4
+    assert "Not measured yet on your card" in page.inner_text("#source")
+    for field, value in {"sampled": "1000", "trained": "4000", "price": "2"}.items():
+        page.fill(f"#{field}", value)
+    assert "the rates that you put in" in page.inner_text("#source")
+    seconds = 200 * 128 * (250 / 1000 + 450 / 4000)
+    assert page.evaluate("calculator.plan(calculator.SHAPES['Qwen2.5-7B'], calculator.state)")[
+        "price"
+    ] == pytest.approx(2 * seconds / 3600)
+    assert "At your price that's 5.16" in page.inner_text("#time")
+    page.select_option("#kind", "H100, 80 GB")
+    assert page.evaluate("[calculator.state.card, calculator.state.tflops]") == [79.1, 989]
