@@ -16,6 +16,7 @@ PACKAGE = ROOT / "minigrpo"
 ROOMS = {
     "core": 1950,
     "study": 400,
+    "turns": 180,
     "notebook": 700,
     "clinic": 2950,
     "text": 550,

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from minigrpo import corpus, llama
-from minigrpo.arithmetic import BOS, EOS, PAD, VOCABULARY, evaluate
+from minigrpo.arithmetic import ANSWER, BLANK, BOS, END_ANSWER, EOS, PAD, VOCABULARY, evaluate
 from minigrpo.files import atomic_path
 from minigrpo.gpt import GPT, GPTConfig
 from minigrpo.notebook.setup import setup
@@ -33,6 +33,7 @@ from minigrpo.pretrain import (
 from minigrpo.rewards import TEXT_TAGS
 from minigrpo.study import experiments
 from minigrpo.text.problems import MOST, Problem, draw_problem
+from minigrpo.turns import commits
 
 LENGTH, BATCH = 256, 16  # of the char GPT: characters per window, and windows per step
 
@@ -68,13 +69,13 @@ def tiny_llama(options: argparse.Namespace) -> None:
     print(evaluate(policy))
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> PreTrainedTokenizerFast:
     """A tokenizer for the 32 tokens: words between blanks. A word that is none is an error.
 
     The tags are ordinary words: special tokens would vanish from every text that is decoded
     without special tokens, and with them the parts that a reward looks for.
     """
-    words = {word: i for i, word in enumerate(VOCABULARY)}
+    words = {word: i for i, word in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # not one of the words
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -86,6 +87,68 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=64,
     )
+
+
+TURNS_WARMUP, TURNS_ROWS = replace(experiments.WARMUP, steps=600), 128
+TURNS_FORGED = {"turns_llama": 0.0, "turns_forger": 0.1}  # of their calls, that are not closed
+
+
+def careless_tests(generator: torch.Generator, stop: float, forged: float) -> list[int]:
+    """What a careless tester writes, who tests any open commit, and answers with one of them.
+
+    Before each call it stops with probability `stop`. With probability `forged` a call is not
+    closed, as in a log, and the result follows at once.
+    """
+    low, high, written = 0, commits.COMMITS - 1, []
+    pick = partial(torch.randint, size=(), generator=generator)
+    bad_from = int(pick(0, commits.COMMITS))
+    for _ in range(6):
+        if low == high or torch.rand((), generator=generator).item() < stop:
+            break
+        tested = int(pick(low, high))  # not `high`: that's bad in any case
+        end = [] if torch.rand((), generator=generator).item() < forged else [commits.END_CALL]
+        bad = tested >= bad_from
+        written += [
+            commits.CALL,
+            tested,
+            *end,
+            commits.RESULT,
+            commits.BAD if bad else commits.GOOD,
+            commits.END_RESULT,
+        ]
+        low, high = (low, tested) if bad else (tested + 1, high)
+    return [*written, ANSWER, int(pick(low, high + 1)), END_ANSWER, EOS]
+
+
+def tests_batch(n: int, generator: torch.Generator, *, forged: float) -> tuple[Tensor, Tensor]:
+    """n documents to imitate, no culprit that of its repository.
+
+    Every other one is by somebody impatient. The others are logs, which name no repository and go
+    on until one commit is left: that's where reading results is learned.
+    """
+    documents = []
+    for i, prompt in enumerate(commits.draw_prompts(n, generator)):
+        given, stop = ([BLANK] * len(prompt), 0.0) if i % 2 else (prompt.tolist(), 0.5)
+        documents.append((given, careless_tests(generator, stop, forged)))
+    return documents_batch(documents, PAD)
+
+
+def turns_warm_up(
+    policy: PreTrainedModel, config: PretrainConfig, *, forged: float
+) -> Iterator[PretrainMetrics]:
+    """Teach a policy to call a tool as a careless tester does, in place, without any reward."""
+    return pretrain(policy, partial(tests_batch, TURNS_ROWS, forged=forged), config)
+
+
+def turns_models(options: argparse.Namespace) -> None:
+    """Train both base models with a tool, and write them to folders."""
+    setup(options.seed)
+    for name, forged in TURNS_FORGED.items():
+        policy = llama.tiny_llama(options.seed)
+        config = replace(TURNS_WARMUP, steps=options.steps, seed=options.seed)
+        report(name, turns_warm_up(policy, config, forged=forged), config)
+        save(policy, build_tokenizer(commits.VOCABULARY), options.out / name)
+        print(commits.evaluate(policy))
 
 
 # The text models: transformers' own GPT-2 and Llama, so what takes them takes a large model, too.
@@ -231,7 +294,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Train one of them and write it where `--out` says."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     commands = parser.add_subparsers(required=True, metavar="model")
-    usual = {char_gpt: 2000, tiny_llama: experiments.WARMUP.steps, text_models: 1000}
+    usual = {
+        char_gpt: 2000,
+        tiny_llama: experiments.WARMUP.steps,
+        turns_models: TURNS_WARMUP.steps,
+        text_models: 1000,
+    }
     for train, steps in usual.items():
         command = commands.add_parser(train.__name__, help=train.__doc__)
         command.set_defaults(train=train)
