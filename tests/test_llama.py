@@ -122,7 +122,9 @@ def test_what_is_no_whole_policy_for_this_task_is_refused(tmp_path):
 # the warm-up, and what ships -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["tiny_llama", "text_gpt2", "text_llama"])
+@pytest.mark.parametrize(
+    "name", ["tiny_llama", "turns_llama", "turns_forger", "text_gpt2", "text_llama"]
+)
 def test_what_ships_is_small_has_its_checksum_and_tells_nothing_about_where_it_was_made(name):
     readme = (data_folder() / "README.md").read_text(encoding="utf-8")
     assert "python tools/experiments/train_models.py tiny_llama --out data/tiny_llama" in readme

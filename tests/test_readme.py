@@ -147,7 +147,11 @@ def test_the_citation_agrees_with_the_project():
 
 @pytest.mark.parametrize(
     "card, folders",
-    [("The tiny Llama", ["tiny_llama"]), ("The two text models", ["text_gpt2", "text_llama"])],
+    [
+        ("The tiny Llama", ["tiny_llama"]),
+        ("The two that call a tool", ["turns_llama", "turns_forger"]),
+        ("The two text models", ["text_gpt2", "text_llama"]),
+    ],
 )
 def test_the_cards_of_the_models_tell_their_sizes(card, folders):
     said = text("data/README.md").partition(f"## {card}\n")[2].partition("\n## ")[0]

@@ -19,6 +19,7 @@ import scaling_runs
 import store
 import text_runs
 import thinking
+import turns
 from store import Store
 
 from minigrpo.files import data_folder
@@ -31,6 +32,7 @@ STORES = [
     *results.STORES.values(),
     *(thinking.store_of(*variant) for variant in VARIANTS),
     *(ppo.SEARCHED, ppo.COMPARED, reuse.STORE),
+    *map(turns.store_of, turns.ARMS),
     *(text_runs.STORE, text_runs.NIGHT_STORE, scaling_runs.STORE, real_run.STORE),
 ]
 
@@ -68,6 +70,7 @@ def test_the_runs_are_as_long_as_they_say():
     """How many points a curve has follows from the settings, which are today's."""
     stores = [(one, 10) for one in results.STORES.values()] + [(text_runs.STORE, 5)]
     stores += [(thinking.store_of(*at), thinking.FAMILIES[at[0]][at[1]].every) for at in VARIANTS]
+    stores += [(turns.store_of(name), turns.EVERY) for name in turns.ARMS]
     for one, every in stores:
         for curve in (run["curve"] for run in one.stored()):
             steps = curve["step"]
@@ -116,6 +119,9 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
         (reuse, reuse.STORE, "BATCHES", 8),
         (reuse, reuse.STORE, "loss_of", another),
         (reuse, reuse.STORE, "BASE", store.ROOT / "data" / "README.md"),
+        (turns, turns.store_of("the run"), "RUN", replace(turns.RUN, lr=1e-4)),
+        (turns, turns.store_of("proof"), "SHIPPED", {0.1: data_folder() / "turns_llama"}),
+        (turns, turns.store_of("the run, base 1"), "TURNS_ROWS", 64),
         (text_runs, text_runs.STORE, "PROBLEMS_SEED", 2),
         (text_runs, text_runs.STORE, "HELD_OUT", 64),
         (text_runs, text_runs.STORE, "ARMS", {"llama": text_runs.Arm("llama")}),
@@ -278,8 +284,8 @@ def test_an_interrupted_write_leaves_what_was_stored(folder, monkeypatch):
 
 TOOLS = {  # the file of each
     "results.json": results, "thinking.json": thinking, "ppo.json": ppo, "reuse.json": reuse,
-    "text.json": text_runs, "night.json": text_runs, "scaling.json": scaling_runs,
-    "real_run.json": real_run,
+    "text.json": text_runs, "night.json": text_runs, "turns.json": turns,
+    "scaling.json": scaling_runs, "real_run.json": real_run,
 }  # fmt: skip
 
 

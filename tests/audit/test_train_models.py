@@ -24,6 +24,7 @@ from minigrpo.study import experiments
 from minigrpo.text.models import load_pretrained
 from minigrpo.text.problems import draw_rows
 from minigrpo.text.prompts import stop_tokens
+from minigrpo.turns import commits
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +109,32 @@ def test_the_command_writes_both(tmp_path, capsys, monkeypatch):
         policy, _ = load_pretrained(tmp_path / f"text_{family}", device="cpu")
         assert policy.config.model_type == family
     assert "llama  step    2" in capsys.readouterr().out
+
+
+def test_the_command_writes_both_that_call_a_tool(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train_models, "TURNS_ROWS", 4)
+    monkeypatch.setattr(train_models.commits, "evaluate", partial(commits.evaluate, n=4))
+    monkeypatch.setattr(train_models, "TURNS_WARMUP", replace(train_models.TURNS_WARMUP, warmup=0))
+    train_models.main(["turns_models", "--out", str(tmp_path), "--steps", "2", "--seed", "3"])
+    assert "turns_forger  step    2" in capsys.readouterr().out
+    policies = [load_policy(tmp_path / name).state_dict() for name in train_models.TURNS_FORGED]
+    assert any(not torch.equal(*pair) for pair in zip(*(p.values() for p in policies)))
+    for name in train_models.TURNS_FORGED:
+        shipped = AutoTokenizer.from_pretrained(data_folder() / name, local_files_only=True)
+        assert shipped.get_vocab() == {word: i for i, word in enumerate(commits.VOCABULARY)}
+
+
+def test_documents_are_careless_and_end_in_a_commit_that_is_open():
+    g, stops = torch.Generator().manual_seed(0), 0
+    for _ in range(300):
+        ids = torch.tensor(train_models.careless_tests(g, stop=0.5, forged=0.0))
+        said = torch.tensor([commits.RESULT, commits.GOOD, commits.BAD, commits.END_RESULT])
+        e = commits.read_episode(ids, ~torch.isin(ids, said))
+        assert e.open[0] <= e.answer <= e.open[1] and all(bits > 0 for bits in e.bits)
+        stops += not e.calls
+    assert 100 < stops < 200
+    ids, mask = train_models.tests_batch(8, g, forged=1.0)
+    assert commits.END_CALL not in ids and (ids == commits.RESULT).any() and mask.any(dim=1).all()
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Train the models that ship in `data/`: `tools/experiments/train_models.py --help` lists them.
 
-`make checkpoint` runs all three. The same seed gives the same weights on the same machine.
+`make checkpoint` runs them all. The same seed gives the same weights on the same machine.
 """
 
 from __future__ import annotations
@@ -108,14 +108,8 @@ def careless_tests(generator: torch.Generator, stop: float, forged: float) -> li
         tested = int(pick(low, high))  # not `high`: that's bad in any case
         end = [] if torch.rand((), generator=generator).item() < forged else [commits.END_CALL]
         bad = tested >= bad_from
-        written += [
-            commits.CALL,
-            tested,
-            *end,
-            commits.RESULT,
-            commits.BAD if bad else commits.GOOD,
-            commits.END_RESULT,
-        ]
+        result = [commits.RESULT, commits.BAD if bad else commits.GOOD, commits.END_RESULT]
+        written += [commits.CALL, tested, *end, *result]
         low, high = (low, tested) if bad else (tested + 1, high)
     return [*written, ANSWER, int(pick(low, high + 1)), END_ANSWER, EOS]
 
