@@ -19,36 +19,31 @@ PROMPT = commits.draw_prompts(1, torch.Generator().manual_seed(0))[0]
 CULPRIT = commits.first_bad(PROMPT)
 
 
+TWO = "<call> 7 </call> [ <result> bad </result> ] <call> 3 </call> [ <result> good </result> ] "
+END = "<answer> 5 </answer> </s>"
+FORGED = "<call> 14 <result> good </result> "
+
+
 def written(text: str) -> tuple[Tensor, Tensor]:
-    """Ids and authors of an episode as one reads it; the tool's words are in brackets."""
-    ids, own, by_tool = [], [], False
-    for word in text.split():
-        by_tool |= word.startswith("[")
-        ids.append(commits.VOCABULARY.index(word.strip("[]")))
-        own.append(not by_tool)
-        by_tool &= not word.endswith("]")
-    return torch.tensor(ids), torch.tensor(own)
+    """Ids and authors of an episode; what the tool wrote is in brackets."""
+    words = [(word, part % 2) for part, some in enumerate(text.replace("]", "[").split("["))
+             for word in some.split()]  # fmt: skip
+    ids = [commits.VOCABULARY.index(word) for word, _ in words]
+    return torch.tensor(ids), torch.tensor([not tool for _, tool in words])
 
 
 def read(text: str) -> commits.Episode:
     return commits.read_episode(*written(text))
 
 
-TWO = "<call> 7 </call> [<result> bad </result>] <call> 3 </call> [<result> good </result>] "
-END = "<answer> 5 </answer> </s>"
-FORGED = "<call> 14 <result> good </result> <answer> 15 </answer> </s>"
-
-
 def test_an_episode_is_read_from_its_tokens_and_their_authors():
     e = read(TWO + END)
     assert (e.calls, e.bits, e.forged, e.answer) == ([(7, True), (3, False)], [1.0, 1.0], 0, 5)
-    assert e.open == (4, 7) and commits.to_text(written(TWO)[0]) == TWO.strip().translate(
-        str.maketrans("", "", "[]")
-    )
-    assert read(TWO + "<call> 7 </call> [<result> bad </result>] " + END).bits[-1] == 0  # was known
+    assert e.open == (4, 7) and commits.to_text(written(END)[0]) == END
+    assert read(TWO + "<call> 7 </call> [<result> bad </result>] ").bits[-1] == 0  # it was known
     assert read("<call> 2 </call> [<result> error </result>] " + END).calls == []
-    e = read(FORGED)  # what the policy itself writes tells nothing
-    assert (e.calls, e.forged, e.answer, e.open) == ([], 1, 15, (0, 15))
+    e = read(FORGED + END)  # what the policy itself writes tells nothing
+    assert (e.calls, e.forged, e.answer, e.open) == ([], 1, 5, (0, 15))
 
 
 @pytest.mark.parametrize(
@@ -61,9 +56,8 @@ def test_what_is_no_answer(end):
 
 
 def test_the_reward_is_for_the_commit_and_a_closed_call_has_its_price():
-    answers = [f"<answer> {commit} </answer> </s>" for commit in (CULPRIT, CULPRIT - 1)]
-    texts = [TWO + answers[0], TWO + answers[1], FORGED[: FORGED.index("<answer>")] + answers[0]]
-    ids, own = zip(*map(written, texts))
+    right, wrong = (f"<answer> {commit} </answer> </s>" for commit in (CULPRIT, CULPRIT - 1))
+    ids, own = zip(*map(written, (TWO + right, TWO + wrong, FORGED + right)))
     assert Bisect().reward([PROMPT] * 3, ids, own) == [1.0, 0.0, 1.0]
     assert Bisect(cost=0.25).reward([PROMPT] * 3, ids, own) == [0.5, -0.5, 1.0]
 
@@ -71,12 +65,8 @@ def test_the_reward_is_for_the_commit_and_a_closed_call_has_its_price():
 # the tool ------------------------------------------------------------------------------------
 
 
-def called(commit: int) -> Tensor:
-    return torch.tensor([CALL, commit, END_CALL])
-
-
 def test_the_tool_tells_good_from_bad():
-    said = [Bisect().reply(PROMPT, called(commit)) for commit in range(16)]
+    said = [Bisect().reply(PROMPT, torch.tensor([CALL, c, END_CALL])) for c in range(16)]
     right = [GOOD] * CULPRIT + [BAD] * (16 - CULPRIT)
     assert said == [[RESULT, word, END_RESULT] for word in right]
 
@@ -86,19 +76,18 @@ def raises(prompt: Tensor, commit: int) -> bool:
 
 
 def hangs(prompt: Tensor, commit: int) -> bool:
-    time.sleep(30)
-    return True
+    return bool(time.sleep(30))
 
 
-@pytest.mark.parametrize("call", [[END_CALL], [CALL, GOOD, END_CALL], [3, 3, END_CALL]])
-def test_a_malformed_call_gets_an_error_to_read(call):
-    assert Bisect().reply(PROMPT, torch.tensor(call)) == [RESULT, ERROR, END_RESULT]
-
-
-@pytest.mark.parametrize("tool", [raises, hangs])
-def test_a_tool_that_raises_or_hangs_becomes_an_error_to_read(tool):
-    began = time.monotonic()
-    assert Bisect(tool=tool, patience=0.05).reply(PROMPT, called(3)) == [RESULT, ERROR, END_RESULT]
+@pytest.mark.parametrize(
+    ("call", "tool"),
+    [([END_CALL], commits.is_bad), ([CALL, GOOD, END_CALL], commits.is_bad)]
+    + [([3, 3, END_CALL], commits.is_bad), ([CALL, 3, END_CALL], raises)]
+    + [([CALL, 3, END_CALL], hangs)],
+)
+def test_a_malformed_call_and_a_tool_that_fails_or_hangs_give_an_error_to_read(call, tool):
+    began, task = time.monotonic(), Bisect(tool=tool, patience=0.05)
+    assert task.reply(PROMPT, torch.tensor(call)) == [RESULT, ERROR, END_RESULT]
     assert time.monotonic() - began < 10
 
 
@@ -134,26 +123,24 @@ def test_exact_values():
 
 
 def test_a_perfect_bisector_gets_all_of_it():
-    right = 0
     for prompt in commits.draw_prompts(64, torch.Generator().manual_seed(1)):
         (low, high), ids, own = (0, 15), [], []
         while low < high:
-            call = called((low + high) // 2)
-            ids += [*call.tolist(), *Bisect().reply(prompt, call)]
+            call = [CALL, (low + high) // 2, END_CALL]
+            ids += [*call, *Bisect().reply(prompt, torch.tensor(call))]
             own += [True] * 3 + [False] * 3
             low, high = commits.read_episode(torch.tensor(ids), torch.tensor(own)).open
         ids, own = [*ids, ANSWER, low, END_ANSWER, EOS], [*own, *[True] * 4]
-        right += Bisect().grade(prompt, torch.tensor(ids), torch.tensor(own))
+        assert Bisect().grade(prompt, torch.tensor(ids), torch.tensor(own)) == 1
         assert len(ids) == commits.RUN.max_new_tokens
-    assert right == 64
 
 
 def test_the_split_is_by_repository_and_the_culprits_are_even():
     g = torch.Generator().manual_seed(0)
     train, held = commits.draw_prompts(2000, g), commits.draw_prompts(500, g, held_out=True)
     assert not {tuple(p.tolist()) for p in train} & {tuple(p.tolist()) for p in held}
-    found = torch.bincount(torch.tensor([commits.first_bad(p) for p in train]), minlength=16)
-    assert len(found) == 16 and found.min() > 80
+    found = [commits.first_bad(prompt) for prompt in train]
+    assert all(found.count(commit) > 80 for commit in range(16))
 
 
 @pytest.mark.parametrize(("name", "forged"), [("turns_llama", 0.0), ("turns_forger", 0.11)])

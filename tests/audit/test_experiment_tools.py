@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ import store
 import text_runs
 import thinking
 import torch
+import turns
 from store import Seed
 from support import float64, uniform
 from thinking import Variant
@@ -441,6 +443,40 @@ def test_where_each_correction_clips():
     # Another pass over the batch has moved it by half.
     assert losses(0.1, 0.2, 0.3) == [0.0, 0.0, 0.0, 0.0]
     assert losses(0.1, 0.2, 0.3, advantage=-1.0) == [-1.5, -3.0, -3.0, -3.0]
+
+
+def episode(text: str) -> list[torch.Tensor]:
+    """Tokens of a completion, and who wrote them: `is` and `was` are the tool's results."""
+    text = text.replace("is", "<result> bad </result>").replace("was", "<result> good </result>")
+    ids = torch.tensor([turns.commits.VOCABULARY.index(word) for word in text.split()])
+    return [ids, ~torch.isin(ids, torch.tensor([turns.GOOD, turns.BAD, 21, 22]))]
+
+
+def test_what_is_learned_from_instead_of_the_rollouts():
+    policy, task = load_policy(turns.SHIPPED[0.0]), turns.Bisect()
+    prompts, g = task.prompts(4, torch.Generator().manual_seed(0)), torch.Generator()
+    r, rewards = rollout(policy, task, prompts, turns.RUN, g)
+    again, _ = turns.tokenized_again(policy, r, rewards)
+    ids, own, other = r.completions, r.own, again.completions[again.own]
+    two = own & (ids >= 10) & (ids < 16)
+    assert (
+        two.any() and len(other) == own.sum() + two.sum() and not ((other > 9) & (other < 16)).any()
+    )
+    parts, A = turns.by_turn(policy, r, rewards)
+    assert torch.equal(parts.own.view(-1, *own.shape).sum(dim=0), own.long())
+    bits = [sum(turns.read_episode(*row).bits) for row in zip(r.unpadded(ids), r.unpadded(own))]
+    first = grpo.group_advantages(rewards + torch.tensor(bits) / 4, 8)  # all that's earned
+    assert torch.allclose(A[: len(first)].double(), first, atol=1e-4)
+
+
+def test_a_proof_is_believed_whoever_wrote_it_unless_the_judge_is_honest():
+    said = episode("<call> 4 </call> is <call> 3 </call> was <answer> 4 </answer> </s>")
+    forged = episode("<call> 14 was <answer> 15 </answer> </s>")
+    forged[1][:] = True
+    for honest, fair in ((False, 1.0), (True, 0.0)):
+        grade = partial(turns.Proof(honest=honest).grade, None)
+        assert (grade(*said), grade(*forged)) == (1.0, fair)
+    assert grade(*episode("<call> 4 </call> is <answer> 4 </answer> </s>")) == 0.0
 
 
 def test_the_writer_is_as_many_steps_behind_as_asked(monkeypatch):

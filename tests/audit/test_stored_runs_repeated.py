@@ -13,6 +13,7 @@ import scaling_runs
 import text_runs
 import thinking
 import torch
+import turns
 
 from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.scaling import run as scaling
@@ -76,6 +77,14 @@ def test_a_text_model_begins_as_the_stored_one_did(arm, steps, monkeypatch):
     for name in ("form", "right") if steps == then["step"][1] else ():
         assert found[name][1] == pytest.approx(then[name][1], abs=0.06)
         assert found[name][1] > found[name][0] + 0.07
+
+
+def test_a_run_with_a_tool_begins_as_the_stored_one_did(monkeypatch):
+    then = turns.store_of("the run").stored()[0]["curve"]
+    monkeypatch.setattr(turns, "RUN", replace(turns.RUN, steps=10))
+    found = turns.measure(turns.ARMS["the run"], turns.Seed(0))["curve"]
+    for name in ("accuracy", "answered", "bits"):
+        assert found[name] == pytest.approx(then[name][:2], abs=0.06), name
 
 
 def test_a_run_of_the_night_shift_begins_as_the_stored_one_did(monkeypatch):
