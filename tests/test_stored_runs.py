@@ -121,7 +121,7 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
         (reuse, reuse.STORE, "BASE", store.ROOT / "data" / "README.md"),
         (turns, turns.store_of("the run"), "RUN", replace(turns.RUN, lr=1e-4)),
         (turns, turns.store_of("proof"), "SHIPPED", {0.1: data_folder() / "turns_llama"}),
-        (turns, turns.store_of("the run, base 1"), "TURNS_ROWS", 64),
+        (turns, turns.store_of("choosing: plain"), "TURNS_ROWS", 64),
         (text_runs, text_runs.STORE, "PROBLEMS_SEED", 2),
         (text_runs, text_runs.STORE, "HELD_OUT", 64),
         (text_runs, text_runs.STORE, "ARMS", {"llama": text_runs.Arm("llama")}),
