@@ -209,7 +209,8 @@ def measure(folder: Path, run: Run) -> Results:
                 last = m.step == lab.config.steps
                 held_out[str(m.step)] = evaluate(lab, HELD_OUT if last else MIDWAY)
             sampling.clear(), scoring.clear()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on a Mac, else in KiB
+    # Of the process so far, so of the first run alone; in bytes on a Mac, else in KiB.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     gib = rounded(peak / 2 ** (30 if sys.platform == "darwin" else 20))
     asked = {"before": unseen_before, "after": ask(lab, unseen)}
     if run != RUNS[0]:  # the texts of one run are enough
