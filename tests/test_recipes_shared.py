@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 import recipe_lines
 import torch
 from huggingface_hub import constants
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from minigrpo.files import data_folder
 from minigrpo.text.models import load_pretrained, memory
@@ -214,6 +215,32 @@ def test_memory_by_hand():
     assert sum(memory(LLAMA, rows=4, tokens=10).values()) == 16 * count + needs["logits"]
     tied = LlamaConfig(**LLAMA.to_dict() | {"tie_word_embeddings": True})
     assert memory(tied, rows=1, tokens=1)["weights"] == 4 * (count - V * C)
+
+
+def test_the_activations_that_notebook_11_counts_with():
+    shape = dict(hidden_size=576, intermediate_size=1536, num_attention_heads=9)
+    config = LlamaConfig(**shape, num_key_value_heads=3, num_hidden_layers=2, vocab_size=100)
+
+    def kept(rows: int) -> int:
+        """Bytes that the backward pass needs, beside the weights."""
+        model, sizes = LlamaForCausalLM(config), {}
+
+        def keep(saved: torch.Tensor) -> torch.Tensor:
+            memory = saved.untyped_storage()
+            sizes[memory.data_ptr()] = memory.nbytes()
+            alive.append(saved)  # or the next tensor could have the same place
+            return saved
+
+        alive: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+            model(torch.zeros(rows, 186, dtype=torch.long), use_cache=False)
+        weights = {p.data_ptr() for p in model.parameters()}
+        return sum(size for at, size in sizes.items() if at not in weights)
+
+    per_unit = (kept(2) - kept(1)) / (186 * 2 * 576)  # tokens, layers, width
+    text = (ROOT / "notebooks" / "11_a_real_run.ipynb").read_text("utf-8")
+    (told,) = re.findall(r"(\d+) bytes per token, layer", text)
+    assert per_unit == pytest.approx(float(told), abs=1)
 
 
 def test_too_little_memory_is_said_before_a_weight_is_there():
