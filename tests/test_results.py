@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import pytest
 import readme
@@ -71,8 +71,8 @@ def test_the_page_says_what_correct_demonstrations_do():
     slower = stored("equal terms", "shown right answers, lr 0.0001")
     assert {results.steps_to_good(one) for one in slower} == {20}
     assert all(round(one["curve"]["accuracy"][-1], 2) == 1 for one in slower)
-    assert median(map(results.steps_to_good, STORED[SUMMIT_NAME]["runs"])) == 20
-    assert "take 20 steps to pass 0.9, as many as the run, and end at 1.00 too" in PAGE
+    assert {results.steps_to_good(one) for one in STORED[SUMMIT_NAME]["runs"]} == {20, 30}
+    assert "take 20 steps to pass 0.9, where the run takes 20 to 30, and end at 1.00 too" in PAGE
 
 
 def test_the_page_says_what_wrong_grades_and_one_question_do():
@@ -196,7 +196,7 @@ def test_the_table_counts_by_hand():
     assert lines[0].endswith("| steps to 0.9 |")
     assert lines[2] == (
         "| one | 3 | 0.96 (0.92 to 0.99) | 0.96 (0.92 to 0.99) | 0.96 (0.92 to 0.99) "
-        "| 1.0 (0.9 to 1.0) | 20 |"
+        "| 1.0 (0.9 to 1.0) | 20 (10 to 20) |"
     )
     never = results.table({"experiments": {"two": {"runs": [fake([0.1, 0.1])]}}}).splitlines()[2]
     assert never == "| two | 1 | 0.10 | 0.10 | 0.10 | 0.1 | never |"

@@ -101,6 +101,7 @@ def token_strips(
     reach: float | None = None,  # from it to the full color; None = the largest there is
     digits: int = 2,  # after the point
     size: float = 7.0,  # of the words; the numbers are one smaller
+    colors: Sequence[str] = ("#F0A868", "#FFFFFF", "#7DB8DE"),  # not too dark: words stand on them
 ) -> None:
     """Draw texts as strips of boxes, one per token, colored by a number: blue above, orange below.
 
@@ -109,8 +110,7 @@ def token_strips(
     shown = [row[: len(words)].tolist() for row, words in zip(values, tokens, strict=True)]
     if reach is None:
         reach = max((abs(value - middle) for row in shown for value in row), default=0.0) or 1.0
-    # Not too dark at the ends: the words stand on it.
-    color = LinearSegmentedColormap.from_list("strips", ["#F0A868", "#FFFFFF", "#7DB8DE"], N=257)
+    color = LinearSegmentedColormap.from_list("strips", colors, N=257)
     scale = Normalize(middle - reach, middle + reach, clip=True)
     for row, (words, numbers) in enumerate(zip(tokens, shown, strict=True)):
         for column, (word, number) in enumerate(zip(words, numbers, strict=True)):

@@ -118,8 +118,9 @@ def table(results: Results) -> str:
     for name, experiment in results["experiments"].items():
         runs = experiment["runs"]
         cells = [spread(final(runs, score), d) for score, d in zip(SCORES, (2, 2, 2, 1))]
-        steps = median(map(steps_to_good, runs))
-        cells.append("never" if steps == float("inf") else f"{steps:.0f}")
+        steps = sorted(map(steps_to_good, runs))
+        ends = "" if steps[0] == steps[-1] else f" ({steps[0]:.0f} to {steps[-1]:.0f})"
+        cells.append("never" if median(steps) == float("inf") else f"{median(steps):.0f}{ends}")
         rows.append(f"| {LABELS.get(name, name)} | {len(runs)} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

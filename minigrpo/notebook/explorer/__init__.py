@@ -131,7 +131,8 @@ def picture(s: Step, group: int = 0, columns: int = 7) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(7, 3.4), sharey=True)
     labels = [f"reward {reward:g}" for reward in s.rewards[rows]]
     before, ratio = s.old.exp()[rows], (s.new - s.old).exp()[rows]
-    plots.token_strips(axes[0], words, before, labels, middle=0.5, reach=0.8, size=5.4)
+    gray = dict(middle=0.5, reach=0.5, colors=("#FFFFFF", "#C4C4C4"))  # a probability, no push
+    plots.token_strips(axes[0], words, before, labels, **gray, size=5.4)
     plots.token_strips(axes[1], words, ratio, labels, middle=1, reach=0.3, size=5.4)
     for ax, title in zip(axes, ("probability before", "times as probable after")):
         ax.set_title(title, fontsize=9)
