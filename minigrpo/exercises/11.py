@@ -108,8 +108,8 @@ majority.wrong = {
     "you take the last one. The earliest wins.",
     "hits.append(votes.count(answer) == max(map(votes.count, votes), default=-1))": "If the right "
     "answer ties, you let it win. A vote can't know what's right, so the earliest wins.",
-    "hits.append(2 * votes.count(answer) > len(given))": "You ask for more than half of the votes. The "
-    "most frequent answer wins, with however few.",
+    "hits.append(2 * votes.count(answer) > len(given))": "You ask for more than half of the "
+    "votes. The most frequent answer wins, with however few.",
 }
 majority.cases = {
     "a clear winner, and a wrong one": ([["7", "7", "3"], ["12", "2", "12"]], ["7", "2"]),
