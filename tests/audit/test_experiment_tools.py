@@ -519,14 +519,14 @@ def test_a_real_run_is_measured(tmp_path, monkeypatch):
     def short(*given):
         return replace(config(*given), steps=2, evaluate_every=1, prompts_per_step=2, check=False)
 
-    sizes = {"HELD_OUT": 4, "MIDWAY": 2, "TRANSCRIPTS": 2, "ASKED": 2, "TOKENS": 4, "WIDTH": 96}
+    sizes = {"HELD_OUT": 5, "MIDWAY": 4, "TRANSCRIPTS": 2, "ASKED": 2, "TOKENS": 4, "WIDTH": 96}
     for name, value in {**sizes, "config": short, "rows": briefly}.items():
         monkeypatch.setattr(real_run, name, value)
     monkeypatch.setattr(store, "FOLDER", tmp_path)
     real_run.main([str(data_folder() / "text_llama"), "--seed", "1"])
     (one,) = real_run.STORE.stored()
     assert (one["shots"], one["lr"], one["seed"]) == ("one loss", 1e-5, 1)
-    assert [found["questions"] for found in one["held out"].values()] == [4, 2, 4]
+    assert [found["questions"] for found in one["held out"].values()] == [5, 4, 5]
     assert len(one["steps"]) == 2 and len(one["steps"][0]["first group"]) == 8
     assert len(real_run.STORE.part()["questions"]) == 2
     paid = dict(zip((f.__name__ for f in real_run.REWARDS), real_run.WEIGHTS, strict=True))
