@@ -41,14 +41,6 @@ def white_space_is_an_answer(completion):
     return torch.tensor(match.span(1)) if match else NONE
 
 
-@wrong("9.2", "Sure!\n<think>3</think>\n<answer>5</answer>")
-def line_ends_for_text_ends(completion):
-    match = re.search(f"^{TIGHT}$", completion, re.S | re.M)
-    if match is None or len(re.findall(TAG, completion)) != 4:
-        return NONE
-    return torch.tensor(match.span(1))
-
-
 @right("9.2")
 def with_one_pattern(completion):
     match = re.fullmatch(TIGHT, completion, flags=re.DOTALL)
@@ -66,14 +58,6 @@ BATCH = (
 def prompts_of_the_first_row(ids, mask, prompt_lengths):
     first = mask.argmax(dim=1, keepdim=True) + prompt_lengths[0]
     return ids.where(torch.arange(ids.shape[1]) >= first, torch.tensor(-100))
-
-
-@wrong("9.3", torch.tensor([[5, 0, 7, 0]]), torch.ones(1, 4).long(), torch.tensor([1]))
-def zeros_hidden(ids, mask, prompt_lengths):
-    places = mask.cumsum(dim=1)
-    labels = torch.where(places > prompt_lengths[:, None], ids, -100)
-    labels[:, :-1][labels[:, :-1] == 0] = -100
-    return labels
 
 
 @wrong("9.3", *BATCH)
@@ -95,13 +79,6 @@ def row_by_row(ids, mask, prompt_lengths):
 def adapters_that_are_always_there(parameters, adapters, rows, tokens, vocab_size):
     logits = 12 * rows * tokens * vocab_size
     return torch.tensor([2 * parameters + 4 * adapters, 12 * adapters, logits])
-
-
-@wrong("9.4", 16_777_217, 0, 2, 3, 50)
-def capital_tensor(parameters, adapters, rows, tokens, vocab_size):
-    learned = adapters or parameters
-    weights = 2 * parameters + 4 * adapters if adapters else 4 * parameters
-    return torch.Tensor([weights, 12 * learned, 12 * rows * tokens * vocab_size]).long()
 
 
 @right("9.4")

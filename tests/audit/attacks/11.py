@@ -27,13 +27,6 @@ def complete(text, answer):
     return bool(once and found and found[1] == answer)
 
 
-@wrong("11.1", SHOWN, GOOD.replace("<answer>3", "<answer>2 3 4"), "3")
-def among_the_words_of_the_answer(prompt, completion, answer):
-    found = re.fullmatch(PATTERN, completion, re.DOTALL)
-    whole = eighths(completion) == 0.5 and found and answer in found[1].split()
-    return eighths(completion) + bool(whole) / 2
-
-
 @wrong("11.1", SHOWN, GOOD.replace("5 - 2", "<think>5 - 2"), "3")
 def half_for_a_repeated_tag(prompt, completion, answer):
     found = re.fullmatch(PATTERN, completion, re.DOTALL)
