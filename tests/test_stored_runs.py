@@ -95,7 +95,7 @@ def nothing_cached():
             yield
 
 
-TORN, SHIPPED = ("torn pages", "0.1"), ("flipped rewards", "0.1")
+TORN, SHIPPED = ("torn pages", "0.1"), ("flipped rewards", "0.3")
 UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
 
 
@@ -126,6 +126,7 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
         (text_runs, text_runs.STORE, "draw_rows", lambda *_, **__: [{"prompt": "6 + 3"}]),
         (scaling_runs, scaling_runs.STORE, "TRAINER_STEPS", 10),
         (scaling_runs, scaling_runs.STORE, "OFF_POLICY_STEPS", 30),
+        (scaling_runs, scaling_runs.STORE, "LR", 1e-4),
         (scaling_runs, scaling_runs.STORE, "BASES", scaling_runs.BASES[:1]),
         (scaling_runs, scaling_runs.STORE, "CODE", scaling_runs.CODE[1:]),
         (scaling_runs, scaling_runs.STORE, "QUIET", {**scaling_runs.QUIET, "bf16": True}),

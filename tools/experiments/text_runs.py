@@ -395,15 +395,8 @@ def night_settings() -> Results:
 
 STORE = Store("text.json", RUNS, settings)
 NIGHT_STORE = Store("night.json", [NightRun(name) for name in NIGHT], night_settings)
-PARTS = {"text": (STORE, measure), "night": (NIGHT_STORE, night)}
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """The command."""
-    chosen = store.options(arguments, PARTS)
-    for name in chosen.only:
-        PARTS[name][0].fill(PARTS[name][1], chosen.again)
-
+PARTS = {"text": [(STORE, measure)], "night": [(NIGHT_STORE, night)]}
+main = partial(store.command, PARTS)
 
 if __name__ == "__main__":
     main()
