@@ -350,9 +350,8 @@ def test_seconds_are_compared_step_by_step_in_turn(monkeypatch):
 
 def test_the_bytes_are_counted(base):
     policy, critic = 4 * 135_488, 4 * (135_488 - 31 * 64)
-    kept = {"grpo": 5 * policy, "ppo": 5 * policy + 4 * critic}
-    assert ppo.memory(base) == {"policy": policy, "critic": critic, "kept": kept}
-    assert ppo.memory(base) == ppo.SEARCHED.part()["memory"]
+    kept = {"kept": {"grpo": 5 * policy, "ppo": 5 * policy + 4 * critic}}
+    assert ppo.memory(base) == kept == ppo.SEARCHED.part()["memory"]
 
 
 def test_advantages_with_and_without_a_critic(base, monkeypatch):
@@ -369,9 +368,8 @@ def test_advantages_with_and_without_a_critic(base, monkeypatch):
     monkeypatch.setattr(ppo.study, "state_values", silent)
     run = SimpleNamespace(policy=base, critic=None)
     found = ppo.noise_of_the_gradient(run, 4, 3)
-    rewards = torch.cat([rewards for _, rewards in seen])
-    assert len(rewards) == 4 * 8 and found["reward"] == round(rewards.mean().item(), 4)
     noise = found["gradients"]
+    assert len(seen) == 4
     assert noise["critic, lam 1.0"] == noise["no critic"] != noise["group"]
     seeds = {3, ppo.SEARCH_SEED, *(one.seed for one in ppo.SEEDS)}
     assert len({*generators}) == 1 and not seeds & {*generators}
