@@ -131,14 +131,6 @@ def test_every_stub_of_the_course_can_be_filled_and_nothing_else(root):
     assert sum(filled[:-1]) == len(remembered) and filled[-1] == 2  # two of its four are answered
 
 
-def test_what_cannot_be_run_is_no_exam(tmp_path, capsys):
-    root = made_up.course(tmp_path, {"02_two": made_up.notebook("1")})
-    assert exam.main(["--root", str(root), "--only", "9"]) == 1
-    (root / "notebooks" / "02_two.ipynb").write_text("{")
-    assert exam.main(["--root", str(root)]) == 1
-    assert capsys.readouterr().err.count("FAILED: ") == 2 and not (root / "build").exists()
-
-
 def test_a_notebook_whose_library_is_missing_is_named(tmp_path):
     root = made_up.course(tmp_path, {"10_ten": made_up.notebook("1")})
     with (root / "course.toml").open("a") as entries:

@@ -64,21 +64,7 @@ def test_nothing_else_is_stored_and_a_file_is_as_it_would_be_written(file):
     assert text.count("\n  {") == runs + len(found.get("questions", ()))
 
 
-def test_the_runs_are_as_long_as_they_say():
-    """How many points a curve has follows from the settings, which are today's."""
-    stores = [(one, 10) for one in results.STORES.values()] + [(text_runs.STORE, 5)]
-    stores += [(thinking.store_of(*at), thinking.FAMILIES[at[0]][at[1]].every) for at in VARIANTS]
-    for one, every in stores:
-        for curve in (run["curve"] for run in one.stored()):
-            steps = curve["step"]
-            assert steps == [*range(0, steps[-1] + 1, every)] and len(steps) > 1
-            assert {len(values) for values in curve.values()} == {len(steps)}
-    for run in reuse.STORE.stored():
-        batches = sum(map(len, reuse.passes(reuse.STORE.name(run))))
-        assert len(run["reward"]) == len(run["nll"]) == len(run["text"]) == batches
-    for run in real_run.STORE.stored():
-        assert len(run["steps"]) == 20 and list(run["held out"]) == ["0", "10", "20"]
-        assert run["held out"]["0"]["questions"] == run["held out"]["20"]["questions"] == 256
+def test_ppo_is_compared_with_the_best_of_its_search():
     best = ppo.best(ppo.SEARCHED.stored())
     assert {(run["critic_lr"], run["lam"]) for run in ppo.COMPARED.stored()} == {best}
 
