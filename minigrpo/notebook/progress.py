@@ -163,7 +163,7 @@ def _score(marks: list[bool]) -> str:
 def _word(key: str) -> str:
     number, _, word = key.partition(".") if isinstance(key, str) else ("", "", "")
     if word not in PREDICTIONS.get(number, ()):
-        known = [f"{number}.{word}" for word in PREDICTIONS.get(number, ())] or "such as 07.accuracy"
+        known = [f"{number}.{one}" for one in PREDICTIONS.get(number, ())] or "such as 07.accuracy"
         raise ValueError(f"key: expected a prediction of the course, {known}, got {key!r}")
     return word.replace("_", " ")
 

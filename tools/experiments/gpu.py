@@ -42,7 +42,7 @@ from minigrpo.text.problems import draw_rows
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-GIB = 2**30
+GIB, MINUTES = 2**30, 10
 TINY: dict[str, Any] = {}
 """Sizes that take the place of the true ones, if there are any."""
 RECIPES = ["grpo_one_file.py --bf16", "gsm8k_trl.py", "gsm8k_trl.py --ask", "countdown_trl.py"]
@@ -317,20 +317,19 @@ def rates(stored: Results) -> Results:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="small shapes, on any machine; no file")
-    parser.add_argument("--minutes", type=float, default=10, help="at most")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], help="these parts")
     parser.add_argument("--out", type=Path, default=store.FOLDER, help="the folder of gpu.json")
     o = parser.parse_args(arguments)
     if not (CUDA or o.tiny):
         print("error: this measures a CUDA card, and there is none: see --tiny", file=sys.stderr)
         return 2
-    deadline = time.time() + 60 * o.minutes
+    deadline = time.time() + 60 * MINUTES
 
     def measure(one: Part) -> Results:
         """A part, or why it failed."""
 
         def late(*_: Any) -> None:
-            raise TimeoutError(f"the {o.minutes:g} minutes are over")
+            raise TimeoutError(f"the {MINUTES} minutes are over")
 
         signal.signal(signal.SIGALRM, late)
         signal.alarm(max(1, int(deadline - time.time())))

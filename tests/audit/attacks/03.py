@@ -222,10 +222,5 @@ def the_four_cases(ratio, advantages, clip):
 
 
 @right("3.7")
-def as_ppo_writes_it(ratio, advantages, clip):
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-
-
-@right("3.7")
 def larger_of_the_losses(ratio, advantages, clip):
     return -torch.max(-ratio * advantages, -ratio.clamp(1 - clip, 1 + clip) * advantages)
