@@ -103,16 +103,6 @@ def clipped_entry_by_entry(model, input_ids, optimizer, loss_of):
     return loss.item()
 
 
-@wrong("1.5", *STEP)
-def clipped_too_late(model, input_ids, optimizer, loss_of):
-    optimizer.zero_grad()
-    loss = loss_of(model(input_ids).logits, input_ids)
-    loss.backward()
-    optimizer.step()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return loss.item()
-
-
 @right("1.5")
 def first_and_last(model, input_ids, optimizer, loss_of):
     for parameter in model.parameters():

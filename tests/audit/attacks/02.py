@@ -102,14 +102,6 @@ WRITTEN = torch.tensor([[3, 1], [2, 3]]), torch.tensor([[1, 1], [1, 1]])
 
 
 @wrong("2.4", coins, *LAST, *WRITTEN, 1.0)
-def the_padding_of_the_prompt_is_read(
-    model, prompt_ids, prompt_mask, completions, mask, temperature
-):
-    ones = torch.ones_like(prompt_mask)
-    return row_by_row(model, prompt_ids, ones, completions, mask, temperature)
-
-
-@wrong("2.4", coins, *LAST, *WRITTEN, 1.0)
 def a_zero_for_the_first(model, prompt_ids, prompt_mask, completions, mask, temperature):
     scored = row_by_row(model, prompt_ids, prompt_mask, completions, mask, temperature)
     return F.pad(scored[:, 1:], (1, 0))
@@ -145,14 +137,6 @@ def settings(temperature=1.0, seed=3):
 
 ONE = coins, torch.tensor([[2]]), torch.tensor([[1]])
 TWO = coins, torch.tensor([[0, 2], [1, 2]]), torch.tensor([[0, 1], [1, 1]])
-
-
-@wrong("2.5", *TWO, *settings())
-def padding_counted_as_read(
-    model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
-):
-    ones = torch.ones_like(prompt_mask)
-    return drawn_and_stored(model, prompt_ids, ones, max_new_tokens, eos_id, temperature, generator)
 
 
 @wrong("2.5", *TWO, *settings(temperature=2.0))

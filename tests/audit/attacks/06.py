@@ -61,13 +61,6 @@ def cut_at_the_first_eos(completion, answer, tags):
     return float(ids[-5:] == ending and not set(ids[:-5]) & set(tags))
 
 
-@wrong("6.2", *asked(END))
-def wants_a_thought(completion, answer, tags):
-    *thought, a, b, x, c, d = completion.tolist() if len(completion) > 4 else [0] * 5
-    ok = (a, b, x, c, d) == (tags.end_think, tags.answer, answer, tags.end_answer, tags.eos)
-    return 1.0 if ok and thought and not set(thought) & set(tags) else 0.0
-
-
 @wrong("6.2", *asked([5, 2, 13, 0, 4, 9], 0))
 def answer_zero_is_no_answer(completion, answer, tags):
     ids = completion.tolist()

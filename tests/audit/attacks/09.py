@@ -25,15 +25,6 @@ def found_from_the_tag(completion):
     return torch.tensor([begin, begin + len(match[1].strip())])
 
 
-@wrong("9.2", "<think>3 + 4 = 7</think>\n<answer>7</answer>")
-def first_in_the_thought(completion):
-    match = re.fullmatch(FORM, completion, re.S)
-    if not match or not match[1].strip():
-        return NONE
-    begin = completion.find(match[1].strip())
-    return torch.tensor([begin, begin + len(match[1].strip())])
-
-
 @wrong("9.2", "<think>3</think><answer> \n </answer>")
 def white_space_is_an_answer(completion):
     form = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?:(?!{TAG}).)+?)\s*</answer>\s*"
