@@ -396,9 +396,9 @@ def test_the_soft_reward_counts_tags_that_occur_once():
 def test_a_chat_asks_the_same_and_is_almost_never_right():
     policy, tokenizer = text_runs.base("gpt2")
     assert next(policy.parameters()).dtype == torch.float32
-    chats, plain = (text_runs.scores(policy, tokenizer, chat=chat) for chat in (True, False))
-    assert chats["right"] < 0.05 < plain["right"]
     rows, chats = (text_runs.problems(chat, held_out=True) for chat in (False, True))
+    right = [text_runs.evaluate(policy, tokenizer, asked)["right"] for asked in (chats, rows)]
+    assert right[0] < 0.05 < right[1]
     said = [{"role": "user", "content": rows[0]["prompt"].strip()}]
     assert chats[0] == {**rows[0], "prompt": said} and len(rows) == len(chats) == 128
     assert len(text_runs.problems(True, held_out=False)) == 2000

@@ -37,7 +37,7 @@ from minigrpo.sampling import Rollouts
 from minigrpo.study.experiments import SUMMIT
 from minigrpo.text import prompts as text
 from minigrpo.text.models import load_pretrained
-from minigrpo.text.problems import draw_rows
+from minigrpo.text.problems import draw_rows, evaluate
 from minigrpo.text.prompts import Text, answer_reward, format_reward
 
 World = tuple[nn.Module, Any, GRPOConfig, Callable[[Any], str]]  # the last one: ids as text
@@ -107,20 +107,6 @@ def base(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return load_pretrained(ROOT / "data" / f"text_{family}", device="cpu", dtype=torch.float32)
 
 
-def scores(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, chat: bool
-) -> dict[str, float]:
-    """As `minigrpo.text.problems.evaluate`, but it may ask in chats."""
-    rows = problems(chat, held_out=True)
-    prompts, answers = [row["prompt"] for row in rows], [row["answer"] for row in rows]
-    rollouts, texts = text.write(policy, tokenizer, prompts, seed=HELD_OUT_SEED)
-    return {
-        "form": sum(format_reward(prompts, texts)) / HELD_OUT,
-        "right": sum(answer_reward(prompts, texts, answer=answers)) / HELD_OUT,
-        "length": rollouts.completion_mask.sum(dim=1).double().mean().item(),
-    }
-
-
 @cache
 def drawn() -> dict[str, str]:
     """The problems to train and to measure on, as checksums."""
@@ -138,7 +124,7 @@ def settings() -> Results:
         "rows": [PROBLEMS, PROBLEMS_SEED, HELD_OUT, HELD_OUT_SEED],
         "drawn": drawn(),
         "config": common,
-        "code": store.of_code(soft_reward, problems, scores, measure),
+        "code": store.of_code(soft_reward, problems, measure),
     }
 
 
@@ -150,7 +136,8 @@ def measure(one: Run) -> Results:
     stops = text.stop_tokens(tokenizer, policy)
     functions, rows = [REWARDS[name] for name in arm.rewards], problems(arm.chat, held_out=False)
     task = text.TextProblems(tokenizer, rows, functions, arm.weights, stops)
-    held_out = partial(scores, tokenizer=tokenizer, chat=arm.chat)
+    asked = problems(arm.chat, held_out=True)
+    held_out = partial(evaluate, tokenizer=tokenizer, rows=asked, seed=HELD_OUT_SEED)
     store.keep(curve, 0, held_out(policy))
     own = config(arm, one.seed, stops, tokenizer.pad_token_id)
     for m in train_grpo(policy, task, own, evaluate=held_out):
