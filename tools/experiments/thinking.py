@@ -126,8 +126,7 @@ FAMILIES: dict[str, dict[str, Variant]] = {
         "rejection sampling": Variant(imitate=OWN),
     },
     "paid for any thought": {
-        f"KL weight {weight:g}": Variant(task={"grade": any_thought}, changes={"kl_weight": weight})
-        for weight in (0.01, 0.0)
+        "KL weight 0": Variant(task={"grade": any_thought}, changes={"kl_weight": 0.0})
     },
     "flipped rewards": {f"{p:g}": Variant(task={"flip": p}) for p in (0.3, 0.4, 0.45, 0.5)},
     "few questions": {"1": Variant(task={"questions": 1})},
