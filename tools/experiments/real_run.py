@@ -1,10 +1,10 @@
-"""GRPO on a real model, SmolLM2-135M-Instruct, on a laptop's processor: the runs of notebook 11.
+"""GRPO on a real model, SmolLM2-135M-Instruct: the runs of notebook 11.
 
     python tools/experiments/smollm2.py smollm2            the model, once
     python tools/experiments/real_run.py smollm2           every run that is not stored yet
     python tools/experiments/real_run.py smollm2 --seed 0  one seed of the run that learns
 
-A run takes 5 to 20 minutes. Writes data/results/real_run.json after each.
+A run takes 5 to 20 minutes on a laptop's processor. Writes data/results/real_run.json after each.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def config(run: Run, stops: tuple[int, ...], pad_id: int) -> GRPOConfig:
 class Lab:
     """A model, its tokenizer, and the problems as they are asked in one run."""
 
-    def __init__(self, folder: Path, run: Run) -> None:
-        self.policy, self.tokenizer = load_pretrained(folder, device="cpu", dtype=torch.float32)
+    def __init__(self, folder: Path, run: Run, device: str) -> None:
+        self.policy, self.tokenizer = load_pretrained(folder, device=device, dtype=torch.float32)
         if self.policy.config.hidden_size != WIDTH:
             sys.exit(f"{folder}: expected SmolLM2-135M-Instruct, which smollm2.py makes")
         if run.rank:
@@ -93,7 +93,7 @@ class Lab:
 
             lora = LoraConfig(r=run.rank, lora_alpha=2 * run.rank, target_modules="all-linear")
             torch.manual_seed(run.seed)
-            self.policy = get_peft_model(self.policy, lora)
+            self.policy = get_peft_model(self.policy, lora).to(device)
         self.stops = line_ends(self.policy, self.tokenizer)
         self.training = with_losses(rows(run.shots, held_out=False), run.losses)
         self.held_out = rows(run.shots, held_out=True)[:HELD_OUT]
@@ -188,11 +188,11 @@ def timed(name: str) -> Iterator[list[float]]:
         yield seconds
 
 
-def measure(folder: Path, run: Run) -> Results:
+def measure(folder: Path, device: str, run: Run) -> Results:
     """One run: before, on the way, after."""
     setup(seed=0)
     torch.set_num_threads(2)
-    lab, steps = Lab(folder, run), []
+    lab, steps = Lab(folder, run, device), []
     training, unseen = lab.training[:ASKED], lab.held_out[:ASKED]
     before, unseen_before = ask(lab, training), ask(lab, unseen)
     held_out = {"0": evaluate(lab)}
@@ -209,15 +209,23 @@ def measure(folder: Path, run: Run) -> Results:
                 last = m.step == lab.config.steps
                 held_out[str(m.step)] = evaluate(lab, HELD_OUT if last else MIDWAY)
             sampling.clear(), scoring.clear()
-    # Of the process so far, so of the first run alone; in bytes on a Mac, else in KiB.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    gib = rounded(peak / 2 ** (30 if sys.platform == "darwin" else 20))
+    if device == "cuda":
+        on, gib = torch.cuda.get_device_name(), torch.cuda.max_memory_allocated() / 2**30
+    else:  # of the process so far, so of the first run alone; in bytes on a Mac, else in KiB
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        on, gib = "CPU", peak / 2 ** (30 if sys.platform == "darwin" else 20)
     asked = {"before": unseen_before, "after": ask(lab, unseen)}
     if run != RUNS[0]:  # the texts of one run are enough
         for answers in (before, *asked.values()):
             del answers["completions"]
-    found = {"steps": steps, "ask": before, "asked": asked, "held out": held_out, "peak GiB": gib}
-    return {**run._asdict(), **found}
+    found = {
+        "steps": steps,
+        "ask": before,
+        "asked": asked,
+        "held out": held_out,
+        "peak GiB": rounded(gib),
+    }
+    return {**run._asdict(), **found, "on": on}
 
 
 def rounded(value: float) -> float | None:
@@ -248,10 +256,11 @@ def main(arguments: list[str] | None = None) -> None:
     seeds = [run.seed for run in RUNS[:3]]
     folder = {"type": Path, "help": "the model that smollm2.py makes"}
     seed = {"type": int, "choices": seeds, "help": "only this one of the first runs"}
-    options = store.options(arguments, folder=folder, **{"--seed": seed})
+    device = {"choices": ["cpu", "cuda"], "default": "cpu"}
+    options = store.options(arguments, folder=folder, **{"--seed": seed, "--device": device})
     shown = rows(held_out=True)[:TRANSCRIPTS]
     STORE.fill(
-        partial(measure, options.folder),
+        partial(measure, options.folder, options.device),
         options.again,
         only=RUNS if options.seed is None else [RUNS[options.seed]],
         questions=[{k: row[k] for k in ("question", "answer")} for row in shown],
