@@ -41,6 +41,7 @@ from minigrpo.text.problems import draw_rows
 from minigrpo.text.prompts import Text, answer_reward, format_reward
 
 World = tuple[nn.Module, Any, GRPOConfig, Callable[[Any], str]]  # the last one: ids as text
+Pair = tuple[float, float]
 
 FAMILIES = ("gpt2", "llama")
 PROBLEMS, PROBLEMS_SEED = 2000, 1  # for training
@@ -307,7 +308,9 @@ NIGHT = {
     "own shadow": Night(
         partial(sums, inner_epochs=1, seed=9), ("kl_against_the_old_policy",), {"sample": coarse}
     ),
-    "downhill": Night(partial(sums, steps=60, lr=3e-4, seed=10, kl_weight=0.5, **BY_ROW), ("k1_as_the_loss",)),
+    "downhill": Night(
+        partial(sums, steps=60, lr=3e-4, seed=10, kl_weight=0.5, **BY_ROW), ("k1_as_the_loss",)
+    ),
 }  # fmt: skip
 
 
@@ -334,10 +337,10 @@ def of_trl(m: StepMetrics) -> dict[str, float]:
 
 
 @contextmanager
-def engine(bug: bugs.Bug | None) -> Iterator[tuple[list[dict[str, float]], list[tuple[float, float]]]]:
+def engine(bug: bugs.Bug | None) -> Iterator[tuple[list[dict[str, float]], list[Pair]]]:
     """As TRL with vLLM: an engine writes, and the trainer scores what it wrote once more.
 
-    Yields what is logged, and of each completion of the last batch what both say of it. Each counts as often as its product of ratios says, if that isn't above the limit.
+    Yields the log, and of each completion of the last batch the log-probs of both. It counts as often as its product of ratios says, if that isn't above the limit.
     """
     logged, weight, sums = [], [], []
 
