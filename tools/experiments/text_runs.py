@@ -340,7 +340,8 @@ def of_trl(m: StepMetrics) -> dict[str, float]:
 def engine(bug: bugs.Bug | None) -> Iterator[tuple[list[dict[str, float]], list[Pair]]]:
     """As TRL with vLLM: an engine writes, and the trainer scores what it wrote once more.
 
-    Yields the log, and of each completion of the last batch the log-probs of both. It counts as often as its product of ratios says, if that isn't above the limit.
+    Yields the log, and of each completion of the last batch the log-probs of both. It counts as
+    often as its product of ratios says, if that isn't above the limit.
     """
     logged, weight, sums = [], [], []
 
