@@ -111,7 +111,7 @@ def stored() -> dict[str, dict[str, Any]]:
 
 
 def log(curve: dict[str, list[float]], steps: str = "") -> str:
-    """A column for step 1 and each part of the run; or "from 11"; or the "first 8", the "last 8"."""
+    """A column for step 1 and each part of the run; or "from 11"; or the "first 8" or "last 8"."""
     which, number = steps.split() if steps else ("", "2")
     end = len(next(iter(curve.values())))
     begin = end - int(number) if which == "last" else 0
