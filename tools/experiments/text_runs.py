@@ -3,6 +3,8 @@
     python tools/experiments/text_runs.py          what is not stored yet (ten minutes on one core)
     python tools/experiments/text_runs.py --again  all of it
     python tools/experiments/text_runs.py --only night   the night shift of notebook 08 alone
+    python tools/experiments/text_runs.py --model FOLDER what rounding costs a real model, of
+                                                         tools/experiments/smollm2.py
 
 Writes data/results/text.json and night.json after each run.
 """
@@ -32,6 +34,7 @@ from minigrpo.clinic.patients import records
 from minigrpo.corpus import CharTokenizer
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.llama import load_policy
+from minigrpo.logprobs import token_log_probs
 from minigrpo.notebook.setup import setup
 from minigrpo.sampling import Rollouts
 from minigrpo.study.experiments import SUMMIT
@@ -419,10 +422,58 @@ def night_settings() -> Results:
     }
 
 
+CHATS = (
+    "Natalia sold 48 clips in April and half as many in May. How many in all? Think step by step.",
+    "A train travels 60 miles in 1.5 hours. What is its average speed? Show your work.",
+    "Write a short story about a lighthouse keeper and a whale.",
+    "Explain to a child why the sky is blue.",
+    "List five uses of a paper clip.",
+    "Translate into French: the library opens at nine in the morning.",
+)
+ROUNDED = {  # whether by autocast, and how it samples
+    "float32": (False, {}),
+    "bfloat16": (True, {}),
+    "top-p 0.9": (True, {"top_p": 0.9}),
+    "temperature 0.7": (True, {"temperature": 0.7}),
+}
+
+
+def rounding(folder: str) -> dict[str, dict[str, float]]:
+    """How far sampler and scorer are apart in a real model before any update, on the processor.
+
+    Of the log-ratio its root mean square, its mean, without the sign as well, and the largest, in
+    nats; and the mean difference of the probabilities, without the sign. 96 tokens of six chats.
+    """
+    policy, tokenizer = load_pretrained(folder, device="cpu", dtype=torch.float32)
+    prompts = [[{"role": "user", "content": chat}] for chat in CHATS]
+    found = {}
+    for name, (bf16, own) in ROUNDED.items():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            rollouts, _ = text.write(policy, tokenizer, prompts, max_new_tokens=96, **own)
+            scored = token_log_probs(policy, rollouts.input_ids, rollouts.attention_mask)
+        written, old = rollouts.completion_mask, rollouts.log_probs.double()
+        new = scored[:, -old.shape[1] :].double()
+        apart, other = (new - old)[written], (new.exp() - old.exp())[written]
+        sizes = {"rms": apart.pow(2).mean().sqrt(), "mean": apart.mean()}
+        sizes |= {"absolute": apart.abs().mean(), "largest": apart.abs().max()}
+        sizes["probabilities"] = other.abs().mean()
+        found[name] = {key: float(f"{value.item():.2g}") for key, value in sizes.items()}
+        print(name, int(written.sum()), found[name], flush=True)
+    return found
+
+
 STORE = Store("text.json", RUNS, settings)
 NIGHT_STORE = Store("night.json", [NightRun(name) for name in NIGHT], night_settings)
 PARTS = {"text": [(STORE, measure)], "night": [(NIGHT_STORE, night)]}
-main = partial(store.command, PARTS)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """What is missing, or with --model how a real model's log-probs are rounded."""
+    chosen = store.options(arguments, PARTS, **{"--model": {"help": "a folder: only rounding"}})
+    if chosen.model:
+        return STORE.save(STORE.stored(), rounding=rounding(chosen.model))
+    return store.command(PARTS, arguments)
+
 
 if __name__ == "__main__":
     main()
