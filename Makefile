@@ -112,6 +112,7 @@ $(SMOLLM2): | $(VENV)/.installed
 	$(ACTIVE) tools/experiments/smollm2.py $@
 
 real: $(VENV)/.installed $(SMOLLM2)
+	$(PIP) install 'peft>=0.18,<1'
 	$(ACTIVE) tools/experiments/real_run.py $(SMOLLM2) $(if $(SEED),--seed $(SEED) --again)
 
 checkpoint: $(VENV)/.installed

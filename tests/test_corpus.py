@@ -227,14 +227,6 @@ def test_minigrpo_data_comes_first_then_the_cache_then_the_download(
     assert sources == ["MINIGRPO_DATA", "cache", "download"]
 
 
-def test_minigrpo_data_with_another_text_is_refused(tmp_path, cache, monkeypatch):
-    monkeypatch.setenv("MINIGRPO_DATA", str(tmp_path))
-    (tmp_path / corpus.FILE_NAME).write_bytes(b"Once upon a time")
-    result = load_corpus(download=False)
-    assert result.source == "offline"
-    assert result.notes[0].endswith("is not used: expected the corpus, 6,000 bytes, got 16 others")
-
-
 def test_the_corpus_is_the_one_that_the_readme_names():
     assert f"`{corpus.SHA256}`" in (corpus.data_folder() / "README.md").read_text("utf-8")
     end = "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

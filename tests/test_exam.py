@@ -42,7 +42,7 @@ def root(tmp_path_factory) -> Path:
     two += [*checked("2.3", stub("2.3")), *checked("2.5", stub("2.5")), USED]
     two += ["raise ValueError('a slip of mine')", 'predict("02.factor", None)']
     two += ['check("1.2", None)']  # of another notebook
-    two += ['predict("02.new", 3)', 'outcome("02.factor", 150000)', 'outcome("02.new", 4)']
+    two += ['predict("03.steps", 3)', 'outcome("02.factor", 150000)', 'outcome("03.steps", 4)']
     three = [IMPORTS, *checked("3.1", "def letter_share(:"), "assert letter_share"]
     three += [*checked("3.3", stub("3.3")), "import os\nos._exit(1)"]
     three += checked("3.2", solution_source("3.2"))
@@ -87,7 +87,7 @@ def test_the_page_says_what_was_solved(done):
     assert re.search(r"2\.2 \(.*?\): not right yet\. .*expected.* ✓ 2\.3 passed", said)
     # 2.4 is not in the notebook
     assert "✓ 2.3 passed – 2.4 not attempted – 2.5 not attempted" in said
-    for guess in ("02.factor: you guessed 10, came out at 150,000", "02.new: you guessed 3,"):
+    for guess in ("02.factor: you guessed 10, came out at 150,000", "03.steps: you guessed 3,"):
         assert guess in said
     assert "1 of 28 patients diagnosed, 1 right" in said
 
@@ -129,14 +129,6 @@ def test_every_stub_of_the_course_can_be_filled_and_nothing_else(root):
         nb = exam.with_answers(nbformat.read(notebook.location, as_version=4), remembered)
         filled.append([cell.source for cell in nb.cells].count("remembered"))
     assert sum(filled[:-1]) == len(remembered) and filled[-1] == 2  # two of its four are answered
-
-
-def test_what_cannot_be_run_is_no_exam(tmp_path, capsys):
-    root = made_up.course(tmp_path, {"02_two": made_up.notebook("1")})
-    assert exam.main(["--root", str(root), "--only", "9"]) == 1
-    (root / "notebooks" / "02_two.ipynb").write_text("{")
-    assert exam.main(["--root", str(root)]) == 1
-    assert capsys.readouterr().err.count("FAILED: ") == 2 and not (root / "build").exists()
 
 
 def test_a_notebook_whose_library_is_missing_is_named(tmp_path):

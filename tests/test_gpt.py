@@ -8,8 +8,6 @@ from dataclasses import asdict
 
 import pytest
 import torch
-import train_models
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support import tiny_gpt
 from torch import nn
@@ -217,32 +215,9 @@ def test_weights_come_back_from_a_file(tmp_path, dtype, atol):
     assert_close(loaded(IDS).logits, model(IDS).logits, atol=50 * atol, rtol=0)
 
 
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
-    path = tmp_path / "model.safetensors"
-    with pytest.raises(FileNotFoundError):
-        load_gpt(path)
-    save_gpt(tiny_gpt(), path)
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(SafetensorError):
-        load_gpt(path)
-    model = tiny_gpt()
+def test_a_file_of_other_sizes_is_refused(tmp_path):
+    path, model = tmp_path / "model.safetensors", tiny_gpt()
     sizes = json.dumps({**asdict(model.config), "width": 32})
     save_file(model.state_dict(), path, metadata={"config": sizes})
     with pytest.raises(RuntimeError, match="size mismatch"):
         load_gpt(path)
-
-
-def test_a_save_that_fails_half_way_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "model.safetensors"
-    save_gpt(tiny_gpt(seed=1), path)
-    before = path.read_bytes()
-
-    def fail_half_way(_, unfinished, metadata):
-        unfinished.write_bytes(before[:50])
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(train_models, "save_file", fail_half_way)
-    with pytest.raises(OSError, match="No space left"):
-        save_gpt(tiny_gpt(seed=2), path)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]

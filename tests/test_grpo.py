@@ -343,9 +343,7 @@ COUNTED = "steps prompts_per_step max_new_tokens inner_epochs rows_per_pass eval
     [
         (dict(group_size=1), "group_size: expected a whole number of 2 or more"),
         (dict(group_size=2.0), "group_size: expected a whole number"),
-        (dict(group_size=0), "group_size: expected a whole number of 2 or more, got 0"),
         *((dict([(name, 0)]), f"{name}: expected a whole number of 1 or more") for name in COUNTED),
-        (dict(inner_epochs=1.5), "inner_epochs: expected a whole number"),
         (dict(lr=0.0), "lr: expected a number above 0"),
         (dict(lr=math.nan), "lr: expected a number above 0"),
         (dict(temperature=0), "temperature: expected a finite number above 0"),
@@ -355,7 +353,6 @@ COUNTED = "steps prompts_per_step max_new_tokens inner_epochs rows_per_pass eval
         (dict(max_grad_norm=0), "max_grad_norm: expected a number above 0"),
         (dict(how="mean"), "how: expected one of"),
         (dict(estimator="k4"), "estimator: expected one of"),
-        (dict(rows_per_pass=2.0), "rows_per_pass: expected a whole number"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

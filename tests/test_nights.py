@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import text_runs
 import torch
@@ -23,9 +25,9 @@ def file(tmp_path, monkeypatch):
 def test_what_is_told_run_and_stored_are_the_same_twelve_and_an_example():
     assert [*RECORDS] == [*text_runs.NIGHT] == [*stored()] and len({*RECORDS} - {EXAMPLE}) == 12
     has = [name for about in RECORDS.values() for name in about["has"]]
-    assert {*has} <= {*names()} and has.count("healthy") == 4 and len(has) == 16
+    assert {*has} <= {*names()} and has.count("healthy") == 2 and len(has) == 17
     shows = [about["shows"].split()[0] for about in RECORDS.values()]
-    assert shows.count("transcript") == 1 and {*shows} == {"log", "chart", "batch", "transcript"}
+    assert shows.count("page") == 3 and {*shows} == {"log", "chart", "page"}
 
 
 @each
@@ -37,7 +39,7 @@ def test_what_is_shown_names_no_diagnosis(name, capsys):
         assert diagnosis.lower() not in printed
     assert printed.endswith("nothing more can be measured.\n")
     said = repr(Arrival(1, name))
-    assert name not in printed + said and said.endswith("arrival.show() shows what came in.")
+    assert name not in printed + said and said.endswith("arrival.show()") and ". A " in said
 
 
 @each
@@ -51,7 +53,7 @@ def test_the_right_answer_is_a_point_and_the_first_one_counts(name):
 
 
 def test_one_of_two_is_half_a_point_either_way_and_the_example_is_not_counted():
-    two, one = Arrival(1, "two starts"), Arrival(2, "undertow")
+    two, one = Arrival(1, "two starts"), Arrival(2, "low tide")
     assert "0.5 of 1 point." in two.judged("a double BOS from the chat template", "healthy")
     wrong = "an entropy bonus with the wrong sign", "k1 as the loss"
     assert "0.5 of 1 point." in one.judged(*wrong)
@@ -74,55 +76,62 @@ def test_a_seed_shuffles_them_and_each_comes_once():
         clinic.night(13)
 
 
-def signs(name: str) -> dict[str, torch.Tensor]:
+def curve(name: str) -> dict[str, torch.Tensor]:
     return {key: torch.tensor(values) for key, values in stored()[name]["curve"].items()}
 
 
-@pytest.mark.parametrize(("name", "sign"), [("afterglow", -1), ("undertow", 1)])
-def test_where_all_groups_are_equal_the_bonus_shows_its_sign(name, sign):
-    steps = signs(name)
-    equal = steps["frac_reward_zero_std"][-8:] == 1
-    left = (steps["loss"] / steps["entropy"])[-8:][equal]
-    assert len(left) > 3 and torch.allclose(left, torch.tensor(sign * 0.1), rtol=0.1)
-
-
-def by_hand(rows: list[list], less: float) -> float:
-    """The loss of a batch of groups of eight; `less` of each end of a line is left out."""
-    reward, tokens = (torch.tensor([float(row[at]) for row in rows]) for at in (2, 3))
-    ends = torch.tensor([float(row[1].endswith("\n")) for row in rows])
-    groups, tokens = reward.view(-1, 8), tokens - less * ends
+def by_hand(rows: list[list], without_end: bool, by_pass: bool) -> float:
+    """The loss of a batch of groups of eight."""
+    reward, tokens = (torch.tensor([row[2][name] for row in rows]) for name in ("reward", "tokens"))
+    ends = torch.tensor([row[1].endswith("\n") for row in rows])
+    groups, tokens = reward.view(-1, 8), (tokens - without_end * ends.int()).view(-1, 8)
     A = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
-    return -((A.flatten() * tokens).sum() / tokens.sum()).item()
+    if by_pass:
+        return -((A * tokens).sum(1) / tokens.sum(1)).mean().item()
+    return -((A * tokens).sum() / tokens.sum()).item()
 
 
-@pytest.mark.parametrize(("name", "less"), [("long lines", 0), ("last letters", 1)])
-def test_the_loss_of_a_batch_can_be_worked_out(name, less):
-    told = RECORDS[name]["tell"]
-    logged = signs(name)["loss"][-1].item()
-    here, other = (by_hand(stored()[name]["rows"], n) for n in (less, 1 - less))
-    assert abs(here - logged) < 1e-3 < abs(other - logged)
-    assert f"{here:.3f}" in told and f"{other:.3f}" in told
+def test_the_loss_of_a_batch_can_be_worked_out():
+    rows, logged = stored()["short measure"]["rows"], curve("short measure")["loss"][-1].item()
+    losses = [by_hand(rows, *bugs) for bugs in product((False, True), repeat=2)]
+    assert [abs(loss - logged) < 1e-3 for loss in losses] == [False, False, False, True]
+    assert all(f"{loss:.3f}" in RECORDS["short measure"]["tell"] for loss in losses)
+
+
+def test_a_loss_holds_what_decides():
+    low, late, down = map(curve, ("low tide", "one late", "downhill"))
+    equal = low["reward"][-8:] == 1
+    assert equal.sum() > 5 and (low["loss"][-8:][equal] > 2e-4).all() and low["grad_norm"].min() > 0
+    assert late["loss"][0].abs() < 1e-6 and late["loss"][1:8].max() < -0.005
+    assert late["sampling/sampling_logp_difference/mean"].max() < 1e-5
+    assert down["kl"][0].abs() < 1e-6 and max(down["kl"][1], down["loss"][1]) < -0.003
 
 
 def test_the_logs_hold_what_decides():
-    ratio, off = "sampling/importance_sampling_ratio/mean", "sampling/sampling_logp_difference/"
-    coarse, warm = (
-        [*signs(name)[ratio][10:].split(16)] for name in ("coarse engine", "warm sampler")
-    )
-    assert all(abs(part.mean() - 1) < 0.015 for part in coarse)
-    assert all(part.mean() < 0.99 for part in warm) and signs("warm sampler")[off + "max"].max() > 1
-    late = signs("one late")
-    assert late["clip_ratio/region_mean"][0] == 0 < late["clip_ratio/region_mean"][1:23].mean()
-    assert late[off + "mean"].max() < 1e-5
-    never = signs("never synced")
-    assert never["kl"][-40:].mean() > 0.3 and abs(never["reward"].mean() - 0.2) < 0.03
-    other = signs("other order")
-    assert other["kl"].max() < 0.01 and abs(other["reward"][-60:].mean() - 0.325) < 0.02
-    assert signs("uphill")["reward"][:20].mean() < 0.15
-    eight = signs(EXAMPLE)
+    coarse, ratio = curve("coarse engine"), "sampling/importance_sampling_ratio/"
+    assert coarse["sampling/sampling_logp_difference/mean"][0] > 0.005
+    assert all(abs(part.mean() - 1) < 0.01 for part in coarse[ratio + "mean"][1:].split(17))
+    assert coarse[ratio + "max"].median() > 1.1 and coarse[ratio + "min"].median() < 0.95
+    stairs = curve("now and then")["reward"].view(-1, 20).mean(1)
+    assert (stairs[[1, 3, 5]] - stairs[[0, 2, 4]]).abs().max() < 0.06
+    assert (stairs[[2, 4]] - stairs[[1, 3]] > 0.15).all()
+    shadow, other = curve("own shadow"), curve("other order")
+    assert shadow["kl"][0] > 0.003 > 5 * shadow["kl"][-40:].mean() > 0 and other["kl"].max() == 0
+    assert abs(other["reward"][-60:].mean() - 0.325) < 0.02 < 0.9 < shadow["reward"][-40:].mean()
+    uphill, kl, length = curve("uphill").values()
+    assert uphill[:5].mean() > 0.15 > 0.11 > uphill[-40:].mean() and kl.max() < 0.3
+    assert length[:2].mean() > 6 > 5.5 > length[-40:].mean()
+    eight, leaps = curve(EXAMPLE), curve("leaps")
     assert eight["kl"][0] > 0.1 and eight["completions/clipped_ratio"][-20:].mean() > 0.5
-    leaps = signs("leaps")
     assert leaps["kl"].max() > 2 > 20 * leaps["kl"].median() and leaps["reward"][40:].mean() > 0.9
-    rows = stored()["two starts"]["rows"]
-    assert all(prompt.startswith("<s> <s> ") for prompt, *_ in rows)
-    assert all(("<answer> 9" in written) == paid for _, written, paid, _ in rows)
+
+
+def test_the_pages_hold_what_decides():
+    for prompt, written, row in stored()["two starts"]["rows"]:
+        assert (len(prompt.split()), row["prompt"]) == (21, 23) and "<s>" not in prompt
+        assert ("<answer> 9" in written) == row["reward"]
+    same: dict[str, list] = {}
+    for _, written, row in stored()["two readings"]["rows"]:
+        same.setdefault(written, []).append((row["engine"], row["trainer"]))
+    engine, trainer = map(set, zip(*max(same.values(), key=len)))
+    assert len(engine) == 1 and len(trainer) > 4

@@ -211,10 +211,3 @@ def test_token_by_token_the_loss_pulls_along_the_kl_of_every_state(settings, rev
 
 def test_k1_token_by_token_pulls_nowhere():
     assert _token_kl_gradient(policy(0, 3), policy(1, 3), estimator="k1").abs().max() < 1e-15
-
-
-def test_the_table_policy_keeps_its_own_table():
-    table = torch.zeros(5, 5)
-    kept = TablePolicy(table)
-    table += 1
-    assert kept.table.detach().count_nonzero() == 0

@@ -19,7 +19,7 @@ from minigrpo.exercises import all_exercises, answer, check, judge, outcome, pre
 from minigrpo.exercises.form import compiled, notebooks
 from minigrpo.exercises.reader import find
 from minigrpo.notebook import kept
-from minigrpo.notebook.progress import clinic_line, worth
+from minigrpo.notebook.progress import PREDICTIONS, clinic_line, worth
 
 ROOT = Path(__file__).resolve().parent.parent
 SAID = "Your progress can't be kept or read"
@@ -302,19 +302,24 @@ def test_a_guess_and_what_came_out(capsys):
 def test_both_numbers_look_alike(capsys):
     numbers = {0.123456: (4, "0.123", "4"), 1234.5678: (135168, "1,235", "135,168")}
     numbers[-1] = float("-inf"), "-1", "-inf"
-    for number, (guess, (value, first, second)) in enumerate(numbers.items()):
-        predict(key := f"01.tokens_{number}", guess)
+    for word, (guess, (value, first, second)) in zip(PREDICTIONS["07"], numbers.items()):
+        predict(key := f"07.{word}", guess)
         outcome(key, value)
         said = f"you guessed {first}, and it came out at {second}"
-        assert capsys.readouterr().out.endswith(f"tokens {number}: {said}.\n")
+        assert capsys.readouterr().out.endswith(f"{word.replace('_', ' ')}: {said}.\n")
         assert f"  {key}: {said}\n" in repr(progress())
 
 
-@pytest.mark.parametrize("key", ["accuracy", "7.accuracy", "07.", "07.Accuracy", "07", 7, "00.x"])
-def test_a_key_of_another_form_is_refused(key):
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [("accuracy", "as 07"), ("7.accuracy", "as 07"), (7, "as 07")]
+    + [(key, "07.accuracy.*bases_of_ten") for key in ("07.", "07.Accuracy", "07", "07.acuracy")],
+)
+def test_an_unknown_key_is_refused(key, known, file):
     for call in (predict, outcome):
-        with pytest.raises(ValueError, match='such as "07.accuracy", got'):
+        with pytest.raises(ValueError, match=f"a prediction of the course, .*{known}.*, got"):
             call(key, 1)
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("guess", ["0.6", [0.6], True, float("nan"), torch.ones(1)])

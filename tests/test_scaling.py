@@ -9,7 +9,6 @@ import pytest
 
 from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig
-from minigrpo.objective import VARIANTS
 from minigrpo.scaling import run
 from minigrpo.scaling import trl as scaling
 from minigrpo.text.models import load_pretrained
@@ -41,28 +40,6 @@ def test_settings_by_hand():
         "reward_weights": [1.0, 2.0],
     }  # fmt: skip
     assert scaling.trl_settings(GRPOConfig())["use_bias_correction_kl"] is False  # TRL's is True
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    {
-        "grpo": ("grpo", "group", "token", 0.2, 0.2),
-        "dr_grpo": ("dr_grpo", "none", "token", 0.2, 0.2),
-        "dapo": ("dapo", "group", "token", 0.2, 0.28),
-        "gspo": ("grpo", "group", "sequence", 3e-4, 4e-4),
-    }.items(),
-)
-def test_published_algorithms(name, expected):
-    translated = scaling.trl_settings(GRPOConfig(**VARIANTS[name]))
-    names = "loss_type scale_rewards importance_sampling_level epsilon epsilon_high".split()
-    assert tuple(translated[n] for n in names) == expected
-
-
-def test_the_cap_of_cispo_is_one_and_more():
-    config = GRPOConfig(surrogate="cispo", clip=(0.2, 0.3), how="token_mean")
-    translated = scaling.trl_settings(config)
-    assert translated["loss_type"] == "cispo"
-    assert translated["epsilon_high"] == pytest.approx(1.3)
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ def test_no_pair_of_numbers_is_on_both_sides_and_kinds_are_equally_frequent():
         some = rows(held_out=held_out)
         assert len({row["prompt"] for row in some}) == len(some)
         assert len({*Counter(row["kind"] for row in some).values()}) == 1
-        sides.append({(row["kind"], *re.findall(r"\d+", row["question"])) for row in some})
-    assert len(sides[0]) > 3 * len(sides[1]) > 30 and not sides[0] & sides[1]
+        sides.append({(row["kind"], *sorted(re.findall(r"\d+", row["question"]))) for row in some})
+    assert len(sides[0]) > 2 * len(sides[1]) > 20 and not sides[0] & sides[1]
 
 
 @pytest.mark.parametrize("held_out", (False, True))

@@ -39,16 +39,6 @@ def test_each_row_ends_at_the_first_of_them():
     assert torch.equal(r.completion_mask, completion_mask(r.completions, (4, 8)))
 
 
-def test_one_token_in_a_list_is_one_token():
-    prompts = torch.tensor([[1], [3]])
-    runs = [
-        sample(counting(), prompts, max_new_tokens=6, eos_id=eos, use_cache=False)
-        for eos in (5, [5])
-    ]
-    assert torch.equal(runs[0].completions, runs[1].completions)
-    assert torch.equal(runs[0].completion_mask, runs[1].completion_mask)
-
-
 def test_the_loop_knows_them_too():
     class Task:
         def prompts(self, n, generator):

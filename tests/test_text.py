@@ -393,5 +393,3 @@ def test_the_turn_of_the_assistant_begins_behind_what_the_user_wrote():
     chat = [{"role": "user", "content": "2+5? Begin with <think>"}]
     whole, rest = "<think>a</think> <answer>7</answer>", "a</think> <answer>7</answer>"
     assert answer_reward([chat, chat], [whole, rest], ["7", "7"]) == [1, 0]
-    plain = "2+5? <think>"
-    assert answer_reward([plain, plain], [whole, rest], ["7", "7"]) == [0, 1]

@@ -14,10 +14,7 @@ from minigrpo.clinic.mistakes import Line, exchanged
 from minigrpo.logprobs import (
     completion_log_probs_and_entropy,
     completion_logits,
-    next_token_log_probs,
     next_token_pairs,
-    past_padding,
-    positions_from_mask,
 )
 from minigrpo.objective import (
     _count,
@@ -32,7 +29,7 @@ from minigrpo.objective import (
     kl_estimate,
     policy_ratio,
 )
-from minigrpo.sampling import left_pad, sample
+from minigrpo.sampling import left_pad
 
 
 class Mistake(NamedTuple):
@@ -193,8 +190,6 @@ MISTAKES = [  # those that the judge of losses names
 OTHERS = [  # what no judge of a loss can see, so that nobody is told of it
     mistake("old_is_new_with_its_graph", (grpo_loss, "old_log_probs is None", "True"),
         (grpo_loss, "mask)).detach()", "mask))")),
-    mistake("ratio_detached",
-        (policy_ratio, "= _unmasked(log_probs, mask)", "= _unmasked(log_probs, mask).detach()")),
     mistake("gradient_of_k1",  # with the value of k3, so that the KL of every patient has one ruler
         (kl_estimate, "torch.expm1(-d) + d", "torch.expm1(-d).detach() + d")),
     mistake("std_without_eps", (group_advantages, f"({STD} + eps)", STD)),
@@ -212,16 +207,6 @@ OTHERS = [  # what no judge of a loss can see, so that nobody is told of it
          "[read(completions, readable, cache=cache)"),
         (completion_logits, "[prompt_ids, completions[:, :-1]]", "[prompt_ids, completions]"),
         (completion_logits, "past_padding(readable[:, :-1], ", "past_padding(readable, ")),
-    mistake("temperature_multiplies",
-        (next_token_log_probs, "logits / temperature", "logits * temperature")),
-    mistake("top_p_drops_the_token_that_reaches_it",
-        (next_token_log_probs, "probs.cumsum(dim=-1) - probs <", "probs.cumsum(dim=-1) <")),
-    mistake("positions_count_the_padding",
-        (positions_from_mask, "(attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)",
-         "torch.arange(attention_mask.shape[-1]).expand_as(attention_mask)")),
-    mistake("positions_start_again",
-        (past_padding, "positions_from_mask(mask)[:, mask.shape[1] - new :]",
-         "torch.arange(new).expand(len(mask), new)")),
     mistake("padding_scored", (completion_log_probs_and_entropy, "completion_mask.bool()",
          "torch.ones_like(completion_mask).bool()")),
     mistake("others_tokens_scored",
@@ -229,8 +214,6 @@ OTHERS = [  # what no judge of a loss can see, so that nobody is told of it
     mistake("padded_on_the_right", (left_pad, "(longest - len(s), 0)", "(0, longest - len(s))"),
         (left_pad, "torch.arange(longest) >= longest - lengths[:, None]",
          "torch.ones(len(rows), longest).bool()")),
-    mistake("cache_keeps_rows_that_have_ended",
-        (sample, "going.nonzero()[:, 0]", "torch.arange(len(active))")),
     mistake("eos_masked", (grpo.learn, "batches, updates = ",
          "rollouts = replace(rollouts, own=rollouts.own & (rollouts.completions != "
          "config.eos_id)); batches, updates = ")),

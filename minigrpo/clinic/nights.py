@@ -22,6 +22,7 @@ from minigrpo.files import data_folder
 from minigrpo.notebook import plots, progress
 
 EXAMPLE, PARTS = "eight tokens", 7  # the arrival with place 0, and columns of a log
+KINDS = {"log": "A log", "chart": "A chart", "page": "A page of completions"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,24 +33,29 @@ class Arrival:
     _name: str
 
     def __repr__(self) -> str:
-        return f"{self._title} arrival.show() shows what came in."
+        return f"{self._title} {KINDS[self._about['shows'].split()[0]]}: arrival.show()"
 
     @property
     def _title(self) -> str:
         return f"Arrival {self.place} of {len(stored()) - 1}."
 
+    @property
+    def _about(self) -> dict[str, str]:
+        return records("night.md")[self._name]
+
     def show(self) -> None:
         """What came in: a log, a chart, or completions of the last batch."""
-        run, about = stored()[self._name], records("night.md")[self._name]
+        run, about = stored()[self._name], self._about
         print(f"{self._title} {about['told']}\n{run['config']}")
-        kind, first = about["shows"].split()[0], int(about.get("from", 1))
+        kind, steps = about["shows"].split()[0], about.get("steps", "")
         if kind == "log":
-            print(f"Means of the steps above each column, by TRL's names.\n{log(run, first)}")
+            single = steps.startswith(("first", "last"))
+            print("By TRL's names" + (", step by step." if single else ", means of these steps."))
+            print(log(run["curve"], steps))
         elif kind == "chart":
             draw(run["curve"])
         else:
-            print(transcript(run["rows"], tokens=kind == "batch"))
-        if kind == "batch":
+            print(page(run["rows"]))
             for name, values in run["curve"].items():
                 here = values[-1:] if name == "loss" else values
                 print(f"{name}: {', '.join(f'{value:g}' for value in here)}")
@@ -70,7 +76,7 @@ class Arrival:
         pairs = [named(answer) for answer in answers]
         if troubles := [trouble for name, trouble in pairs if name is None]:
             return "\n".join(troubles)
-        about, given = records("night.md")[self._name], {name for name, _ in pairs}
+        about, given = self._about, {name for name, _ in pairs}
         has = about["has"].split("; ")
         points = len(given & {*has}) / max(len(given), len(has))
         first = {"answers": sorted(given), "points": points}
@@ -87,7 +93,10 @@ class Arrival:
 
 
 def night(place: int, seed: int = 0) -> Arrival:
-    """The run that comes in at this place, 1 to 12; the seed shuffles them. 0 is an example."""
+    """The run that comes in at this place, 1 to 12, or 0, an example.
+
+    Another seed has the same twelve in another order.
+    """
     order = sorted({*stored()} - {EXAMPLE})
     Random(seed).shuffle(order)
     if isinstance(place, bool) or place not in range(len(order) + 1):
@@ -101,26 +110,32 @@ def stored() -> dict[str, dict[str, Any]]:
     return {run["name"]: run for run in json.loads(text)["runs"]}
 
 
-def log(run: dict[str, Any], first: int) -> str:
-    """The names of TRL, and a column for each part of the run from a step on, or each last step."""
-    curve, start = run["curve"], max(1, first - 1)
+def log(curve: dict[str, list[float]], steps: str = "") -> str:
+    """A column for step 1 and each part of the run; or "from 11"; or the "first 8" or "last 8"."""
+    which, number = steps.split() if steps else ("", "2")
     end = len(next(iter(curve.values())))
-    bounds = [start + (end - start) * part // PARTS for part in range(PARTS + 1)]
-    if first < 0:  # the last steps, one by one
-        bounds = [*range(end + first, end + 1)]
+    begin = end - int(number) if which == "last" else 0
+    bounds = [*range(begin, begin + int(number) + 1)]
+    if which in ("", "from"):
+        start = int(number) - 1
+        bounds = [start + (end - start) * part // PARTS for part in range(PARTS + 1)]
+        bounds = bounds if which else [0, *bounds]
     columns: dict[str, Readings] = {}
-    for start, end in zip([0] * (first == 1) + bounds, [1] * (first == 1) + bounds[1:]):
+    for start, end in zip(bounds, bounds[1:]):
         means = {name: fmean(values[start:end]) for name, values in curve.items()}
         columns[f"{start + 1}-{end}" if end > start + 1 else f"{end}"] = means
     return side_by_side(columns)
 
 
-def transcript(rows: list[list[Any]], tokens: bool = False) -> str:
-    """Each prompt once, and below it reward, tokens and text of what was written."""
-    lines, above = ["reward  tokens" if tokens else "reward"], None
-    for prompt, written, reward, length in rows:
-        lines += [f"\n{prompt!r}"] * (prompt != above)
-        lines.append(f"{reward:6.2f}  " + f"{length:6}  " * tokens + repr(written))
+def page(rows: list[tuple[str, str, dict[str, float]]]) -> str:
+    """Each prompt once, and below it the numbers and the text of each completion."""
+    names = [name for name in rows[0][2] if name != "prompt"]
+    lines, above = ["  ".join(f"{name:>7}" for name in names)], None
+    for prompt, written, row in rows:
+        tokens = f" ({row['prompt']} tokens)" if "prompt" in row else ""
+        lines += [f"\n{prompt!r}{tokens}"] * (prompt != above)
+        shown = (f"{row[name]:7d}" if name == "tokens" else f"{row[name]:7.2f}" for name in names)
+        lines.append(f"{'  '.join(shown)}  {written!r}")
         above = prompt
     return "\n".join(lines)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import re
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from numbers import Real
@@ -12,11 +11,23 @@ from typing import Any
 
 from minigrpo.notebook.kept import recall, remember
 
-KEY = re.compile(r"(?:0[1-9]|1\d)\.[a-z][a-z0-9_]*")
+PREDICTIONS = {  # the words that the predictions of each notebook go by
+    "01": ("positions", "first_loss", "after_100_steps"),
+    "02": ("factor",),
+    "03": ("steps", "batch_with_four_passes"),
+    "04": ("incorrect", "clipped", "capped"),
+    "05": ("entropy", "highest_reward", "grpo"),
+    "06": ("whole_thought", "correct", "mended"),
+    "07": ("accuracy", "tokens_of_thought", "bases_of_ten"),
+    "08": ("reward", "held_out_accuracy", "drift_with_k1"),
+    "09": ("percent_of_groups", "gib_of_states"),
+    "10": ("percent_left",),
+    "11": ("pass_at_8", "majority_before"),
+}
 
 
 def predict(
-    key: str,  # number of the notebook and a word, such as "07.accuracy"; else a ValueError
+    key: str,  # number of the notebook and one of its words, as "07.accuracy"; else a ValueError
     guess: float | None,  # None as long as there is none; TypeError if it is no number
 ) -> None:
     """Keep a guess of what a run will show; the first one counts."""
@@ -150,9 +161,11 @@ def _score(marks: list[bool]) -> str:
 
 
 def _word(key: str) -> str:
-    if not isinstance(key, str) or not KEY.fullmatch(key):
-        raise ValueError(f'key: expected a notebook and a word, such as "07.accuracy", got {key!r}')
-    return key[3:].replace("_", " ")
+    number, _, word = key.partition(".") if isinstance(key, str) else ("", "", "")
+    if word not in PREDICTIONS.get(number, ()):
+        known = [f"{number}.{one}" for one in PREDICTIONS.get(number, ())] or "such as 07.accuracy"
+        raise ValueError(f"key: expected a prediction of the course, {known}, got {key!r}")
+    return word.replace("_", " ")
 
 
 def _guess(key: str) -> float | None:

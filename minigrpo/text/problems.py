@@ -76,10 +76,10 @@ def draw_rows(
 
 
 def evaluate(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n: int = 128, seed: int = 5
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict], seed: int = 5
 ) -> dict[str, float]:
-    """How good a policy is on n held-out problems, one sampled completion each."""
-    rows = draw_rows(n, torch.Generator().manual_seed(seed), held_out=True)
+    """How good a policy is on these problems, one sampled completion each."""
+    n = len(rows)
     prompts, answers = [row["prompt"] for row in rows], [row["answer"] for row in rows]
     rollouts, texts = write(policy, tokenizer, prompts, seed=seed)
     return {

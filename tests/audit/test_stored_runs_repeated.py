@@ -88,10 +88,10 @@ def test_a_run_with_a_tool_begins_as_the_stored_one_did(monkeypatch):
 
 
 def test_a_run_of_the_night_shift_begins_as_the_stored_one_did(monkeypatch):
-    (then,) = (r["curve"] for r in text_runs.NIGHT_STORE.stored() if r["name"] == "never synced")
-    run = text_runs.NIGHT["never synced"]._replace(world=partial(text_runs.sums, steps=3))
-    monkeypatch.setitem(text_runs.NIGHT, "never synced", run)
-    found = text_runs.night(text_runs.NightRun("never synced"))["curve"]
+    (then,) = (r["curve"] for r in text_runs.NIGHT_STORE.stored() if r["name"] == "now and then")
+    run = text_runs.NIGHT["now and then"]._replace(world=partial(text_runs.sums, steps=3))
+    monkeypatch.setitem(text_runs.NIGHT, "now and then", run)
+    found = text_runs.night(text_runs.NightRun("now and then"))["curve"]
     assert {*found} == {*then}
     for name in ("reward", "entropy", "kl"):
         assert found[name] == pytest.approx(then[name][:3], abs=0.05)

@@ -22,7 +22,6 @@ import tempfile
 import time
 import warnings
 from importlib import metadata, util
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -43,7 +42,7 @@ from minigrpo.text.problems import draw_rows
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-GIB = 2**30
+GIB, MINUTES = 2**30, 10
 TINY: dict[str, Any] = {}
 """Sizes that take the place of the true ones, if there are any."""
 RECIPES = ["grpo_one_file.py --bf16", "gsm8k_trl.py", "gsm8k_trl.py --ask", "countdown_trl.py"]
@@ -90,31 +89,29 @@ def losses(deadline: float) -> list[Results]:
 
 
 def autocast(deadline: float) -> list[Results]:
-    """Nats per token between sampler (with a cache) and scorer, both ours.
-
-    Of the small model that ships, and of the 0.5B's shape with random weights.
-    """
-    small = data_folder() / "text_llama"
-    tokenizer = AutoTokenizer.from_pretrained(small, padding_side="left")
+    """Nats per token between sampler (with a cache) and scorer, both of the recipe in one file."""
     prompts = [row["prompt"] for row in draw_rows(32, torch.Generator().manual_seed(0))]
-    batch = tokenizer(prompts, padding=True, return_tensors="pt").to(DEVICE)
-    ids, real, stops = batch["input_ids"], batch["attention_mask"].bool(), tokenizer.eos_token_id
-    trained = AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32).to(DEVICE)
-    random = begin(shape_of("Qwen2.5-0.5B"), torch.float32)
-    rows, models = [], {"text_llama": (trained, stops), "random 0.5B": (random, -1)}
-    for (name, (policy, stop)), bf16 in product(models.items(), (False, True)):
+    batch = words()(prompts, padding=True, return_tensors="pt").to(DEVICE)
+    ids, real, rows = batch["input_ids"], batch["attention_mask"].bool(), []
+    policy = begin(shape_of("Qwen2.5-0.5B"), torch.float32).eval()
+    policy.generation_config.eos_token_id = [-1]
+    for bf16 in (False, True):
         cfg = SimpleNamespace(max_new_tokens=40, bf16=bf16)
-        policy.generation_config.eos_token_id = [stop]
         torch.manual_seed(0)
-        rollouts = grpo_one_file.sample(policy.eval(), ids, real, 8, cfg)
+        rollouts = grpo_one_file.sample(policy, ids, real, 8, cfg)
         with torch.no_grad():
             scored = grpo_one_file.score(policy, rollouts, cfg)
         written = rollouts.mask[:, -scored.shape[1] :]
         apart = (rollouts.log_probs - scored)[written].double()
         sizes = {"rms": apart.pow(2).mean().sqrt(), "largest": apart.abs().max()}
         sizes = {name: float(f"{value.item():.2g}") for name, value in sizes.items()}
-        rows.append({"model": name, "in": "bfloat16" if bf16 else "float32", **sizes})
+        rows.append({"model": "random 0.5B", "in": "bfloat16" if bf16 else "float32", **sizes})
     return rows
+
+
+def words() -> Any:
+    """The tokenizer of the text models."""
+    return AutoTokenizer.from_pretrained(data_folder() / "text_llama", padding_side="left")
 
 
 def shape_of(name: str) -> Any:
@@ -149,10 +146,7 @@ def told(who: str, name: str, o: Any, sampling: float, learning: float) -> Resul
     row |= {"tokens": o.tokens, "completions": N, "sampled": round(N * o.tokens / sampling)}
     row |= {"learned": round(N * (o.prompt + o.tokens) / learning)}
     row |= {"seconds sampling": round(sampling, 1), "seconds learning": round(learning, 1)}
-    peak = torch.cuda.max_memory_allocated() / GIB if CUDA else None
-    reserved = torch.cuda.max_memory_reserved() / GIB if CUDA else None
-    sizes = {"peak": peak, "reserved": reserved}
-    return {**row, **{k: v if v is None else round(v, 2) for k, v in sizes.items()}}
+    return {**row, "peak": round(torch.cuda.max_memory_allocated() / GIB, 2) if CUDA else None}
 
 
 def planned(name: str, *arguments: str) -> tuple[Any, Any]:
@@ -212,10 +206,9 @@ def with_trl(name: str, *more: str) -> Results:
     recipe.prompts, recipe.group, recipe.out = o.prompts, o.group, tempfile.mkdtemp()
     own = settings(recipe, o.prompt + o.tokens) | {"reward_weights": None, "save_strategy": "no"}
     own |= {"log_completions": False, "model_init_kwargs": None, "logging_strategy": "no"}
-    tokenizer = AutoTokenizer.from_pretrained(data_folder() / "text_llama", padding_side="left")
-    words = (word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
-    word = next(word for word in words if len(tokenizer(50 * word)["input_ids"]) == 50)
-    clock, lora = Clock(), None
+    tokenizer, clock, lora = words(), Clock(), None
+    known = (word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
+    word = next(word for word in known if len(tokenizer(50 * word)["input_ids"]) == 50)
     if o.lora:
         from peft import LoraConfig
 
@@ -324,20 +317,19 @@ def rates(stored: Results) -> Results:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="small shapes, on any machine; no file")
-    parser.add_argument("--minutes", type=float, default=10, help="at most")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], help="these parts")
     parser.add_argument("--out", type=Path, default=store.FOLDER, help="the folder of gpu.json")
     o = parser.parse_args(arguments)
     if not (CUDA or o.tiny):
         print("error: this measures a CUDA card, and there is none: see --tiny", file=sys.stderr)
         return 2
-    deadline = time.time() + 60 * o.minutes
+    deadline = time.time() + 60 * MINUTES
 
     def measure(one: Part) -> Results:
         """A part, or why it failed."""
 
         def late(*_: Any) -> None:
-            raise TimeoutError(f"the {o.minutes:g} minutes are over")
+            raise TimeoutError(f"the {MINUTES} minutes are over")
 
         signal.signal(signal.SIGALRM, late)
         signal.alarm(max(1, int(deadline - time.time())))

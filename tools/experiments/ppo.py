@@ -122,7 +122,7 @@ def advantages_of(values: Tensor, rollouts: Rollouts, rewards: Tensor) -> dict[s
 def noise_of_the_gradient(run: Run, batches: int, seed: int) -> Results:
     """The policy gradient of a first update, ratio 1 and no KL, on fresh batches of texts."""
     generator = torch.Generator().manual_seed(1000 + seed)  # of other questions and texts
-    policy, parameters, reward = run.policy, list(run.policy.parameters()), []
+    policy, parameters = run.policy, list(run.policy.parameters())
     kept: dict[str, list[Tensor]] = {}
     for _ in range(batches):
         prompts = Arithmetic().prompts(SUMMIT.prompts_per_step, generator)
@@ -136,11 +136,8 @@ def noise_of_the_gradient(run: Run, batches: int, seed: int) -> Results:
             loss, _ = loss_of(log_probs, log_probs.detach(), advantages, mask, how="token_mean")
             parts = torch.autograd.grad(loss, parameters, retain_graph=True)
             kept.setdefault(name, []).append(torch.cat([part.flatten() for part in parts]))
-        reward.append(rewards.mean().item())
-    gradients = {
-        name: {"noise_to_signal": noise_to_signal(torch.stack(one))} for name, one in kept.items()
-    }
-    return {"reward": round(fmean(reward), 4), "gradients": gradients}
+    found = {name: noise_to_signal(torch.stack(one)) for name, one in kept.items()}
+    return {"gradients": {name: {"noise_to_signal": value} for name, value in found.items()}}
 
 
 def noise_to_signal(gradients: Tensor) -> float | None:
@@ -165,14 +162,13 @@ def timing() -> Results:
 
 
 def memory(base: nn.Module) -> Results:
-    """Bytes of one network each, and of all that is kept from step to step."""
+    """Bytes that are kept from step to step."""
     policy, critic = (
         sum(p.numel() * p.element_size() for p in network.parameters())
         for network in (base, study.critic_of(copy.deepcopy(base)))
     )
     # Weights, their gradients, the two averages of Adam; of the reference the weights alone.
-    kept = {"grpo": 4 * policy + policy, "ppo": 4 * policy + policy + 4 * critic}
-    return {"policy": policy, "critic": critic, "kept": kept}
+    return {"kept": {"grpo": 4 * policy + policy, "ppo": 4 * policy + policy + 4 * critic}}
 
 
 SEARCHED = Store("ppo.json", SEARCH, settings, key="search")

@@ -1,10 +1,10 @@
-"""GRPO on a real model, SmolLM2-135M-Instruct, on a laptop's processor: the runs of notebook 11.
+"""GRPO on a real model, SmolLM2-135M-Instruct: the runs of notebook 11.
 
     python tools/experiments/smollm2.py smollm2            the model, once
     python tools/experiments/real_run.py smollm2           every run that is not stored yet
     python tools/experiments/real_run.py smollm2 --seed 0  one seed of the run that learns
 
-A run takes 5 to 20 minutes. Writes data/results/real_run.json after each.
+A run takes 5 to 20 minutes on a laptop's processor. Writes data/results/real_run.json after each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from minigrpo.grpo import GRPOConfig, train_grpo
 from minigrpo.notebook.setup import setup
 from minigrpo.rewards import pass_at_k
 from minigrpo.text.models import load_pretrained
-from minigrpo.text.prompts import answer_reward, decode_completion, format_reward, write
+from minigrpo.text.prompts import (
+    answer_reward,
+    decode_completion,
+    format_reward,
+    thought_and_answer,
+    write,
+)
 from minigrpo.text.shots import Epochs, line_ends, rows, tags_reward
 
 REWARDS, WEIGHTS = (tags_reward, format_reward, answer_reward), (0.4, 0.1, 1.0)
@@ -52,10 +58,13 @@ class Run(NamedTuple):
     lr: float
     seed: int
     losses: float = 0.5  # the fraction of the training questions that are losses
+    rank: int = 0  # of LoRA's adapters on every linear layer; 0 = all weights learn
 
 
 RUNS = [
     *(Run("one loss", 1e-5, seed) for seed in (0, 1, 2)),
+    *(Run("one loss", 1e-4, seed, rank=32) for seed in (0, 1)),  # LoRA
+    Run("one loss", 1e-5, 0, rank=32),  # at the learning rate of all weights
     Run("no loss", 2e-5, 0),  # both at once, and each alone
     Run("no loss", 1e-5, 0),
     Run("one loss", 2e-5, 0),
@@ -75,10 +84,16 @@ def config(run: Run, stops: tuple[int, ...], pad_id: int) -> GRPOConfig:
 class Lab:
     """A model, its tokenizer, and the problems as they are asked in one run."""
 
-    def __init__(self, folder: Path, run: Run) -> None:
-        self.policy, self.tokenizer = load_pretrained(folder, device="cpu", dtype=torch.float32)
+    def __init__(self, folder: Path, run: Run, device: str) -> None:
+        self.policy, self.tokenizer = load_pretrained(folder, device=device, dtype=torch.float32)
         if self.policy.config.hidden_size != WIDTH:
             sys.exit(f"{folder}: expected SmolLM2-135M-Instruct, which smollm2.py makes")
+        if run.rank:
+            from peft import LoraConfig, get_peft_model
+
+            lora = LoraConfig(r=run.rank, lora_alpha=2 * run.rank, target_modules="all-linear")
+            torch.manual_seed(run.seed)
+            self.policy = get_peft_model(self.policy, lora).to(device)
         self.stops = line_ends(self.policy, self.tokenizer)
         self.training = with_losses(rows(run.shots, held_out=False), run.losses)
         self.held_out = rows(run.shots, held_out=True)[:HELD_OUT]
@@ -135,18 +150,26 @@ def evaluate(lab: Lab, n: int = HELD_OUT) -> Results:
     return scores
 
 
-def ask(lab: Lab) -> dict[str, float]:
-    """Before training: how often a completion is right, one of 8 is, and a group differs."""
-    asked = lab.training[:ASKED]
+def ask(lab: Lab, asked: Sequence[Mapping[str, str]]) -> Results:
+    """Of 8 completions: how often one is right, any, the most frequent answer; groups differ."""
     texts = lab.write(asked, completions_per_prompt=SAMPLES)
     several = [row for row in asked for _ in range(SAMPLES)]
-    hits = torch.tensor(right(several, texts)).view(ASKED, SAMPLES)
+    hits = torch.tensor(right(several, texts)).view(-1, SAMPLES)
     correct = hits.sum(dim=1).int().tolist()
+    groups = [texts[at : at + SAMPLES] for at in range(0, len(texts), SAMPLES)]
     return {
         "pass@1": fmean([pass_at_k(SAMPLES, c, 1) for c in correct]),
         "pass@8": fmean([pass_at_k(SAMPLES, c, SAMPLES) for c in correct]),
+        "maj@8": fmean(most(group) == row["answer"] for group, row in zip(groups, asked)),
         "groups that differ": fmean([float(0 < c < SAMPLES) for c in correct]),
+        "completions": groups,
     }
+
+
+def most(texts: Sequence[str]) -> str | None:
+    """The answer that most completions give, the earliest of equals; None if none has the form."""
+    written = [parts.answer[0] for text in texts if (parts := thought_and_answer("", text))]
+    return max(written, key=written.count, default=None)
 
 
 @contextmanager
@@ -165,12 +188,14 @@ def timed(name: str) -> Iterator[list[float]]:
         yield seconds
 
 
-def measure(folder: Path, run: Run) -> Results:
+def measure(folder: Path, device: str, run: Run) -> Results:
     """One run: before, on the way, after."""
     setup(seed=0)
     torch.set_num_threads(2)
-    lab, steps = Lab(folder, run), []
-    before, held_out = ask(lab), {"0": evaluate(lab)}
+    lab, steps = Lab(folder, run, device), []
+    training, unseen = lab.training[:ASKED], lab.held_out[:ASKED]
+    before, unseen_before = ask(lab, training), ask(lab, unseen)
+    held_out = {"0": evaluate(lab)}
     with timed("rollout") as sampling, timed("score") as scoring:
         for m in train_grpo(lab.policy, lab.task, lab.config):
             parts = sum(sampling), sum(scoring)
@@ -184,9 +209,23 @@ def measure(folder: Path, run: Run) -> Results:
                 last = m.step == lab.config.steps
                 held_out[str(m.step)] = evaluate(lab, HELD_OUT if last else MIDWAY)
             sampling.clear(), scoring.clear()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on a Mac, else in KiB
-    gib = rounded(peak / 2 ** (30 if sys.platform == "darwin" else 20))
-    return {**run._asdict(), "steps": steps, "ask": before, "held out": held_out, "peak GiB": gib}
+    if device == "cuda":
+        on, gib = torch.cuda.get_device_name(), torch.cuda.max_memory_allocated() / 2**30
+    else:  # of the process so far, so of the first run alone; in bytes on a Mac, else in KiB
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        on, gib = "CPU", peak / 2 ** (30 if sys.platform == "darwin" else 20)
+    asked = {"before": unseen_before, "after": ask(lab, unseen)}
+    if run != RUNS[0]:  # the texts of one run are enough
+        for answers in (before, *asked.values()):
+            del answers["completions"]
+    found = {
+        "steps": steps,
+        "ask": before,
+        "asked": asked,
+        "held out": held_out,
+        "peak GiB": rounded(gib),
+    }
+    return {**run._asdict(), **found, "on": on}
 
 
 def rounded(value: float) -> float | None:
@@ -205,7 +244,7 @@ def settings() -> Results:
         "rows": store.of_data(data),
         "sizes": [HELD_OUT, MIDWAY, AT_ONCE, TRANSCRIPTS, ASKED, SAMPLES],
         "weights": WEIGHTS,
-        "code": store.of_code(tags_reward, right, ask),
+        "code": store.of_code(tags_reward, right, ask, most),
     }
 
 
@@ -217,10 +256,11 @@ def main(arguments: list[str] | None = None) -> None:
     seeds = [run.seed for run in RUNS[:3]]
     folder = {"type": Path, "help": "the model that smollm2.py makes"}
     seed = {"type": int, "choices": seeds, "help": "only this one of the first runs"}
-    options = store.options(arguments, folder=folder, **{"--seed": seed})
+    device = {"choices": ["cpu", "cuda"], "default": "cpu"}
+    options = store.options(arguments, folder=folder, **{"--seed": seed, "--device": device})
     shown = rows(held_out=True)[:TRANSCRIPTS]
     STORE.fill(
-        partial(measure, options.folder),
+        partial(measure, options.folder, options.device),
         options.again,
         only=RUNS if options.seed is None else [RUNS[options.seed]],
         questions=[{k: row[k] for k in ("question", "answer")} for row in shown],

@@ -24,7 +24,6 @@ from torch import nn
 from minigrpo.arithmetic import TRAINED_LENGTHS, evaluate
 from minigrpo.llama import load_policy
 from minigrpo.notebook import plots
-from minigrpo.notebook.setup import setup
 from minigrpo.objective import VARIANTS
 from minigrpo.study import experiments
 from minigrpo.study.experiments import EXPERIMENTS, SUMMIT, WARMUP, WARMUP_ROWS, Experiment
@@ -93,6 +92,7 @@ def store_of(name: str) -> Store:
 
 
 STORES = {name: store_of(name) for name in EXPERIMENTS}
+PARTS = {name: [(one, partial(measure, EXPERIMENTS[name]))] for name, one in STORES.items()}
 
 
 # What docs/results.md and the figures show.
@@ -171,10 +171,7 @@ def experiments_figure(results: Results) -> plt.Figure:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what is missing, and draw when there is something of everything."""
-    options = store.options(arguments, EXPERIMENTS)
-    setup(seed=0)
-    for name in options.only:
-        STORES[name].fill(partial(measure, EXPERIMENTS[name]), options.again)
+    store.command(PARTS, arguments)
     if all(one.stored() for one in STORES.values()):
         for name, draw in (("summit", summit_figure), ("experiments", experiments_figure)):
             figure = draw(store.load("results.json"))

@@ -88,7 +88,7 @@ def settings() -> Results:
         "bases": {base.name: store.of_folder(base) for base in BASES},
         "trainer_steps": TRAINER_STEPS,
         "trainers": trainers(),
-        "off_policy": {"steps": OFF_POLICY_STEPS, "lr": LR, **asdict(SUMMIT)},
+        "off_policy": {**asdict(SUMMIT), "steps": OFF_POLICY_STEPS, "lr": LR},
         "questions": store.of_data(SHOWN["asked"]),
         "code": store.of_code(*CODE),
     }

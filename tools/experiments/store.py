@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from minigrpo.files import atomic_path
+from minigrpo.notebook.setup import setup
 
 os.environ.setdefault("MINIGRPO_THREADS", "1")  # two are no faster for models so small
 
@@ -106,6 +107,16 @@ def options(
     for name, settings in more.items():
         parser.add_argument(name, **settings)
     return parser.parse_args(arguments)
+
+
+def command(
+    parts: Mapping[str, Iterable[tuple[Store, Measure]]], arguments: list[str] | None = None
+) -> None:
+    """That of a tool with several stores: what is missing, of all parts or of those named."""
+    chosen = options(arguments, parts)
+    setup(seed=0)
+    for one, measure in (pair for name in chosen.only for pair in parts[name]):
+        one.fill(measure, chosen.again)
 
 
 def load(file: str) -> Results:

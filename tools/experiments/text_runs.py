@@ -3,6 +3,8 @@
     python tools/experiments/text_runs.py          what is not stored yet (ten minutes on one core)
     python tools/experiments/text_runs.py --again  all of it
     python tools/experiments/text_runs.py --only night   the night shift of notebook 08 alone
+    python tools/experiments/text_runs.py --model FOLDER what rounding costs a real model, of
+                                                         tools/experiments/smollm2.py
 
 Writes data/results/text.json and night.json after each run.
 """
@@ -24,7 +26,7 @@ from store import ROOT, Results, Store
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from minigrpo.arithmetic import BOS, Arithmetic, to_text
+from minigrpo.arithmetic import BOS, EOS, Arithmetic, to_text
 from minigrpo.clinic import bugs
 from minigrpo.clinic import patients as clinic
 from minigrpo.clinic.bugs import score, switch
@@ -32,15 +34,17 @@ from minigrpo.clinic.patients import records
 from minigrpo.corpus import CharTokenizer
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
 from minigrpo.llama import load_policy
+from minigrpo.logprobs import token_log_probs
 from minigrpo.notebook.setup import setup
 from minigrpo.sampling import Rollouts
 from minigrpo.study.experiments import SUMMIT
 from minigrpo.text import prompts as text
 from minigrpo.text.models import load_pretrained
-from minigrpo.text.problems import draw_rows
+from minigrpo.text.problems import draw_rows, evaluate
 from minigrpo.text.prompts import Text, answer_reward, format_reward
 
 World = tuple[nn.Module, Any, GRPOConfig, Callable[[Any], str]]  # the last one: ids as text
+Pair = tuple[float, float]
 
 FAMILIES = ("gpt2", "llama")
 PROBLEMS, PROBLEMS_SEED = 2000, 1  # for training
@@ -107,20 +111,6 @@ def base(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return load_pretrained(ROOT / "data" / f"text_{family}", device="cpu", dtype=torch.float32)
 
 
-def scores(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, chat: bool
-) -> dict[str, float]:
-    """As `minigrpo.text.problems.evaluate`, but it may ask in chats."""
-    rows = problems(chat, held_out=True)
-    prompts, answers = [row["prompt"] for row in rows], [row["answer"] for row in rows]
-    rollouts, texts = text.write(policy, tokenizer, prompts, seed=HELD_OUT_SEED)
-    return {
-        "form": sum(format_reward(prompts, texts)) / HELD_OUT,
-        "right": sum(answer_reward(prompts, texts, answer=answers)) / HELD_OUT,
-        "length": rollouts.completion_mask.sum(dim=1).double().mean().item(),
-    }
-
-
 @cache
 def drawn() -> dict[str, str]:
     """The problems to train and to measure on, as checksums."""
@@ -138,7 +128,7 @@ def settings() -> Results:
         "rows": [PROBLEMS, PROBLEMS_SEED, HELD_OUT, HELD_OUT_SEED],
         "drawn": drawn(),
         "config": common,
-        "code": store.of_code(soft_reward, problems, scores, measure),
+        "code": store.of_code(soft_reward, problems, measure),
     }
 
 
@@ -150,7 +140,8 @@ def measure(one: Run) -> Results:
     stops = text.stop_tokens(tokenizer, policy)
     functions, rows = [REWARDS[name] for name in arm.rewards], problems(arm.chat, held_out=False)
     task = text.TextProblems(tokenizer, rows, functions, arm.weights, stops)
-    held_out = partial(scores, tokenizer=tokenizer, chat=arm.chat)
+    asked = problems(arm.chat, held_out=True)
+    held_out = partial(evaluate, tokenizer=tokenizer, rows=asked, seed=HELD_OUT_SEED)
     store.keep(curve, 0, held_out(policy))
     own = config(arm, one.seed, stops, tokenizer.pad_token_id)
     for m in train_grpo(policy, task, own, evaluate=held_out):
@@ -163,9 +154,11 @@ def measure(one: Run) -> Results:
 
 LIMIT = 3.0  # TRL's vllm_importance_sampling_clip_max: a completion whose product is above counts 0
 SUMS = replace(SUMMIT, steps=160, prompts_per_step=4, evaluate_every=10**6, check=False)
+BY_ROW = {"how": "sequence_mean", "inner_epochs": 1}
 COARSE = 3  # bits that are left of each weight
-BONUS = {"kl_weight": 0.0, "entropy_weight": 0.1}
-SHOWN = 24  # completions of the last batch, at most
+EVERY = 40  # steps between two copies of the weights
+DROPPED = 0.1
+SHOWN = 16  # completions of the last batch, at most
 
 
 class TwoStarts(Arithmetic):
@@ -189,24 +182,25 @@ class Two(Arithmetic):
         return Arithmetic(lengths=(2,)).prompts(n, generator)
 
 
+def plain(ids: torch.Tensor) -> str:
+    """Without the tokens at start and end."""
+    return to_text([i for i in ids.tolist() if i not in (BOS, EOS)])
+
+
 def sums(task: type[Arithmetic] = Arithmetic, **changes: Any) -> World:
     """As in notebook 07, with few prompts, so that it's noisy."""
-    return load_policy(), task(), replace(SUMS, **changes), to_text
+    return load_policy(), task(), replace(SUMS, **changes), plain
 
 
-def words(chat: int = 0, **changes: Any) -> World:
-    """As in notebook 09, asked in plain text, in a chat, or in a chat inside of a chat."""
-    policy, tokenizer = base("llama")
-    stops = changes.pop("eos_id", text.stop_tokens(tokenizer, policy))
-    rows = problems(chat > 0, held_out=False)
-    for _ in range(chat - 1):
-        for row in rows:
-            said = tokenizer.decode(text.encode_prompt(tokenizer, row["prompt"]))
-            row["prompt"] = [{"role": "user", "content": said}]
-    task = text.TextProblems(tokenizer, rows, weights=(1.0, 2.0), stops=stops)
-    own = config(Arm("llama"), 0, stops, tokenizer.pad_token_id)
-    own = replace(own, prompts_per_step=4, check=False, evaluate_every=10**6, **changes)
-    return policy, task, own, tokenizer.decode
+def words(family: str = "llama", **changes: Any) -> World:
+    """As in notebook 09, with few prompts."""
+    policy, tokenizer = base(family)
+    stops = text.stop_tokens(tokenizer, policy)
+    task = text.TextProblems(tokenizer, problems(False, held_out=False), weights=(1.0, 2.0),
+                             stops=stops)  # fmt: skip
+    own = config(Arm(family), 0, stops, tokenizer.pad_token_id)
+    fixed = {"prompts_per_step": 4, "check": False, "evaluate_every": 10**6}
+    return policy, task, replace(own, **{**fixed, **changes}), tokenizer.decode
 
 
 def lines(**changes: Any) -> World:
@@ -229,14 +223,13 @@ def coarse(healthy: bugs.Function) -> bugs.Function:
     return sample
 
 
-def never_synced(healthy: bugs.Function) -> bugs.Function:
-    """The engine writes with the weights that it was started with."""
-    start: list[nn.Module] = []
+def now_and_then(healthy: bugs.Function) -> bugs.Function:
+    """The engine gets the trainer's weights at the start, and then every so many steps."""
+    copies: list[nn.Module] = []
 
     def sample(model: nn.Module, *args: Any, **options: Any) -> Rollouts:
-        if not start:
-            start.append(copy.deepcopy(model))
-        return healthy(start[0], *args, **options)
+        copies.append(copies[-1] if len(copies) % EVERY else copy.deepcopy(model))
+        return healthy(copies[-1], *args, **options)
 
     return sample
 
@@ -246,9 +239,26 @@ def in_step(healthy: bugs.Function) -> bugs.Function:
     return healthy
 
 
+def left_on(healthy: bugs.Function) -> bugs.Function:
+    """Dropout is on wherever the trainer scores."""
+
+    def scored(model: nn.Module, *args: Any, **options: Any) -> Any:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p, module.training = DROPPED, True
+        try:
+            return healthy(model, *args, **options)
+        finally:
+            model.eval()
+
+    return scored
+
+
 def shared(healthy: bugs.Function) -> bugs.Function:
-    """The reference is the policy itself."""
-    return lambda policy: policy
+    """The reference is the policy itself, and scores what the policy scores."""
+    return lambda log_probs, *args, **options: healthy(
+        log_probs, *args, **{**options, "ref_log_probs": log_probs.detach()}
+    )
 
 
 class Night(NamedTuple):
@@ -264,21 +274,34 @@ NIGHT = {
     "eight tokens": Night(
         partial(sums, max_new_tokens=8), bugs={"frozen_copy": bugs.another_reference}
     ),
-    "afterglow": Night(partial(sums, Two, **BONUS)),
-    "undertow": Night(partial(sums, Two, **BONUS), ("entropy_penalty_instead_of_a_bonus",)),
-    "long lines": Night(partial(lines, steps=6, seed=1)),
-    "last letters": Night(partial(lines, steps=5, seed=1), ("eos_masked",)),
-    "coarse engine": Night(partial(words, steps=120), engine=coarse),
-    "warm sampler": Night(partial(words, steps=120), engine=bugs.sampled_with(temperature=0.8)),
-    "never synced": Night(engine=never_synced),
-    "one late": Night(
-        partial(sums, inner_epochs=1, lr=6e-4), bugs={"sample": bugs.one_batch_late}, engine=in_step
+    "low tide": Night(
+        partial(sums, Two, kl_weight=0.0, entropy_weight=0.1),
+        ("entropy_penalty_instead_of_a_bonus",),
     ),
-    "uphill": Night(mistakes=("loss_minimises_the_objective",)),
-    "other order": Night(partial(sums, OtherOrder, group_size=4), bugs={"frozen_copy": shared}),
+    "short measure": Night(
+        partial(lines, steps=5, seed=1), ("eos_masked",), {"grpo_loss": bugs.per_micro_batch}
+    ),
+    "coarse engine": Night(partial(words, steps=120), engine=coarse),
+    "two readings": Night(
+        partial(words, "gpt2", steps=30, prompts_per_step=2),
+        bugs={"completion_log_probs_and_entropy": left_on}, engine=in_step,
+    ),
+    "now and then": Night(partial(sums, steps=140), engine=now_and_then),
+    "one late": Night(
+        partial(sums, lr=4e-4, seed=7, kl_weight=0.0, **BY_ROW),
+        bugs={"sample": bugs.one_batch_late}, engine=in_step,
+    ),
+    "uphill": Night(partial(sums, steps=80, seed=1), ("loss_minimises_the_objective",)),
+    "other order": Night(partial(sums, OtherOrder, group_size=4), bugs={"grpo_loss": shared}),
     "two starts": Night(partial(sums, TwoStarts, steps=2), bugs={"reward": bugs.reads_the_prompt}),
     "leaps": Night(partial(sums, lr=2e-4, seed=3)),
-}
+    "own shadow": Night(
+        partial(sums, inner_epochs=1, seed=9), ("kl_against_the_old_policy",), {"sample": coarse}
+    ),
+    "downhill": Night(
+        partial(sums, steps=60, lr=3e-4, seed=10, kl_weight=0.5, **BY_ROW), ("k1_as_the_loss",)
+    ),
+}  # fmt: skip
 
 
 class NightRun(NamedTuple):
@@ -304,12 +327,13 @@ def of_trl(m: StepMetrics) -> dict[str, float]:
 
 
 @contextmanager
-def engine(bug: bugs.Bug | None) -> Iterator[list[dict[str, float]]]:
+def engine(bug: bugs.Bug | None) -> Iterator[tuple[list[dict[str, float]], list[Pair]]]:
     """As TRL with vLLM: an engine writes, and the trainer scores what it wrote once more.
 
-    Each completion counts as often as its product of ratios says, if that isn't above the limit.
+    Yields the log, and of each completion of the last batch the log-probs of both. It counts as
+    often as its product of ratios says, if that isn't above the limit.
     """
-    logged, weight = [], []
+    logged, weight, sums = [], [], []
 
     def written(healthy: bugs.Function) -> bugs.Function:
         write = bug(healthy)
@@ -321,6 +345,7 @@ def engine(bug: bugs.Bug | None) -> Iterator[list[dict[str, float]]]:
             ratio = apart.sum(dim=1).exp()
             weight[:] = [ratio.where(ratio <= LIMIT, 0.0)]
             difference, (ratio,) = apart[rollouts.own].abs(), weight
+            sums[:] = zip(rollouts.log_probs.sum(dim=1).tolist(), scored.sum(dim=1).tolist())
             logged.append({
                 "sampling/sampling_logp_difference/mean": difference.mean().item(),
                 "sampling/sampling_logp_difference/max": difference.max().item(),
@@ -337,7 +362,7 @@ def engine(bug: bugs.Bug | None) -> Iterator[list[dict[str, float]]]:
 
     patches = {"sample": written, "group_advantages": weighed} if bug else {}
     with switch(**patches)():
-        yield logged
+        yield logged, sums
 
 
 def night(one: NightRun) -> Results:
@@ -346,25 +371,29 @@ def night(one: NightRun) -> Results:
     run = NIGHT[one.name]
     policy, task, own, decode = run.world()
     curve: dict[str, list[float]] = {}
-    with engine(run.engine) as logged, switch(*run.mistakes, **run.bugs)():
+    with engine(run.engine) as (logged, both), switch(*run.mistakes, **run.bugs)():
         for m in train_grpo(policy, task, own):
             for name, value in {**of_trl(m), **(logged[-1] if logged else {})}.items():
                 curve.setdefault(name, []).append(value and float(f"{value:.3g}"))
-    r, rows = m.rollouts, []
+    about, r, rows = records("night.md")[one.name], m.rollouts, []
+    _, _, shown = about["shows"].partition(" ")
     for row in range(min(SHOWN, len(r.completions))):
-        prompt, written = r.prompt_ids[row][r.prompt_mask[row]], r.completions[row]
-        written = written[r.completion_mask[row]]
-        rows.append([decode(prompt), decode(written), m.rewards[row].item(), len(written)])
-    kind, _, shown = records("night.md")[one.name]["shows"].partition(" ")
+        prompt = r.prompt_ids[row][r.prompt_mask[row]]
+        written = r.completions[row][r.completion_mask[row]]
+        engine_says, trainer_says = (round(x, 3) for x in (both[row] if both else (0, 0)))
+        of_row = {"reward": m.rewards[row].item(), "prompt": len(prompt), "tokens": len(written),
+                  "engine": engine_says, "trainer": trainer_says}  # fmt: skip
+        of_row = {name: of_row[name] for name in about.get("rows", "").split(", ") if name}
+        rows.append([decode(prompt), decode(written), of_row])
     what = {"curve": {name: curve[name] for name in shown.split(", ") if name}}
-    what |= {"rows": rows} if kind in ("transcript", "batch") else {}
+    what |= {"rows": rows} if "rows" in about else {}
     return {**one._asdict(), "config": size(own), **what}
 
 
 def told(run: Night) -> list[str]:
     """What is different in a run, as text."""
     changes = getattr(run.world, "keywords", {})
-    given = [task.__name__ for task in getattr(run.world, "args", ())]
+    given = [getattr(one, "__name__", one) for one in getattr(run.world, "args", ())]
     given += [f"{name}={value}" for name, value in changes.items()]
     return [*run.mistakes, *run.bugs, *given]
 
@@ -372,37 +401,78 @@ def told(run: Night) -> list[str]:
 def size(own: GRPOConfig) -> str:
     """What is told of the settings."""
     updates = f"{own.inner_epochs} update{'s' * (own.inner_epochs > 1)} per batch"
-    bonus = f", entropy weight {own.entropy_weight:g}" if own.entropy_weight else ""
     return (
         f"{own.steps} steps of {own.prompts_per_step} prompts x {own.group_size} completions of at "
-        f"most {own.max_new_tokens} tokens, {updates}, KL weight {own.kl_weight:g}{bonus}."
+        f"most {own.max_new_tokens} tokens, {updates}, KL weight {own.kl_weight:g}, learning rate "
+        f"{own.lr:g}."
     )
 
 
 def night_settings() -> Results:
     """What decides how the night's runs go."""
     tasks = (TwoStarts, OtherOrder, Two)
-    runs = (sums, words, lines, *tasks, coarse, never_synced, in_step, shared)
-    data = [ROOT / "data" / name for name in ("text_llama", "tiny_llama")]
+    runs = (sums, plain, words, lines, *tasks, coarse, now_and_then, in_step, left_on, shared)
+    data = [ROOT / "data" / name for name in ("text_llama", "text_gpt2", "tiny_llama")]
     return {
         "base": [*map(store.of_folder, data), store.of_file(ROOT / "data/char_gpt.safetensors")],
         "config": asdict(SUMS),
         "runs": {name: told(run) for name, run in NIGHT.items()},
-        "numbers": [LIMIT, SHOWN, COARSE],
+        "numbers": [LIMIT, SHOWN, COARSE, EVERY, DROPPED],
         "code": store.of_code(*runs, engine, of_trl, night),
     }
 
 
+CHATS = (
+    "Natalia sold 48 clips in April and half as many in May. How many in all? Think step by step.",
+    "A train travels 60 miles in 1.5 hours. What is its average speed? Show your work.",
+    "Write a short story about a lighthouse keeper and a whale.",
+    "Explain to a child why the sky is blue.",
+    "List five uses of a paper clip.",
+    "Translate into French: the library opens at nine in the morning.",
+)
+ROUNDED = {  # whether by autocast, and how it samples
+    "float32": (False, {}),
+    "bfloat16": (True, {}),
+    "top-p 0.9": (True, {"top_p": 0.9}),
+    "temperature 0.7": (True, {"temperature": 0.7}),
+}
+
+
+def rounding(folder: str) -> dict[str, dict[str, float]]:
+    """How far sampler and scorer are apart in a real model before any update, on the processor.
+
+    Of the log-ratio its root mean square, its mean, without the sign as well, and the largest, in
+    nats; and the mean difference of the probabilities, without the sign. 96 tokens of six chats.
+    """
+    policy, tokenizer = load_pretrained(folder, device="cpu", dtype=torch.float32)
+    prompts = [[{"role": "user", "content": chat}] for chat in CHATS]
+    found = {}
+    for name, (bf16, own) in ROUNDED.items():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            rollouts, _ = text.write(policy, tokenizer, prompts, max_new_tokens=96, **own)
+            scored = token_log_probs(policy, rollouts.input_ids, rollouts.attention_mask)
+        written, old = rollouts.completion_mask, rollouts.log_probs.double()
+        new = scored[:, -old.shape[1] :].double()
+        apart, other = (new - old)[written], (new.exp() - old.exp())[written]
+        sizes = {"rms": apart.pow(2).mean().sqrt(), "mean": apart.mean()}
+        sizes |= {"absolute": apart.abs().mean(), "largest": apart.abs().max()}
+        sizes["probabilities"] = other.abs().mean()
+        found[name] = {key: float(f"{value.item():.2g}") for key, value in sizes.items()}
+        print(name, int(written.sum()), found[name], flush=True)
+    return found
+
+
 STORE = Store("text.json", RUNS, settings)
 NIGHT_STORE = Store("night.json", [NightRun(name) for name in NIGHT], night_settings)
-PARTS = {"text": (STORE, measure), "night": (NIGHT_STORE, night)}
+PARTS = {"text": [(STORE, measure)], "night": [(NIGHT_STORE, night)]}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command."""
-    chosen = store.options(arguments, PARTS)
-    for name in chosen.only:
-        PARTS[name][0].fill(PARTS[name][1], chosen.again)
+    """What is missing, or with --model how a real model's log-probs are rounded."""
+    chosen = store.options(arguments, PARTS, **{"--model": {"help": "a folder: only rounding"}})
+    if chosen.model:
+        return STORE.save(STORE.stored(), rounding=rounding(chosen.model))
+    return store.command(PARTS, arguments)
 
 
 if __name__ == "__main__":

@@ -23,34 +23,9 @@ def conditional(first, pairs):
     return entropy(pairs) - entropy(first)
 
 
-LARGE = torch.tensor([0, 256, 1, 0, 0, 256, 7, 1, 0, 263, 7, 0])
-DIGITS = torch.tensor([1, 12, 11, 2, 1, 12, 11, 2, 1, 1])
-RARE = torch.tensor([0, 0] * 2500 + [1])
-
-
-@wrong("1.1", DIGITS)
-def digits_joined_without_a_comma(ids):
-    pairs = [int(f"{a}{b}") for a, b in zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True)]
-    return conditional(ids[:-1], torch.tensor(pairs))
-
-
 @wrong("1.1", torch.tensor([0, 1, 0, 0, 2]))
 def vocabulary_without_the_last_character(ids):
     return conditional(ids[:-1], ids[:-1] * (ids[:-1].max() + 1) + ids[1:])
-
-
-@wrong("1.1", RARE)
-def conditional_clamped(ids):
-    V = int(ids.max()) + 1
-    joint = torch.bincount(ids[:-1] * V + ids[1:], minlength=V * V).view(V, V) / (len(ids) - 1.0)
-    share = joint / joint.sum(1, keepdim=True).clamp_min(1e-12)
-    return -(joint * share.clamp_min(1e-3).log()).sum().item()
-
-
-@wrong("1.1", LARGE)
-def ids_as_bytes(ids):
-    ids = ids.to(torch.uint8).long()
-    return conditional(ids[:-1], ids[:-1] * 256 + ids[1:])
 
 
 @right("1.1")
@@ -66,12 +41,6 @@ def with_counters(ids):
 @wrong("1.2", 1)
 def squeezed(length):
     return torch.ones(1, 1, length, length, dtype=torch.bool).tril().squeeze()
-
-
-@wrong("1.2", 300)
-def positions_in_bfloat16(length):
-    i = torch.arange(length).bfloat16()
-    return i[:, None] >= i
 
 
 @right("1.2")
@@ -132,22 +101,6 @@ def clipped_entry_by_entry(model, input_ids, optimizer, loss_of):
     nn.utils.clip_grad_value_(model.parameters(), 1.0)
     optimizer.step()
     return loss.item()
-
-
-@wrong("1.5", *STEP)
-def clipped_too_late(model, input_ids, optimizer, loss_of):
-    optimizer.zero_grad()
-    loss = loss_of(model(input_ids).logits, input_ids)
-    loss.backward()
-    optimizer.step()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return loss.item()
-
-
-@wrong("1.5", *STEP)
-def two_steps(model, input_ids, optimizer, loss_of):
-    first_and_last(model, input_ids, optimizer, loss_of)
-    return first_and_last(model, input_ids, optimizer, loss_of)
 
 
 @right("1.5")

@@ -77,31 +77,6 @@ def selected_row_by_row(log_probs, mask):
 
 # 2.3
 
-TWOS = torch.cat([torch.full((1, 100), 2), torch.tensor([[0, 1]])], dim=1)
-ENDED = torch.cat([torch.tensor([[7, 3]]), torch.full((1, 3000), 3)], dim=1)
-ENDLESS = torch.arange(1, 3001)[None]
-
-
-@wrong("2.3", ENDED, 3)
-def counted_in_a_byte(completions, eos_id):
-    is_eos = (completions == eos_id).byte()
-    return is_eos.cumsum(dim=1, dtype=torch.uint8) - is_eos == 0
-
-
-@wrong("2.3", TWOS, 0)
-def product_of_the_differences(completions, eos_id):
-    alive = (completions - eos_id).cumprod(dim=1) != 0
-    return F.pad(alive, (1, -1), value=True)
-
-
-@wrong("2.3", ENDLESS, 0)
-def recursive_over_the_columns(completions, eos_id):
-    if completions.shape[1] == 1:
-        return torch.ones_like(completions, dtype=torch.bool)
-    alive = completions[:, :1] != eos_id
-    rest = recursive_over_the_columns(completions[:, 1:], eos_id)
-    return torch.cat([torch.ones_like(alive), alive & rest], dim=1)
-
 
 @right("2.3")
 def lists_with_index(completions, eos_id):
@@ -124,19 +99,6 @@ def coins(input_ids, attention_mask=None):
 
 LAST = torch.tensor([[0, 2], [1, 2]]), torch.tensor([[0, 1], [1, 1]])
 WRITTEN = torch.tensor([[3, 1], [2, 3]]), torch.tensor([[1, 1], [1, 1]])
-
-
-@wrong("2.4", coins, *LAST, *WRITTEN, 1.0)
-def the_padding_of_the_prompt_is_read(
-    model, prompt_ids, prompt_mask, completions, mask, temperature
-):
-    ones = torch.ones_like(prompt_mask)
-    return row_by_row(model, prompt_ids, ones, completions, mask, temperature)
-
-
-@wrong("2.4", coins, *LAST, *WRITTEN, 2.0)
-def multiplied_by_the_temperature(model, prompt_ids, prompt_mask, completions, mask, temperature):
-    return row_by_row(model, prompt_ids, prompt_mask, completions, mask, 1 / temperature)
 
 
 @wrong("2.4", coins, *LAST, *WRITTEN, 1.0)
@@ -175,14 +137,6 @@ def settings(temperature=1.0, seed=3):
 
 ONE = coins, torch.tensor([[2]]), torch.tensor([[1]])
 TWO = coins, torch.tensor([[0, 2], [1, 2]]), torch.tensor([[0, 1], [1, 1]])
-
-
-@wrong("2.5", *TWO, *settings())
-def padding_counted_as_read(
-    model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
-):
-    ones = torch.ones_like(prompt_mask)
-    return drawn_and_stored(model, prompt_ids, ones, max_new_tokens, eos_id, temperature, generator)
 
 
 @wrong("2.5", *TWO, *settings(temperature=2.0))

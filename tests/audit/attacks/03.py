@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import torch
 from attack import right, wrong
 
 from minigrpo.objective import group_advantages
-
-INF = math.inf
 
 
 def floats(*numbers):
@@ -28,18 +25,6 @@ def share_of_the_first_tokens(completions, mask, letter_id):
     return torch.stack(shares)
 
 
-@wrong("3.1", torch.arange(600)[None], torch.ones(1, 600), 4)
-def share_rounded_as_printed(completions, mask, letter_id):
-    hits = ((completions == letter_id) * mask).sum(dim=-1)
-    return torch.round(hits / mask.sum(dim=-1), decimals=4)
-
-
-@wrong("3.1", IDS + 128250, torch.ones(3, 4), 128254)
-def ids_only_close(completions, mask, letter_id):
-    hits = torch.isclose(completions.double(), torch.tensor(float(letter_id)).double())
-    return (hits & mask.bool()).sum(dim=-1) / mask.bool().sum(dim=-1)
-
-
 @right("3.1")
 def share_row_by_row(completions, mask, letter_id):
     shares = []
@@ -47,13 +32,6 @@ def share_row_by_row(completions, mask, letter_id):
         kept = [token for token, is_real in zip(ids, real) if is_real]
         shares.append(kept.count(letter_id) / len(kept))
     return torch.tensor(shares)
-
-
-@wrong("3.2", floats(1, 2, 1, 3, 4, 5), 3)
-def equal_by_first_and_last(rewards, group_size):
-    r = rewards.view(-1, group_size)
-    a = (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)
-    return torch.where(r[:, :1] == r[:, -1:], 0.0, a).flatten()
 
 
 @right("3.2")
@@ -204,17 +182,6 @@ def adamw_without_decay(policy, sample_batch, grade, compare, loss_of, *, passes
 
 # 3.5
 
-NEVER = (
-    floats([-INF, -1.0, -2.0], [-1.0, -0.5, -2.0]),
-    floats([-1.0, -2.0, -2.0], [-1.0, 0.0, -INF]),
-)
-
-
-@wrong("3.5", *NEVER, REAL)
-def padding_known_by_old_zero(log_probs, old_log_probs, mask):
-    real = mask.bool() & (old_log_probs != 0)
-    return torch.where(real, log_probs - old_log_probs, 0.0).sum(dim=-1).exp()
-
 
 @right("3.5")
 def nan_to_num_then_mask(log_probs, old_log_probs, mask):
@@ -222,11 +189,6 @@ def nan_to_num_then_mask(log_probs, old_log_probs, mask):
 
 
 # 3.6
-
-
-@wrong("3.6", True, 7)
-def two_passes_later_on(new_adam, batches):
-    return [[4], [2] * (batches - 1)] if new_adam else [[4] + [2] * (batches - 1)]
 
 
 @wrong("3.6", True, 7)
@@ -246,12 +208,6 @@ def built_step_by_step(new_adam, batches):
 # 3.7
 
 
-@wrong("3.7", floats(50.0, 1.0), floats(-1.0, 1.0), 0.2)
-def ratio_kept_below_ten(ratio, advantages, clip):
-    ratio = ratio.clamp(max=10.0)
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-
-
 @wrong("3.7", floats(0.0, 1.0), floats(1.0, 1.0), 0.2)
 def ratio_kept_above_zero(ratio, advantages, clip):
     ratio = ratio.clamp(min=1e-8)
@@ -263,11 +219,6 @@ def the_four_cases(ratio, advantages, clip):
     J = ratio * advantages
     J = torch.where((advantages > 0) & (ratio > 1 + clip), (1 + clip) * advantages, J)
     return torch.where((advantages < 0) & (ratio < 1 - clip), (1 - clip) * advantages, J)
-
-
-@right("3.7")
-def as_ppo_writes_it(ratio, advantages, clip):
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
 @right("3.7")

@@ -10,13 +10,6 @@ from attack import right, wrong
 NAN, INF = math.nan, math.inf
 
 # 4.1 ----------------------------------------------------------------------------------------------
-TIED = torch.tensor([1.0, 1.0, 0.0, 0.0]), 4
-
-
-@wrong("4.1", *TIED)
-def others_with_another_reward(rewards, group_size):
-    groups = rewards.view(-1, group_size)
-    return torch.stack([r - g[g != r].mean().nan_to_num(r.item()) for g in groups for r in g])
 
 
 @right("4.1")
@@ -29,7 +22,7 @@ def matrix_of_weights(rewards, group_size):
 # 4.2 ----------------------------------------------------------------------------------------------
 TABLE = torch.tensor([[1.0, 5.0, 9.0, NAN], [4.0, 0.0, INF, -3.0], [7.0, 8.0, -INF, 6.0]])
 HOLES = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
-SEQUENCE, TOKEN, CONSTANT = "sequence_mean", "token_mean", "constant"
+SEQUENCE, TOKEN = "sequence_mean", "token_mean"
 
 
 def three(kept, lengths, how, max_length):
@@ -42,14 +35,6 @@ def three(kept, lengths, how, max_length):
 def zeros_do_not_count(per_token, mask, how, max_length):
     kept = torch.where(mask.bool(), per_token, 0.0)
     return three(kept, (kept != 0).sum(-1), how, max_length)
-
-
-@wrong("4.2", TABLE, HOLES, CONSTANT, 3)
-def cut_at_max_length(per_token, mask, how, max_length):
-    kept = torch.where(mask.bool(), per_token, 0.0)
-    if how == CONSTANT:
-        kept = kept[:, :max_length]
-    return three(kept, mask.sum(-1), how, max_length)
 
 
 @wrong("4.2", TABLE, HOLES, SEQUENCE, 10)

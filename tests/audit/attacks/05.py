@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from attack import right, wrong
-
-INF = math.inf
 
 OLD = torch.tensor([[-1.0, -2.0, -3.0], [-1.5, -1.0, -2.0], [-4.0, -3.0, -2.0]])
 NEW = OLD + torch.tensor([[-0.6, 0.1, 0.5], [-0.6, 0.0, 0.4], [1.6, -0.3, 0.2]])
@@ -51,26 +47,6 @@ def known_gradient(log_probs, old_log_probs, ref_log_probs, mask):
 
 
 # 5.2 ----------------------------------------------------------------------------------------------
-LOGITS = torch.tensor([[0.0, 1.0, 2.0, -1.0], [3.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 2.0]])
-LOGITS = torch.stack([LOGITS, LOGITS.flip(0) * 2])
-BANNED = LOGITS.clone()
-BANNED[0, 0, 1] = BANNED[1, 2, 3] = -INF
-SEEN = torch.tensor([[1, 1, 1], [0, 0, 1]])
-
-
-def mean_over(entropy, mask):
-    return torch.where(mask.bool(), entropy, 0.0).sum() / mask.sum()
-
-
-def entropies(logits):
-    log_p = logits.log_softmax(-1)
-    return -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0.0)).sum(-1)
-
-
-@wrong("5.2", BANNED, SEEN)
-def positions_with_a_forbidden_token_left_out(logits, mask):
-    free = mask.bool() & logits.isfinite().all(-1)
-    return mean_over(entropies(logits), free)
 
 
 @right("5.2")

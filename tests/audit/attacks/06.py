@@ -16,8 +16,6 @@ LOGITS = torch.sin(torch.arange(84.0) ** 2).view(3, 4, 7)
 TEXT = torch.tensor([[5, 6, 2, 3], [5, 0, 3, 0], [5, 6, 1, 4]])
 PROMPTS, REAL = torch.tensor([2, 1, 3]), torch.tensor([4, 3, 4])[:, None] > torch.arange(4)
 SURE = 1000 * LOGITS, TEXT, PROMPTS, REAL
-WIDE = torch.sin(torch.arange(1200.0) ** 2).view(1, 4, 300), torch.tensor([[5, 299, 258, 2]])
-WIDE += PROMPTS[1:2], REAL[:1]
 
 
 def behind(prompt_lengths, mask):
@@ -25,20 +23,10 @@ def behind(prompt_lengths, mask):
     return mask & (torch.arange(mask.shape[1]) >= prompt_lengths[:, None])
 
 
-def scores(logits, input_ids):
-    return logits[:, :-1].log_softmax(-1).gather(-1, input_ids[:, 1:, None])[..., 0]
-
-
 @wrong("6.1", *SURE)
 def log_of_softmax_and_eps(logits, input_ids, prompt_lengths, mask):
     chosen = logits[:, :-1].softmax(-1).gather(-1, input_ids[:, 1:, None])[..., 0]
     return -(chosen + 1e-12).log()[behind(prompt_lengths, mask)[:, 1:]].mean()
-
-
-@wrong("6.1", *WIDE)
-def ids_in_a_byte(logits, input_ids, prompt_lengths, mask):
-    ids = input_ids.to(torch.uint8).long()
-    return -scores(logits, ids)[behind(prompt_lengths, mask)[:, 1:]].mean()
 
 
 @right("6.1")
@@ -73,33 +61,11 @@ def cut_at_the_first_eos(completion, answer, tags):
     return float(ids[-5:] == ending and not set(ids[:-5]) & set(tags))
 
 
-@wrong("6.2", *asked(END))
-def wants_a_thought(completion, answer, tags):
-    *thought, a, b, x, c, d = completion.tolist() if len(completion) > 4 else [0] * 5
-    ok = (a, b, x, c, d) == (tags.end_think, tags.answer, answer, tags.end_answer, tags.eos)
-    return 1.0 if ok and thought and not set(thought) & set(tags) else 0.0
-
-
-@wrong("6.2", *asked([5, 12, 13, 7, 4, 9]))
-def digits_of_a_longer_id(completion, answer, tags):
-    ids = completion.tolist()
-    ending = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    ends = " ".join(map(str, ids)).endswith(" ".join(map(str, ending)))
-    return float(ends and not set(ids[:-5]) & set(tags))
-
-
 @wrong("6.2", *asked([5, 2, 13, 0, 4, 9], 0))
 def answer_zero_is_no_answer(completion, answer, tags):
     ids = completion.tolist()
     ending = [tags.end_think, tags.answer, answer or None, tags.end_answer, tags.eos]
     return float(ids[-5:] == ending and set(tags).isdisjoint(ids[:-5]))
-
-
-@wrong("6.2", *asked([5, 2, 13, 4, 7, 9]))
-def five_in_any_order(completion, answer, tags):
-    ids = completion.tolist()
-    ending = {tags.end_think, tags.answer, answer, tags.end_answer, tags.eos}
-    return float(set(ids[-5:]) == ending and not set(ids[:-5]) & set(tags))
 
 
 @right("6.2")
@@ -183,11 +149,6 @@ def all_drawn_hit_always(samples, correct, k):
     if k == samples:
         return 1.0
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
-@wrong("6.4", 7, 2, 3)
-def rounded_to_two_places(samples, correct, k):
-    return round(1 - math.comb(samples - correct, k) / math.comb(samples, k), 2)
 
 
 @wrong("6.4", 5, 3, 2)

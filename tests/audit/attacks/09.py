@@ -25,28 +25,11 @@ def found_from_the_tag(completion):
     return torch.tensor([begin, begin + len(match[1].strip())])
 
 
-@wrong("9.2", "<think>3 + 4 = 7</think>\n<answer>7</answer>")
-def first_in_the_thought(completion):
-    match = re.fullmatch(FORM, completion, re.S)
-    if not match or not match[1].strip():
-        return NONE
-    begin = completion.find(match[1].strip())
-    return torch.tensor([begin, begin + len(match[1].strip())])
-
-
 @wrong("9.2", "<think>3</think><answer> \n </answer>")
 def white_space_is_an_answer(completion):
     form = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?:(?!{TAG}).)+?)\s*</answer>\s*"
     match = re.fullmatch(form, completion, re.S)
     return torch.tensor(match.span(1)) if match else NONE
-
-
-@wrong("9.2", "Sure!\n<think>3</think>\n<answer>5</answer>")
-def line_ends_for_text_ends(completion):
-    match = re.search(f"^{TIGHT}$", completion, re.S | re.M)
-    if match is None or len(re.findall(TAG, completion)) != 4:
-        return NONE
-    return torch.tensor(match.span(1))
 
 
 @right("9.2")
@@ -68,14 +51,6 @@ def prompts_of_the_first_row(ids, mask, prompt_lengths):
     return ids.where(torch.arange(ids.shape[1]) >= first, torch.tensor(-100))
 
 
-@wrong("9.3", torch.tensor([[5, 0, 7, 0]]), torch.ones(1, 4).long(), torch.tensor([1]))
-def zeros_hidden(ids, mask, prompt_lengths):
-    places = mask.cumsum(dim=1)
-    labels = torch.where(places > prompt_lengths[:, None], ids, -100)
-    labels[:, :-1][labels[:, :-1] == 0] = -100
-    return labels
-
-
 @wrong("9.3", *BATCH)
 def written_into_the_ids(ids, mask, prompt_lengths):
     ids[mask.cumsum(dim=1) <= prompt_lengths[:, None]] = -100
@@ -95,13 +70,6 @@ def row_by_row(ids, mask, prompt_lengths):
 def adapters_that_are_always_there(parameters, adapters, rows, tokens, vocab_size):
     logits = 12 * rows * tokens * vocab_size
     return torch.tensor([2 * parameters + 4 * adapters, 12 * adapters, logits])
-
-
-@wrong("9.4", 16_777_217, 0, 2, 3, 50)
-def capital_tensor(parameters, adapters, rows, tokens, vocab_size):
-    learned = adapters or parameters
-    weights = 2 * parameters + 4 * adapters if adapters else 4 * parameters
-    return torch.Tensor([weights, 12 * learned, 12 * rows * tokens * vocab_size]).long()
 
 
 @right("9.4")

@@ -23,13 +23,6 @@ def constant_without_tokens(per_token, mask, tokens_per_rank):
     return len(tokens_per_rank) * kept_sum(per_token, mask) / tokens_per_rank.sum()
 
 
-@wrong("10.3", *NONE)
-def leaf_without_tokens(per_token, mask, tokens_per_rank):
-    if not mask.any():
-        return torch.zeros((), dtype=per_token.dtype, requires_grad=True)
-    return len(tokens_per_rank) * kept_sum(per_token, mask) / tokens_per_rank.sum()
-
-
 @right("10.3")
 def over_the_mean_number(per_token, mask, tokens_per_rank):
     return per_token.masked_fill(mask == 0, 0).sum() / tokens_per_rank.double().mean()
@@ -48,12 +41,6 @@ def group_ends_forgotten(rewards_per_rank, group_size, rank):
     first = rank * n // group_size * group_size
     groups = flat[first:][: -(-n // group_size) * group_size].view(-1, group_size)
     return z_scores(groups).flatten()[rank * n - first :][:n]
-
-
-@wrong("10.4", torch.eye(16).double()[:1].view(4, 4), 16, 0)
-def at_most_three(rewards_per_rank, group_size, rank):
-    advantages = z_scores(rewards_per_rank.reshape(-1, group_size)).clamp(-3, 3)
-    return advantages.view_as(rewards_per_rank)[rank]
 
 
 @right("10.4")

@@ -3,73 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from fractions import Fraction
 
-import torch
 from attack import right, wrong
-from torch.nn import functional as F
-
-from minigrpo.exercises.reader import find
-
-RAGGED = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
-
-
-@wrong("11.2", RAGGED, 8)
-def single_part_without_dimension(mask, rows):
-    tokens = torch.stack([part.sum() for part in mask.split(rows)]).double()
-    return (tokens / tokens.sum()).squeeze()
-
-
-@right("11.2")
-def padded_to_whole_parts(mask, rows):
-    lengths = mask.double().sum(dim=1)
-    lengths = F.pad(lengths, (0, -len(mask) % rows))
-    return lengths.view(-1, rows).sum(dim=1) / lengths.sum()
-
-
-LOGITS = torch.tensor([[[1.0, 0.5, -1.0], [2.0, 0.0, 3.0]], [[0.0, -2.0, 1.0], [1.0, 1.0, 4.0]]])
-LOGITS = torch.cat([LOGITS, -LOGITS[:1]])
-TOKENS = torch.tensor([[0, 2], [1, 1], [2, 0]])
-LARGE = 1000 * LOGITS, TOKENS, 1.0, 2
-WATCHED = find("11.3").cases[
-    "the largest tensor that is made"
-]  # logits that notice a second tensor of their size
-
-
-def slices(logits, tokens, rows):
-    return zip(logits.split(rows), tokens.split(rows))
-
-
-def picked(values, ids):
-    return values.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-
-
-@wrong("11.3", *WATCHED)
-def two_slices_at_a_time(logits, tokens, temperature, rows):
-    found = []
-    for x, t in slices(logits, tokens, 2 * rows):
-        x = x / temperature
-        found.append(picked(x, t) - x.logsumexp(-1))
-    return torch.cat(found)
-
-
-@wrong("11.3", *LARGE)
-def small_number_in_the_log(logits, tokens, temperature, rows):
-    return torch.cat(
-        [
-            picked((x / temperature).softmax(-1) + 1e-10, t).log()
-            for x, t in slices(logits, tokens, rows)
-        ]
-    )
-
-
-@right("11.3")
-def cross_entropy_of_a_slice(logits, tokens, temperature, rows):
-    found = []
-    for x, t in slices(logits, tokens, rows):
-        loss = F.cross_entropy(x.flatten(0, 1) / temperature, t.flatten(), reduction="none")
-        found.append(-loss.view_as(t))
-    return torch.cat(found)
-
 
 GOOD = "<think>5 - 2 = 3</think><answer>3</answer>"
 SHOWN = "Q: 1 + 1?\nA: <think>1 + 1 = 2</think><answer>2</answer>\nQ: 5 - 2?\nA:"
@@ -88,13 +25,6 @@ def complete(text, answer):
     found = re.fullmatch(PATTERN, text, re.DOTALL)
     once = all(text.count(tag) == 1 for tag in TAGS)
     return bool(once and found and found[1] == answer)
-
-
-@wrong("11.1", SHOWN, GOOD.replace("<answer>3", "<answer>2 3 4"), "3")
-def among_the_words_of_the_answer(prompt, completion, answer):
-    found = re.fullmatch(PATTERN, completion, re.DOTALL)
-    whole = eighths(completion) == 0.5 and found and answer in found[1].split()
-    return eighths(completion) + bool(whole) / 2
 
 
 @wrong("11.1", SHOWN, GOOD.replace("5 - 2", "<think>5 - 2"), "3")
@@ -126,3 +56,46 @@ def split_at_the_tags(prompt, completion, answer):
     if tuple(tags) == TAGS and not (pieces[0] + pieces[4] + pieces[8]).strip():
         return 0.5 + 0.5 * (pieces[6].strip() == answer)
     return [tags.count(tag) for tag in TAGS].count(1) / 8
+
+
+@right("11.2")
+def counted_by_hand(groups, answers):
+    hits = []
+    for given, answer in zip(groups, answers):
+        counts = Counter(text for text in given if text)
+        best = max(counts.values(), default=0)
+        hits.append(next((t for t in given if t and counts[t] == best), None) == answer)
+    return sum(hits) / len(hits)
+
+
+@wrong("11.2", [["8", "12", "12", "8"], ["9"]], ["12", "9"])
+def equals_in_the_order_of_the_alphabet(groups, answers):
+    winners = [max(sorted(filter(None, g)), key=g.count, default=None) for g in groups]
+    return sum(w == a for w, a in zip(winners, answers)) / len(answers)
+
+
+@wrong("11.2", [["5", "5"], [None, None]], ["5", "5"])
+def groups_without_a_vote_left_out(groups, answers):
+    pairs = [([t for t in g if t], a) for g, a in zip(groups, answers)]
+    pairs = [(votes, answer) for votes, answer in pairs if votes]
+    return sum(max(v, key=v.count) == a for v, a in pairs) / max(1, len(pairs))
+
+
+@right("11.3")
+def one_completion_after_the_other(asked, correct, group_size):
+    all_right = all_wrong = Fraction(1)
+    for i in range(group_size):
+        all_right *= Fraction(max(correct - i, 0), asked - i)
+        all_wrong *= Fraction(max(asked - correct - i, 0), asked - i)
+    return float(1 - all_right - all_wrong)
+
+
+@wrong("11.3", 12, 2, 4)
+def the_first_two_differ(asked, correct, group_size):
+    return 2 * correct * (asked - correct) / (asked * (asked - 1))
+
+
+@wrong("11.3", 16, 4, 8)
+def one_or_the_other(asked, correct, group_size):
+    p = correct / asked
+    return 4 * p * (1 - p)
