@@ -23,10 +23,6 @@ from minigrpo.files import data_folder
 from minigrpo.notebook import plots, progress
 
 EXAMPLE, PARTS = "eight tokens", 7  # the arrival with place 0, and columns of a log
-SETUP = (
-    "One pass per update, no dropout, float32. The trainer's weights write, and the old log-probs "
-    "are the trainer's."
-)
 KINDS = {"log": "A log", "chart": "A chart", "page": "A page of completions"}
 
 
@@ -51,8 +47,7 @@ class Arrival:
     def show(self) -> None:
         """What came in: a log, a chart, or completions of the last batch."""
         run, about = stored()[self._name], self._about
-        setup = about.get("setup", SETUP)
-        print(fill(f"{self._title} {about['told']} {run['config']} {setup}", width=96))
+        print(fill(f"{self._title} {about['told']} {run['config']} {about['setup']}", width=96))
         kind, steps = about["shows"].split()[0], about.get("steps", "")
         if kind == "log":
             single = steps.startswith(("first", "last"))
@@ -118,7 +113,7 @@ def stored() -> dict[str, dict[str, Any]]:
 
 
 def log(curve: dict[str, list[float]], steps: str = "") -> str:
-    """A column for step 1 and each part of the run; or "from 11", "each 16", "first 8", "last 8"."""
+    """Step 1 and each part of the run; or "from 11", "each 16", the "first 8" or "last 8"."""
     which, number = steps.split() if steps else ("", "2")
     end = len(next(iter(curve.values())))
     begin = end - int(number) if which == "last" else 0
@@ -145,9 +140,6 @@ def page(rows: list[tuple[str, str, dict[str, float]]]) -> str:
         shown = (f"{row[name]:7d}" if name == "tokens" else f"{row[name]:7.2f}" for name in names)
         lines.append(f"{'  '.join(shown)}  {written!r}")
         above = prompt
-    if "prompt" in rows[0][2]:
-        tokens = sum(row["prompt"] for _, _, row in rows)
-        lines.append(f"\nThe prompts of these {len(rows)} completions have {tokens} tokens.")
     return "\n".join(lines)
 
 
