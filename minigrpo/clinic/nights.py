@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -46,7 +47,7 @@ class Arrival:
     def show(self) -> None:
         """What came in: a log, a chart, or completions of the last batch."""
         run, about = stored()[self._name], self._about
-        print(f"{self._title} {about['told']}\n{run['config']}")
+        print(fill(f"{self._title} {about['told']} {run['config']} {about['setup']}", width=96))
         kind, steps = about["shows"].split()[0], about.get("steps", "")
         if kind == "log":
             single = steps.startswith(("first", "last"))
@@ -55,7 +56,8 @@ class Arrival:
         elif kind == "chart":
             draw(run["curve"])
         else:
-            print(page(run["rows"]))
+            which = about.get("which", "").split() or range(len(run["rows"]))
+            print(page([run["rows"][int(row)] for row in which]))
             for name, values in run["curve"].items():
                 here = values[-1:] if name == "loss" else values
                 print(f"{name}: {', '.join(f'{value:g}' for value in here)}")
@@ -111,12 +113,14 @@ def stored() -> dict[str, dict[str, Any]]:
 
 
 def log(curve: dict[str, list[float]], steps: str = "") -> str:
-    """A column for step 1 and each part of the run; or "from 11"; or the "first 8" or "last 8"."""
+    """Step 1 and each part of the run; or "from 11", "each 16", the "first 8" or "last 8"."""
     which, number = steps.split() if steps else ("", "2")
     end = len(next(iter(curve.values())))
     begin = end - int(number) if which == "last" else 0
     bounds = [*range(begin, begin + int(number) + 1)]
-    if which in ("", "from"):
+    if which == "each":
+        bounds = [*range(0, end, int(number)), end]
+    elif which in ("", "from"):
         start = int(number) - 1
         bounds = [start + (end - start) * part // PARTS for part in range(PARTS + 1)]
         bounds = bounds if which else [0, *bounds]
@@ -132,8 +136,7 @@ def page(rows: list[tuple[str, str, dict[str, float]]]) -> str:
     names = [name for name in rows[0][2] if name != "prompt"]
     lines, above = ["  ".join(f"{name:>7}" for name in names)], None
     for prompt, written, row in rows:
-        tokens = f" ({row['prompt']} tokens)" if "prompt" in row else ""
-        lines += [f"\n{prompt!r}{tokens}"] * (prompt != above)
+        lines += [f"\n{prompt!r}"] * (prompt != above)
         shown = (f"{row[name]:7d}" if name == "tokens" else f"{row[name]:7.2f}" for name in names)
         lines.append(f"{'  '.join(shown)}  {written!r}")
         above = prompt

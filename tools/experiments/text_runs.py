@@ -401,10 +401,12 @@ def told(run: Night) -> list[str]:
 def size(own: GRPOConfig) -> str:
     """What is told of the settings."""
     updates = f"{own.inner_epochs} update{'s' * (own.inner_epochs > 1)} per batch"
+    over = "tokens" if own.how == "token_mean" else "completions of their token means"
     return (
         f"{own.steps} steps of {own.prompts_per_step} prompts x {own.group_size} completions of at "
-        f"most {own.max_new_tokens} tokens, {updates}, KL weight {own.kl_weight:g}, learning rate "
-        f"{own.lr:g}."
+        f"most {own.max_new_tokens} tokens, {updates}, learning rate {own.lr:g}, KL weight "
+        f"{own.kl_weight:g}, entropy bonus {own.entropy_weight:g}. The loss is a mean over {over}, "
+        "and the log's kl and entropy are means over tokens."
     )
 
 
