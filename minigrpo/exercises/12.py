@@ -1,0 +1,143 @@
+"""Two authors in one text: whose token it is, what is learned from, and how good it can get"""
+
+import torch
+
+from minigrpo.exercises.form import exercise, texts, whole
+from minigrpo.objective import grpo_loss
+from minigrpo.turns import commits
+
+
+@exercise("whose token is it?")
+def own_mask(lengths, replies):
+    """lengths: N ints; replies: N lists of (start, length) -> (N, T) bool, T the longest"""
+    T = max(lengths)
+    own = torch.arange(T) < torch.tensor(lengths)[:, None]  # (N, T): the real tokens
+    for row, spans in enumerate(replies):
+        for start, length in spans:
+            own[row, start : start + length] = False
+    return own
+
+
+own_mask.why = """A row's real tokens are the policy's, except where a tool wrote. A slice that goes
+past the end of the row changes nothing there, so a reply that didn't fit needs no case of its
+own."""
+SLICE = "own[row, start : start + length] = False"
+own_mask.wrong = {
+    "own = torch.ones(len(lengths), T, dtype=torch.bool)": "You count the padding as the policy's. "
+    "Nobody wrote it, so it's False.",
+    (
+        (SLICE, "own[row, start : start + length + 1] = False"),
+    ): "You take the token after the reply, too. That one is the policy's again.",
+    (
+        (SLICE, "own[row, start - 1 : start + length] = False"),
+    ): "You take the closing tag of the call from the "
+    "policy. It decided to call, so it has to learn from it.",
+    (
+        (SLICE, "own[row, start:] = False"),
+    ): "After a reply the policy writes on. Only the reply is the tool's.",
+    (
+        (SLICE, "own[row, start:length] = False"),
+    ): "(start, length), not (start, end). The slice ends at start + length.",
+    (
+        (SLICE, "own[:, start : start + length] = False"),
+    ): "Other rows have their replies elsewhere. Change this row only.",
+}
+own_mask.cases = {
+    "a call, a result, an answer": ([10], [[(3, 3)]]),
+    "two rows": ([16, 4], [[(3, 3), (9, 3)], []]),
+    "the reply didn't fit": ([6, 5], [[(2, 1)], [(4, 3)]]),
+}
+own_mask.draw = lambda r: (
+    lengths := [r.randint(4, 12) for _ in range(r.randint(1, 4))],
+    [[(t, r.randint(1, 3)) for t in range(2, T, 5) if r.random() < 0.7] for T in lengths],
+)
+own_mask.hints = """
+Which tokens of a row are real at all? torch.arange(T) < torch.tensor(lengths)[:, None].
+Then, for each (start, length) of a row: own[row, start : start + length] = False."""
+
+
+def of_the_package(log_probs, old_log_probs, advantages, own, clip):
+    loss, _ = grpo_loss(log_probs, old_log_probs, advantages, own, clip=clip, how="token_mean")
+    return loss
+
+
+@exercise("the loss of several turns", package=of_the_package, gradient="log_probs")
+def turn_loss(log_probs, old_log_probs, advantages, own, clip):
+    """log_probs, old_log_probs, own (N, T), advantages (N,), clip (low, high) -> scalar ()"""
+    low, high = clip
+    A = advantages[:, None]  # (N, 1): the same for every turn of a row
+    ratio = torch.where(own.bool(), log_probs - old_log_probs, 0.0).exp()
+    objective = torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
+    return -(objective * own).sum() / own.sum()
+
+
+turn_loss.why = """The sampler has no log-prob for what it didn't draw and keeps a 0 there, so a
+ratio at the tool's tokens means nothing. They're neither in the sum nor in the divisor."""
+turn_loss.wrong = {
+    "return -objective.sum() / own.sum()": "The tool's tokens, with ratios of 1, are still in your "
+    "sum. Leave them out.",
+    "return -(objective * own).mean()": "You divide by all places, the tool's and the padding. "
+    "Divide by own.sum().",
+    "return -((objective * own).sum(dim=1) / own.sum(dim=1)).mean()": "You take the mean of each "
+    "row first, so a token in a long episode weighs less. Take one mean over all own tokens.",
+    "return (objective * own).sum() / own.sum()": "That's the objective, which goes up. A loss is "
+    "its negative.",
+    "ratio = torch.where(own.bool(), old_log_probs - log_probs, 0.0).exp()": "Your ratio is old "
+    "over new. It's new over old.",
+    "objective = ratio.clamp(1 - low, 1 + high) * A": "You always clamp. The clip takes the "
+    "minimum of both, so a token that moved the wrong way keeps its gradient.",
+}
+ONE = torch.tensor([[-1.0, -0.1, -0.5, -2.0]]), torch.tensor([[-1.2, 0.0, 0.0, -1.9]])
+turn_loss.cases = {
+    "two of four": (*ONE, torch.tensor([1.0]), torch.tensor([[1, 0, 0, 1]]) > 0, (0.2, 0.2)),
+    "a bad row": (*ONE, torch.tensor([-1.5]), torch.tensor([[1, 0, 0, 1]]) > 0, (0.1, 0.3)),
+}
+
+
+def two_authors(random):
+    log_probs, old, own = texts(random, 2, low=-2.0)
+    old, N = old.where(own.bool(), 0.0), len(own)
+    return log_probs, old, whole(random, N, high=9) / 2 - 2, own.bool(), (0.203, 0.284)
+
+
+turn_loss.draw = two_authors
+turn_loss.hints = """
+What's old_log_probs at a token that the tool wrote? Take the ratio where own is True only.
+It's -(objective * own).sum() / own.sum(), with the ratio 1 wherever own is False."""
+
+
+def by_bits(n, k):
+    return min(2**k, n) / n
+
+
+@exercise("the best possible with k calls", package=commits.best)
+def best(n, k):
+    """n open commits, k calls -> the best chance to name the first bad one"""
+    if n == 1 or k == 0:
+        return 1 / n  # nothing to test, or no way to
+    chances = []
+    for t in range(1, n):  # a test parts t commits from the n - t others
+        chances.append(t / n * best(t, k - 1) + (n - t) / n * best(n - t, k - 1))
+    return max(chances)
+
+
+best.why = """The first bad commit is among the t with probability t/n, so that's the weight of what
+k - 1 calls can do there. With a test in the middle, each call doubles the chance."""
+best.right = [by_bits]
+best.wrong = {
+    "chances.append((best(t, k - 1) + best(n - t, k - 1)) / 2)": "Bad and good aren't equally "
+    "likely. The weights are t/n and (n - t)/n.",
+    "return sum(chances) / len(chances)": "That's the chance of someone who tests anywhere. The "
+    "best tester picks the largest.",
+    "chances.append(t / n * best(t, k - 1) + (n - t) / n * (1 / (n - t)))": "You stop after a "
+    "good result. Both parts have k - 1 calls left.",
+    "if n == 1:": "Without calls left there's only the guess, 1/n.",
+    "return 1.0": "Without a call it's a guess among n.",
+    lambda n, k: 2**k / n: "That's more than 1 once there are more calls than needed.",
+}
+best.cases = {"a guess": (16, 0), "one call": (16, 1), "two calls": (16, 2), "three": (5, 2)}
+best.cases |= {"more than enough": (3, 4)}
+best.draw = lambda r: (r.randint(1, 9), r.randint(0, 3))
+best.hints = """
+After a test that parts t from n - t commits, what can k - 1 calls do with each part?
+It's the largest over t of t/n * best(t, k - 1) + (n - t)/n * best(n - t, k - 1)."""

@@ -1,0 +1,55 @@
+"""Answers to the exercises of notebook 12."""
+
+from __future__ import annotations
+
+import torch
+from attack import right, wrong
+
+
+@right("12.1")
+def token_by_token(lengths, replies):
+    T = max(lengths)
+    rows = []
+    for length, spans in zip(lengths, replies):
+        told = {t for start, n in spans for t in range(start, start + n)}
+        rows.append([t < length and t not in told for t in range(T)])
+    return torch.tensor(rows)
+
+
+@wrong("12.1", [10, 7], [[(3, 3)], [(4, 3)]])
+def only_the_first_row(lengths, replies):
+    own = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    for start, length in replies[0]:
+        own[0, start : start + length] = False
+    return own
+
+
+@right("12.2")
+def of_own_tokens_alone(log_probs, old_log_probs, advantages, own, clip):
+    rows, places = own.bool().nonzero(as_tuple=True)
+    ratio = (log_probs[rows, places] - old_log_probs[rows, places]).exp()
+    A = advantages[rows]
+    return -torch.minimum(ratio * A, ratio.clamp(1 - clip[0], 1 + clip[1]) * A).mean()
+
+
+SOME = torch.tensor([[-1.0, -0.1, -0.5]]), torch.tensor([[-1.2, 0.0, -0.6]])
+
+
+@wrong("12.2", *SOME, torch.tensor([1.0]), torch.tensor([[True, False, True]]), (0.2, 0.2))
+def zeros_for_the_tool(log_probs, old_log_probs, advantages, own, clip):
+    ratio = (log_probs * own - old_log_probs).exp()
+    A = advantages[:, None]
+    return -torch.minimum(ratio * A, ratio.clamp(1 - clip[0], 1 + clip[1]) * A).mean()
+
+
+@right("12.3")
+def in_the_middle(n, k):
+    if n == 1 or k == 0:
+        return 1 / n
+    t = n // 2
+    return (t * in_the_middle(t, k - 1) + (n - t) * in_the_middle(n - t, k - 1)) / n
+
+
+@wrong("12.3", 16, 3)
+def adding_up(n, k):
+    return min(n, 2 * k) / n
