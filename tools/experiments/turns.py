@@ -102,7 +102,7 @@ class Proof(Bisect):
 class Arm(NamedTuple):  # as it is, the run of notebook 12
     changes: Mapping[str, Any] = {}  # settings of GRPOConfig
     base: int = 0  # the seed of the base model; 0 ships
-    seeds: range = range(3)
+    seeds: range = range(10)
     task: Bisect = Bisect()
     lesson: Callable[..., Learned] | None = None
     score: Callable[..., tuple[Tensor, Tensor]] = score
@@ -110,19 +110,26 @@ class Arm(NamedTuple):  # as it is, the run of notebook 12
     skilled: bool = False  # starts where the run of notebook 12 with the same seed ends
 
 
-TEN, ROOM = range(10), {"max_new_tokens": 40}  # for six calls
+ROOM = {"max_new_tokens": 40}  # for six calls
 ARMS = {
-    "choosing: plain": Arm(base=3, seeds=TEN),
-    "choosing: KL weight 0.01": Arm({"kl_weight": 0.01}, base=3, seeds=TEN),
-    "choosing: entropy bonus 0.01": Arm({"entropy_weight": 0.01}, base=3, seeds=TEN),
-    "the run": Arm(seeds=TEN),
+    "choosing: plain": Arm(base=3),
+    "choosing: KL weight 0.01": Arm({"kl_weight": 0.01}, base=3),
+    "choosing: entropy bonus 0.01": Arm({"entropy_weight": 0.01}, base=3),
+    "choosing: 32 repositories": Arm({"prompts_per_step": 32}, base=3),
+    "the run": Arm(),
+    "the run, base 1": Arm(base=1),
+    "the run, base 2": Arm(base=2),
     "loss on the tool's tokens": Arm(lesson=loss_on_results),
     "tokenized again": Arm(lesson=tokenized_again),
     "the loss's mask for attention": Arm(score=results_unseen, lesson=recomputed),
+    "advantage per turn": Arm({"rows_per_pass": 128}, lesson=by_turn),
+    "price 0.1": Arm(ROOM, task=Bisect(cost=0.1)),
     "price 0.2": Arm(ROOM, task=Bisect(cost=0.2)),
-    "price 0.2, skilled": Arm(ROOM, seeds=range(2), task=Bisect(cost=0.2), skilled=True),
+    "price 0.2, skilled": Arm(ROOM, task=Bisect(cost=0.2), skilled=True),
+    "the same, scale none": Arm({**ROOM, "scale": "none"}, task=Bisect(cost=0.2), skilled=True),
     "proof": Arm(task=Proof(), forged=0.1),
     "proof, price 0.03": Arm(task=Proof(cost=0.03), forged=0.1),
+    "proof by the tool": Arm(task=Proof(honest=True), forged=0.1),
 }
 
 
