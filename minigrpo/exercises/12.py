@@ -141,3 +141,49 @@ best.draw = lambda r: (r.randint(1, 9), r.randint(0, 3))
 best.hints = """
 After a test that parts t from n - t commits, what can k - 1 calls do with each part?
 It's the largest over t of t/n * best(t, k - 1) + (n - t)/n * best(n - t, k - 1)."""
+
+
+@exercise("an advantage for each turn")
+def turn_advantages(earned, played):
+    """earned (G, K), 0 where no turn was played; played (G, K) bool -> advantages (G, K)"""
+    to_go = earned.flip(1).cumsum(1).flip(1)  # (G, K): from the turn on
+    mean = (to_go * played).sum(0) / played.sum(0).clamp(min=1)  # (K,): of those who had the turn
+    return (to_go - mean) * played
+
+
+turn_advantages.why = """What was earned before a turn isn't its merit, so the sum starts at the
+turn. It's compared with the group's same turn, as a second call has less ahead of it than a first,
+and with those episodes that had one."""
+turn_advantages.wrong = {
+    "to_go = earned.cumsum(1)": "You add up what came before the turn. It's paid for what comes "
+    "from it on.",
+    "to_go = earned": "Each turn gets its own reward only. A call also earns what the later turns "
+    "make of it, so add up from the turn on.",
+    "mean = (to_go * played).sum(0) / len(played)": "An episode without that turn counts as a 0 in "
+    "your mean. Divide by those who played it.",
+    "mean = (to_go * played).sum() / played.sum()": "You compare with all turns at once. The last "
+    "turn has less ahead of it than the first, so compare each with the group's same turn.",
+    "return to_go - mean": "A turn that nobody played gets an advantage, too. It's 0 there.",
+    "return (mean - to_go) * played": "The other way around. Better than the group is positive.",
+}
+TURNS = torch.tensor([[0.25, 0.5, 1.0], [0.25, 0.0, 0.0], [1.0, 0.0, 0.0]])
+turn_advantages.cases = {
+    "three episodes": (TURNS, torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]]) > 0),
+    "one turn each": (torch.tensor([[1.0], [0.0]]), torch.ones(2, 1) > 0),
+    "a turn that nobody played": (
+        TURNS * torch.tensor([1, 0, 0]),
+        torch.tensor([[1, 0, 0]] * 3) > 0,
+    ),
+}
+
+
+def some_turns(random):
+    G, K = random.randint(2, 5), random.randint(2, 4)
+    played = torch.arange(K) < 1 + whole(random, G, high=K)[:, None]
+    return whole(random, G, K, high=9) / 8 * played, played
+
+
+turn_advantages.draw = some_turns
+turn_advantages.hints = """
+What's still ahead of a turn? A cumulative sum from the back: earned.flip(1).cumsum(1).flip(1).
+Subtract, column by column, the mean over the rows where played is True, and keep 0 elsewhere."""

@@ -53,3 +53,20 @@ def in_the_middle(n, k):
 @wrong("12.3", 16, 3)
 def adding_up(n, k):
     return min(n, 2 * k) / n
+
+
+@right("12.4")
+def turn_by_turn(earned, played):
+    A = torch.zeros(earned.shape)
+    for k in range(earned.shape[1]):
+        had = played[:, k]
+        if had.any():
+            ahead = earned[had, k:].sum(dim=1)
+            A[had, k] = ahead - ahead.mean()
+    return A
+
+
+@wrong("12.4", torch.tensor([[0.5, 1.0], [0.25, 0.0]]), torch.tensor([[True, True], [True, False]]))
+def the_answer_alone(earned, played):
+    last = earned.gather(1, played.sum(dim=1, keepdim=True) - 1)
+    return (last - last.mean()) * played
