@@ -26,13 +26,23 @@ from torch import Tensor
 from minigrpo.exercises.reader import find
 from minigrpo.notebook import interactive
 from minigrpo.objective import VARIANTS, group_advantages, grpo_loss, kl_estimate
+from minigrpo.turns import commits
 
 pytestmark = pytest.mark.browser
 RUN = [
     {"step": 0, "stop": [0.53, 0.45, 0.38, 0.24], "correct": [0.1, 0.09, 0.08, 0.1, 1.0]},
     {"step": 10, "stop": [0.2, 0.14, 0.08, 0.03], "correct": [0.1, 0.1, 0.09, 0.1, 1.0]},
 ]
+WORDS = "<call> 7 </call> <result> good </result> <call> </call> <result> error </result> "
+WORDS += "<call> 9 </call> <result> bad </result> <answer> 9 </answer> </s>"
+IDS = torch.tensor([commits.VOCABULARY.index(word) for word in WORDS.split()])  # (T,)
+OWN = torch.tensor([*map(int, "111000110001110001111")]).bool()
+LOGITS = 3 * torch.randn(16, len(IDS), 32, generator=torch.Generator().manual_seed(0)).double()
+LOG_PROBS = LOGITS.log_softmax(-1)[:, range(len(IDS)), IDS]  # (16, T): for each first bad commit
+EPISODE = {"step": 0, "prompt": "1 2 3", "first": 9, "words": WORDS.split()}
+EPISODE |= {"own": OWN.int().tolist(), "log_probs": LOG_PROBS.tolist()}
 BUTTONS = {  # after each of them everything can be read
+    "episode": "#episodes button, #tries button",
     "ladder": "#rungs button, #names button",
     "kl": "button",
     "stop_tree": "#tries button",
@@ -43,6 +53,7 @@ BUTTONS = {  # after each of them everything can be read
 @pytest.fixture
 def page_of(opened, tmp_path):
     def shown(name: str, run: list | None = RUN, **context) -> object:
+        run = [EPISODE] if name == "episode" else run
         text = Path(interactive.__file__).with_name(f"{name}.html").read_text(encoding="utf-8")
         path = tmp_path / f"{name}.html"
         path.write_text(text.replace("@DATA@", json.dumps(run or "")), encoding="utf-8")
@@ -274,6 +285,41 @@ def test_keys_move_through_the_run_and_the_tree_works_without_one(page_of):
     page = page_of("stop_tree", None)
     page.click("#more")
     assert float(page.inner_text("#worth").split()[1]) > 0.9
+
+
+# the episode of notebook 12 --------------------------------------------------------------------
+
+
+def test_the_pushes_of_an_episode_are_those_of_autograd_and_0_at_the_tools_tokens(page_of):
+    page = page_of("episode")
+    for first, A, every in product((0, 7, 15), (1.5, -0.7), (False, True)):
+        logits = LOGITS[first].clone().requires_grad_()
+        log_probs = logits.log_softmax(-1)[range(len(IDS)), IDS][None]
+        own = torch.ones_like(OWN) if every else OWN
+        given = log_probs, log_probs.detach(), float64(A), own[None]
+        grpo_loss(*given, how="token_mean")[0].backward()
+        found = page.evaluate(f"episode.pushes(episode.EPISODES[0], {first}, {A}, {int(every)})")
+        exact = -logits.grad[range(len(IDS)), IDS]
+        torch.testing.assert_close(float64(*found), exact, atol=1e-12, rtol=0)
+        assert every or not any(push for push, mine in zip(found, OWN) if not mine)
+
+
+def test_with_a_different_first_bad_commit_the_tool_says_what_it_would(page_of):
+    page = page_of("episode")
+    for first in range(16):
+        tool, ids = lambda prompt, commit, first=first: commit >= first, IDS.clone()
+        for t in (3, 8, 14):
+            ids[t : t + 3] = torch.tensor(commits.Bisect(tool=tool).reply(IDS, IDS[:t]))
+        found = page.evaluate(f"episode.words(episode.EPISODES[0], {first}).join(' ')")
+        assert found == commits.to_text(ids)
+    page.focus("#first")
+    page.keyboard.press("End")
+    assert "1 of 2 replies would be different" in page.inner_text("#said")
+    assert page.inner_text("[data-t='15'] .was") == "was bad"
+    page.focus(".token[tabindex='0']")
+    page.keyboard.press("ArrowRight")
+    page.check("#all")
+    assert "token 2 of 21" in page.inner_text("#formula") and "/ 21" in page.inner_text("#formula")
 
 
 # will it fit? ------------------------------------------------------------------------------------
