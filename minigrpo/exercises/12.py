@@ -148,12 +148,11 @@ def turn_advantages(earned, played):
     """earned (G, K), 0 where no turn was played; played (G, K) bool -> advantages (G, K)"""
     to_go = earned.flip(1).cumsum(1).flip(1)  # (G, K): from the turn on
     mean = (to_go * played).sum(0) / played.sum(0).clamp(min=1)  # (K,): of those who had the turn
-    return (to_go - mean) * played
+    return torch.where(played, to_go - mean, 0.0)
 
 
-turn_advantages.why = """What was earned before a turn isn't its merit, so the sum starts at the
-turn. It's compared with the group's same turn, as a second call has less ahead of it than a first,
-and with those episodes that had one."""
+turn_advantages.why = """What was earned before a turn isn't its merit. And a second call has less
+ahead of it than a first, so each is compared with the group's same turn."""
 turn_advantages.wrong = {
     "to_go = earned.cumsum(1)": "You add up what came before the turn. It's paid for what comes "
     "from it on.",
@@ -164,7 +163,8 @@ turn_advantages.wrong = {
     "mean = (to_go * played).sum() / played.sum()": "You compare with all turns at once. The last "
     "turn has less ahead of it than the first, so compare each with the group's same turn.",
     "return to_go - mean": "A turn that nobody played gets an advantage, too. It's 0 there.",
-    "return (mean - to_go) * played": "The other way around. Better than the group is positive.",
+    "return torch.where(played, mean - to_go, 0.0)": "The other way around. Better than the group "
+    "is positive.",
 }
 TURNS = torch.tensor([[0.25, 0.5, 1.0], [0.25, 0.0, 0.0], [1.0, 0.0, 0.0]])
 turn_advantages.cases = {

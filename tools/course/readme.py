@@ -31,6 +31,7 @@ import memory
 import results
 import store
 import thinking
+import turns
 
 SHOWN = (  # the other experiments end alike
     "the run of notebook 07",
@@ -44,7 +45,7 @@ SHOWN = (  # the other experiments end alike
     "KL weight 1",
 )
 TABLES = {
-    "docs/results.md": ("results", "thinking"),
+    "docs/results.md": ("results", "thinking", "turns"),
     "docs/speed.md": tuple(bench.TABLES),
     "recipes/README.md": ("memory", "gpu"),
 }
@@ -127,7 +128,9 @@ def stored(name: str) -> str:
         return memory.table(memory.SHAPES)
     if name == "gpu":
         return gpu.table(store.load("gpu.json"))
-    return thinking.table() if name == "thinking" else bench.table(store.load("bench.json"), name)
+    if name in bench.TABLES:
+        return bench.table(store.load("bench.json"), name)
+    return {"thinking": thinking, "turns": turns}[name].table()
 
 
 def with_tables(text: str, page: str) -> str:

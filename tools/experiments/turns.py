@@ -1,7 +1,7 @@
 """The runs behind notebook 12: a tiny Llama and its tool, over seeds and bases, and with mistakes.
 
     python tools/experiments/turns.py --only "the run"   this arm, as far as it isn't stored yet
-Without --only, all of them (two hours). Writes data/results/turns.json after each run.
+Without --only, all of them (two and a half hours). Writes data/results/turns.json after each run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from store import Results, Seed, Store, keep, of_code, of_folder, options
+from store import Results, Seed, Store, keep, load, of_code, of_folder, options, spread
 from torch import Tensor, nn
 from train_models import TURNS_ROWS, TURNS_WARMUP, turns_warm_up
 
@@ -186,6 +186,18 @@ def settings(arm: Arm) -> Results:
 def store_of(name: str) -> Store:
     arm = ARMS[name]
     return Store("turns.json", [*map(Seed, arm.seeds)], partial(settings, arm), (name,))
+
+
+def table() -> str:
+    """One line per arm, for docs/results.md: the end of its runs, and what they took."""
+    rows = ["| | seeds | right answers | calls | bits of a call | largest ratio | CPU seconds |"]
+    rows.append("|---" * 7 + "|")
+    for name, part in load("turns.json").items():
+        runs, ends = part["runs"], {"accuracy": 2, "calls": 1, "bits": 2}
+        cells = [spread([run["curve"][key][-1] for run in runs], n) for key, n in ends.items()]
+        cells += [spread([run[key] for run in runs], 0) for key in ("ratio", "seconds")]
+        rows.append(f"| {name} | {len(runs)} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
 
 
 def main(arguments: list[str] | None = None) -> None:
