@@ -135,7 +135,7 @@ best.wrong = {
     "return 1.0": "Without a call it's a guess among n.",
     lambda n, k: 2**k / n: "That's more than 1 once there are more calls than needed.",
 }
-best.cases = {"a guess": (16, 0), "one call": (16, 1), "two calls": (16, 2), "three": (5, 2)}
+best.cases = {"a guess": (8, 0), "one call": (8, 1), "two calls": (8, 2), "five commits": (5, 2)}
 best.cases |= {"more than enough": (3, 4)}
 best.draw = lambda r: (r.randint(1, 9), r.randint(0, 3))
 best.hints = """

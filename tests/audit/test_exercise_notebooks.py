@@ -113,7 +113,7 @@ except AssertionError as error:
 """
 
 
-LEARNS = ("07_grpo",)  # its cells ask what a whole run has learned, with the reader's function too
+LEARNS = ("07_grpo", "12_several_turns")  # their cells ask what a whole run has learned
 SHORT = """\
 %reset -f
 from dataclasses import replace as _replace
