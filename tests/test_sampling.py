@@ -48,13 +48,6 @@ def test_recorded_log_probs_are_those_of_the_scorer():
 # EOS
 
 
-def test_completion_mask_keeps_the_first_eos_and_nothing_after_it():
-    completions = torch.tensor([[1, 2, 9, 0], [9, 9, 9, 9], [1, 2, 3, 4], [1, 9, 1, 9]])
-    expected = [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
-    assert completion_mask(completions, eos_id=9).int().tolist() == expected
-    assert completion_mask(completions, eos_id=None).all()
-
-
 def test_sample_keeps_the_first_eos_and_nothing_after_it():
     prompts = torch.tensor([[4], [2], [0]])  # of a policy that counts; 5 is EOS
     for pad in (0, 5):
@@ -164,12 +157,6 @@ def test_half_precision_logits_are_recorded_in_float32(half):
     expected = table.float().log_softmax(-1)[r.input_ids[:, 1:-1], r.completions]
     assert r.log_probs.dtype == torch.float32
     assert_close(r.log_probs, expected)
-
-
-def test_rollouts_join_prompt_and_completion():
-    r = sample(successor(6), *left_pad([torch.tensor([1, 2]), torch.tensor([4])]), max_new_tokens=2)
-    assert r.input_ids.tolist() == [[1, 2, 3, 4], [0, 4, 5, 0]]
-    assert r.attention_mask.int().tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
 
 
 def test_rollouts_move_whole():
