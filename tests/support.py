@@ -128,11 +128,12 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
 
 
 @st.composite
-def ragged_masks(draw: st.DrawFn) -> Tensor:
-    """Masks (N, T), holes included, with a real token in every row."""
+def masks(draw: st.DrawFn, rows: tuple[int, int] = (1, 4), empty: bool = True) -> Tensor:
+    """Masks (N, T), holes included; a row without a real token only if `empty`."""
     columns = draw(st.integers(1, 5))
-    row = st.lists(st.booleans(), min_size=columns, max_size=columns).filter(any)
-    return torch.tensor(draw(st.lists(row, min_size=1, max_size=4)))
+    row = st.lists(st.booleans(), min_size=columns, max_size=columns)
+    row = row if empty else row.filter(any)
+    return torch.tensor(draw(st.lists(row, min_size=rows[0], max_size=rows[1])))
 
 
 GARBAGE = st.sampled_from([math.nan, math.inf, -math.inf, 1e30])

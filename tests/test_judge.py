@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from minigrpo.exercises import check, hint, judge, reader, show, solution
-from minigrpo.exercises.form import Exercise, compiled, exercise, notebooks, of_notebook
+from minigrpo.exercises import all_exercises, check, hint, judge, reader, show, solution
+from minigrpo.exercises.form import Exercise, compiled, exercise, of_notebook
 from minigrpo.exercises.judge import brief, judge_exercise
 from minigrpo.exercises.reader import find, solution_source
 
@@ -372,9 +372,7 @@ def test_hints_lead_on_one_by_one(capsys, monkeypatch):
         hint(KEY, 9)
 
 
-@pytest.mark.parametrize(
-    "record", [e for n in notebooks() for e in of_notebook(n).values()], ids=str
-)
+@pytest.mark.parametrize("record", all_exercises(), ids=str)
 def test_the_printed_solution_passes_when_pasted(record, capsys):
     solution(record.key)
     printed = capsys.readouterr().out
@@ -387,8 +385,7 @@ def test_the_printed_solution_passes_when_pasted(record, capsys):
 
 # reviews
 
-REVIEWS = [record for record in of_notebook(8).values()]
-each_review = pytest.mark.parametrize("review", REVIEWS, ids=lambda r: r.key)
+each_review = pytest.mark.parametrize("review", of_notebook(8).values(), ids=lambda r: r.key)
 
 
 @each_review

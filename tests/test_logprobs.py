@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import GARBAGE, Bigram, ragged_masks, successor, tiny_gpt, tiny_llama, uniform
+from support import GARBAGE, Bigram, masks, successor, tiny_gpt, tiny_llama, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -140,7 +140,7 @@ def test_top_p_takes_its_share_of_what_top_k_has_left():
 # sequence_log_probs, token_entropy, masked_mean
 
 
-@given(ragged_masks(), GARBAGE)
+@given(masks(empty=False), GARBAGE)
 def test_sequence_log_prob_is_the_sum_over_real_tokens(mask, garbage):
     values = uniform(*mask.shape)
     log_probs = values.masked_fill(~mask, garbage).requires_grad_()
@@ -174,7 +174,7 @@ def test_entropy_gradient_agrees_with_finite_differences_where_tokens_are_imposs
         assert abs(numeric.item() - analytic[place].item()) < 1e-8
 
 
-@given(ragged_masks(), GARBAGE)
+@given(masks(empty=False), GARBAGE)
 def test_masked_mean_reads_only_what_the_mask_keeps(mask, garbage):
     assume(not mask.all())
     values = uniform(*mask.shape)

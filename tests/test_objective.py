@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import GARBAGE, float64, ragged_masks, uniform
+from support import GARBAGE, float64, masks, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -60,7 +60,7 @@ def ratio_by_loops(log_probs: Tensor, old: Tensor, mask: Tensor, level: str) -> 
     return float64(*rows)
 
 
-@given(ragged_masks(), GARBAGE, GARBAGE)
+@given(masks(empty=False), GARBAGE, GARBAGE)
 def test_every_ratio_equals_its_definition_in_value_and_gradient(mask, garbage, old_garbage):
     new, old = uniform(*mask.shape, seed=1), uniform(*mask.shape, seed=2)
     garbled = new.masked_fill(~mask, garbage).requires_grad_()
@@ -184,17 +184,6 @@ def average_by_loops(rows: Rows, how: str, max_length: int | None = None) -> flo
     if how == "token_mean":
         return statistics.fmean(tokens) if tokens else 0.0
     return math.fsum(tokens) / (len(rows) * max_length)
-
-
-def masks(min_rows: int = 1, max_rows: int = 4) -> st.SearchStrategy[Tensor]:
-    """Any mask (N, T), rows without a real token included."""
-    return st.integers(1, 5).flatmap(
-        lambda columns: st.lists(
-            st.lists(st.booleans(), min_size=columns, max_size=columns),
-            min_size=min_rows,
-            max_size=max_rows,
-        ).map(torch.tensor)
-    )
 
 
 @given(masks(), GARBAGE, st.sampled_from([torch.bool, torch.int64, torch.float32]))
@@ -500,7 +489,7 @@ def test_metrics_are_plain_numbers_and_only_those_that_were_asked_for():
 # grpo_loss: parts of a batch
 
 
-@given(masks(min_rows=4, max_rows=4), SETTINGS, st.integers(1, 3))
+@given(masks(rows=(4, 4)), SETTINGS, st.integers(1, 3))
 def test_parts_that_divide_by_the_whole_add_up_to_it(mask, settings, first):
     batch = a_batch(mask)
     whole = (len(mask), max(int(mask.sum()), 1))
