@@ -20,7 +20,6 @@ from minigrpo.gpt import (
     DecoderBlock,
     GPTConfig,
     MultiHeadAttention,
-    causal_mask,
     load_gpt,
     sinusoids,
 )
@@ -78,11 +77,6 @@ def test_the_block_can_be_exchanged():
 
 
 # what each position reads --------------------------------------------------------------------
-
-
-def test_causal_mask_lets_the_last_queries_read_the_cached_keys():
-    assert causal_mask(3).int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    assert causal_mask(2, 4).int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
 
 
 def test_a_later_token_changes_no_earlier_logit():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import GARBAGE, Bigram, masks, successor, tiny_gpt, tiny_llama, uniform
+from support import GARBAGE, Bigram, masks, saved_bytes, successor, tiny_gpt, tiny_llama, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -317,15 +317,8 @@ def sliced(monkeypatch, positions: int, dtype=torch.float64, temperature=0.8, en
     monkeypatch.setattr(logprobs, "SLICE", 7 * positions)
     logits = uniform(4, 5, 7).to(dtype).requires_grad_()
     tokens = torch.randint(7, (4, 5), generator=torch.Generator().manual_seed(0))
-    weights, kept = uniform(4, 5, seed=1), {}
-
-    def keep(saved: Tensor) -> Tensor:
-        kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
-        alive.append(saved)  # or the next tensor could have the same place
-        return saved
-
-    alive: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+    weights = uniform(4, 5, seed=1)
+    with saved_bytes() as kept:
         log_probs, entropies = _score(logits, tokens, temperature, entropy)
     total = ((log_probs + entropies if entropy else log_probs) * weights).sum()
     (gradient,) = torch.autograd.grad(total, logits)

@@ -185,12 +185,6 @@ def test_the_prompts_of_the_caller_stay_as_they_were():
     assert torch.equal(ids, RAGGED[0]) and torch.equal(mask, RAGGED[1])
 
 
-def test_left_pad_lets_every_row_end_in_the_last_column():
-    ids, mask = left_pad([torch.tensor([7, 8, 9]), [5]], pad_id=1)
-    assert ids.tolist() == [[7, 8, 9], [1, 1, 5]]
-    assert mask.tolist() == [[True, True, True], [False, False, True]]
-
-
 # ---------------------------------------------------------------------------------------------
 # bad input
 
