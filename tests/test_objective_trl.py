@@ -232,7 +232,7 @@ def test_stored_cases_reach_both_sides_of_every_clip_and_rows_without_a_token():
     assert 0 < sum(equal) < len(equal)
 
 
-# What TRL does too its answers cannot show, and what a check refuses is no number.
+# What TRL does too does not show in its answers, and one mistake ends in an error.
 SILENT = {*CAUTIONS, "advantages_along_the_tokens"} - {"equal_rewards_not_exactly_zero"}
 SHOWN = [mistake for mistake in MISTAKES if mistake.name not in SILENT]
 
