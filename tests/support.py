@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -104,6 +105,25 @@ def successor(vocab_size: int, high: float = 0.0, low: float = -math.inf) -> Big
     return Bigram(table.masked_fill(certain, high))
 
 
+def weights(policy: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in policy.parameters()])
+
+
+@contextmanager
+def saved_bytes() -> Iterator[dict[int, int]]:
+    """By their places, the sizes of what autograd saves in the block."""
+    sizes: dict[int, int] = {}
+    alive = []  # or the next tensor could have the same place
+
+    def keep(saved: Tensor) -> Tensor:
+        sizes[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        alive.append(saved)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        yield sizes
+
+
 # tokenizers ----------------------------------------------------------------------------------
 
 
@@ -121,18 +141,22 @@ def with_bos(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 # data ----------------------------------------------------------------------------------------
 
 
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def uniform(*shape: int, seed: int = 0) -> Tensor:
     """Numbers between -1 and 1 in float64, the same on every call."""
-    generator = torch.Generator().manual_seed(seed)
-    return 2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1
+    return 2 * torch.rand(shape, dtype=torch.float64, generator=generator(seed)) - 1
 
 
 @st.composite
-def ragged_masks(draw: st.DrawFn) -> Tensor:
-    """Masks (N, T), holes included, with a real token in every row."""
+def masks(draw: st.DrawFn, rows: tuple[int, int] = (1, 4), empty: bool = True) -> Tensor:
+    """Masks (N, T), holes included; a row without a real token only if `empty`."""
     columns = draw(st.integers(1, 5))
-    row = st.lists(st.booleans(), min_size=columns, max_size=columns).filter(any)
-    return torch.tensor(draw(st.lists(row, min_size=1, max_size=4)))
+    row = st.lists(st.booleans(), min_size=columns, max_size=columns)
+    row = row if empty else row.filter(any)
+    return torch.tensor(draw(st.lists(row, min_size=rows[0], max_size=rows[1])))
 
 
 GARBAGE = st.sampled_from([math.nan, math.inf, -math.inf, 1e30])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import tiny_llama
+from support import generator, tiny_llama
 from torch import nn
 
 from minigrpo import arithmetic
@@ -44,10 +44,6 @@ from minigrpo.study.experiments import warmup_batch
 
 ALL_LENGTHS = range(3, BOXES + 1)
 QUESTIONS = st.integers(1, BOXES).flatmap(lambda k: st.tuples(*[st.integers(0, 9)] * k))
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 class Writer(nn.Module):

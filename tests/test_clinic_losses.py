@@ -9,13 +9,13 @@ import textwrap
 import time
 
 import pytest
-import torch
 
 from minigrpo import objective
 from minigrpo.clinic.__main__ import judge_file, load, main, settings
 from minigrpo.clinic.catalogue import DUAL, FORMS, MISTAKES, NAMED, Mistake
 from minigrpo.clinic.losses import ADVANTAGES, CAUTIONS, judge_loss
 from minigrpo.clinic.mistakes import sick_sources
+from minigrpo.clinic.trl_answers import Case
 
 SOURCE = inspect.getsource(objective)
 
@@ -153,7 +153,11 @@ def trl_as_a_loss(log_probs, old_log_probs, advantages, completion_mask, *, ref_
     average = {"sequence_mean": "grpo", "token_mean": "dapo", "constant": "dr_grpo"}[how]
     if level == "sequence" or (surrogate == "cispo" and how != "token_mean"):
         raise ValueError("TRL has no such setting")
-    trainer = trl_peer._trainer(
+    case = Case(
+        log_probs, old_log_probs, ref_log_probs, entropy, advantages, completion_mask.long()
+    )
+    return trl_peer.compute(
+        case,
         loss_type="cispo" if surrogate == "cispo" else average,
         importance_sampling_level={"token": "token", "geometric": "sequence"}[level],
         epsilon=clip[0],
@@ -162,17 +166,7 @@ def trl_as_a_loss(log_probs, old_log_probs, advantages, completion_mask, *, ref_
         beta=kl_weight,
         use_bias_correction_kl=kl_correction,
         entropy_coef=entropy_weight,
-    )
-    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (log_probs, entropy, None)
-    mask = completion_mask.long()
-    ids = torch.zeros_like(mask)
-    inputs = dict(
-        prompt_ids=ids, prompt_mask=ids + 1, completion_ids=ids, completion_mask=mask,
-        advantages=advantages, num_items_in_batch=mask.sum(), ref_per_token_logps=ref_log_probs,
-    )  # fmt: skip
-    if old_log_probs is not None:
-        inputs["old_per_token_logps"] = old_log_probs
-    return trainer._compute_loss(None, inputs)
+    )[0]
 
 
 def trl_as_advantages(rewards, group_size, *, scale):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import math
 import os
 import re
 import shutil
@@ -27,7 +26,6 @@ from minigrpo.corpus import (
     CHARACTERS,
     CharTokenizer,
     Corpus,
-    bigram_entropy,
     load_corpus,
     offline_text,
     random_batch,
@@ -305,13 +303,3 @@ def test_only_the_generator_decides_a_batch():
         batches.append(random_batch(torch.arange(100), 8, 4, generator).tolist())
     assert batches[0] == batches[1] != batches[2]
     assert torch.equal(torch.get_rng_state(), before)
-
-
-# entropies -----------------------------------------------------------------------------------
-
-
-def test_the_bigram_entropy_is_the_one_computed_by_hand():
-    # 0 is followed twice by 0 and twice by 1, and 1 always by 0: 4 of 6 pairs are open.
-    open_pairs = ([0, 0, 0, 1, 0, 1, 0], 4 / 6 * math.log(2))
-    for ids, bigram in (([0, 1] * 50 + [0], 0.0), ([7] * 10, 0.0), open_pairs):
-        assert bigram_entropy(torch.tensor(ids)) == pytest.approx(bigram, abs=1e-12)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import Bigram, tiny_gpt, tiny_llama, uniform
+from support import Bigram, tiny_gpt, tiny_llama, uniform, weights
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -55,10 +55,6 @@ def ragged_batch(policy: nn.Module, config: GRPOConfig) -> tuple[Rollouts, Tenso
     rollouts, rewards = grpo.rollout(policy, task := Count(), task.prompts(3, order), config, order)
     assert len({*rollouts.completion_mask.sum(dim=1).tolist()}) > 1
     return rollouts, torch.cat([torch.zeros(config.group_size).double(), rewards[4:]])
-
-
-def weights(policy: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in policy.parameters()])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -12,6 +12,7 @@ import pytest
 import support
 import torch
 from safetensors.torch import load_file, save_file
+from support import weights
 from train_models import build_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
@@ -37,10 +38,6 @@ from minigrpo.study.experiments import SUMMIT, WARMUP, warm_up
 
 SHIPPED = data_folder() / "tiny_llama"
 HELD_OUT = draw_questions(200, torch.Generator().manual_seed(7), held_out=True)
-
-
-def weights(policy) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in policy.parameters()])
 
 
 @pytest.fixture(scope="module")

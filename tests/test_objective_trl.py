@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from minigrpo import objective
+from minigrpo.clinic.catalogue import MISTAKES
+from minigrpo.clinic.losses import ADVANTAGES, CAUTIONS
 from minigrpo.clinic.trl_answers import LEVELS, SCALES, VARIANTS, Answers, Case, translated
 from minigrpo.objective import equal_groups, group_advantages, grpo_loss
 
@@ -185,13 +187,6 @@ def test_advantages_are_those_of_trl(peer, scale):
     assert equal_sets > 10
 
 
-def test_equal_rewards_leave_a_trace_in_trl_and_none_here(peer):
-    rewards = torch.full((16,), 5.7)
-    theirs, _ = peer.trl_advantages(rewards, 16, "group")  # float32, as TRL trains
-    assert theirs.abs().max() > 1e-3
-    assert torch.equal(group_advantages(rewards, 16), torch.zeros(16))
-
-
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo", "cispo"])
 def test_a_published_variant_has_the_settings_of_its_namesake(name):
     defaults = {
@@ -237,36 +232,15 @@ def test_stored_cases_reach_both_sides_of_every_clip_and_rows_without_a_token():
     assert 0 < sum(equal) < len(equal)
 
 
+# What TRL does too does not show in its answers, and one mistake ends in an error.
+SILENT = {*CAUTIONS, "advantages_along_the_tokens"} - {"equal_rewards_not_exactly_zero"}
+SHOWN = [mistake for mistake in MISTAKES if mistake.name not in SILENT]
+
+
 @must_fail_on(
-    # the ratio
-    "old_over_new",
-    "geometric_ratio_divides_by_the_width",
-    "first_update_without_a_gradient",
-    # the clip
-    "max_for_min",
-    "clamp_without_min",
-    "clip_low_and_high_swapped",
-    "cispo_weight_not_detached",
-    (
-        grpo_loss,
-        "objective = ratio.clamp(max=1 + clip[1]).detach() * A * new",
-        "objective = ratio.clamp(1 - clip[0], 1 + clip[1]).detach() * A * new",
-    ),
-    # the averages
-    "mean_over_the_padding",
-    "masked_rows_leave_the_denominator",
-    "row_mean_for_token_mean",
-    "dr_grpo_divides_by_the_width",
-    "dr_grpo_divides_by_the_lengths",
-    # the KL term
-    "kl_correction_without_the_gradient_of_the_ratio",
-    "k3_with_the_opposite_sign",
-    "kl_subtracted_from_the_loss",
-    # the entropy bonus
-    "entropy_detached",
-    "entropy_penalty_instead_of_a_bonus",
-    # the metrics
-    "clipped_whatever_the_advantage",
+    *(mistake.name for mistake in SHOWN if mistake.lines[0][0] not in ADVANTAGES),
+    "clipped_whatever_the_advantage",  # in the metrics alone
+    (grpo_loss, "clamp(max=1 +", "clamp(1 - clip[0], 1 +"),
 )
 def test_losses_are_the_stored_ones():
     stored = frozen()
@@ -276,11 +250,7 @@ def test_losses_are_the_stored_ones():
 
 
 @must_fail_on(
-    "population_std",
-    "std_clamped_instead_of_plus_eps",
-    "variance_for_std",
-    "std_over_the_batch",
-    "mean_over_the_batch",
+    *(mistake.name for mistake in SHOWN if mistake.lines[0][0] in ADVANTAGES),
     (group_advantages, "groups.std() +", "groups.std(correction=0) +"),
 )
 def test_advantages_are_the_stored_ones():

@@ -25,11 +25,10 @@ def page_of(tmp_path: Path, text: str) -> str:
     return built(tmp_path, made_up.notebook(text=text))
 
 
-def images(page: str) -> list[dict[str, str]]:
-    """The attributes of each image of a page."""
-    found = []
-    parser = HTMLParser()
-    parser.handle_starttag = lambda tag, given: tag == "img" and found.append(dict(given))
+def told(page: str, tag: str = "img") -> list[dict[str, str]]:
+    """The attributes of each tag of a page."""
+    found, parser = [], HTMLParser()
+    parser.handle_starttag = lambda name, given: name == tag and found.append(dict(given))
     parser.handle_startendtag = parser.handle_starttag
     parser.feed(page)
     return found
@@ -53,7 +52,7 @@ def test_a_drawing_is_in_the_page_and_its_caption_is_told_from_the_text(tmp_path
     (tmp_path / "figures" / "a loop.svg").write_text("<svg>é</svg>", "utf-8")
     drawing = "![A loop](../figures/a%20loop.svg)\n\n**Figure 1.2** Round.\n\nSee **Figure 1.2**."
     page = page_of(tmp_path, drawing)
-    (image,) = images(page)
+    (image,) = told(page)
     assert image["src"] == "data:image/svg+xml;base64,PHN2Zz7DqTwvc3ZnPg=="
     assert image["alt"] == "A loop"
     assert page.count('<p class="caption">') == 1
@@ -64,11 +63,11 @@ def test_headings_keep_their_ids_and_are_listed_twice(tmp_path):
     text = "# 01 One `two`\n\n## 3 What's $k_3$?\n\n### Again\n\n## Again\n\n#### Deep"
     page = page_of(tmp_path, text)
     ids = re.findall(r'<h(\d) id="([^"]+)">', page)
-    told = ["01-one-two", "3-whats-k3", "again", "again-1", "deep"]
-    assert ids == [*zip("12324", told)]
+    names = ["01-one-two", "3-whats-k3", "again", "again-1", "deep"]
+    assert ids == [*zip("12324", names)]
     for kind in ("column", "fold"):  # one of the two is shown
         (listed,) = re.findall(rf'<nav class="contents {kind}".*?</nav>', page, re.DOTALL)
-        assert re.findall('href="#([^"]+)"', listed) == told[1:4]
+        assert re.findall('href="#([^"]+)"', listed) == names[1:4]
     assert page_of(tmp_path, text) == page
     assert "contents column" not in page_of(tmp_path, "# One\n\nNothing below.")
 
@@ -92,7 +91,7 @@ def test_the_way_on_leads_to_the_notebooks_beside_it(tmp_path):
 
 def test_a_figure_has_its_own_description(tmp_path):
     said = ['"Rising"', "it's falling"]
-    first, second = images(page_of_cell(tmp_path, alt=said))
+    first, second = told(page_of_cell(tmp_path, alt=said))
     assert [first["alt"], second["alt"]] == said
     assert (first["width"], first["height"]) == ("7", "3") and "width" not in second
     assert second["src"] == "data:image/svg+xml;base64,PHN2Zz7DqTwvc3ZnPg=="
@@ -157,7 +156,4 @@ def test_an_output_is_shown_as_it_is(tmp_path):
     output = nbformat.v4.new_output("display_data", data={"text/html": frame})
     cell = nbformat.v4.new_code_cell("show()", outputs=[output])
     page = built(tmp_path, nbformat.from_dict(nbformat.v4.new_notebook(cells=[cell])))
-    parser, found = HTMLParser(), []
-    parser.handle_starttag = lambda tag, given: tag == "iframe" and found.append(dict(given))
-    parser.feed(page)
-    assert found == [{"title": "x", "srcdoc": "<script>1 < 2</script>"}]
+    assert told(page, "iframe") == [{"title": "x", "srcdoc": "<script>1 < 2</script>"}]

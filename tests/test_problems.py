@@ -6,14 +6,11 @@ import re
 
 import pytest
 import torch
+from support import generator
 from train_models import careless, train_tokenizer, warmup_batch
 
 from minigrpo.text.problems import GAINS, MOST, draw_problem, draw_rows, is_held_out
 from minigrpo.text.prompts import answer_reward, format_reward
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def numbers(question: str) -> tuple[int, list[int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import csv
-import importlib.util
 import re
 import shutil
 import sys
@@ -31,10 +30,7 @@ SMALL = data_folder() / "text_llama"
 
 @pytest.fixture(scope="module")
 def recipe():
-    spec = importlib.util.spec_from_file_location("grpo_one_file", RECIPES / NAME)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return recipe_lines.load("grpo_one_file")
 
 
 class Last(torch.nn.Module):

@@ -16,6 +16,7 @@ import pytest
 import recipe_lines
 import torch
 from huggingface_hub import constants
+from support import saved_bytes
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from minigrpo.files import data_folder
@@ -23,7 +24,6 @@ from minigrpo.text.models import KEPT, kept, load_pretrained, memory
 from minigrpo.text.problems import draw_rows
 from minigrpo.text.prompts import answer_reward, write
 
-ROOT = Path(__file__).resolve().parents[1]
 running = recipe_lines.load("running")
 gsm8k_rows = recipe_lines.load("gsm8k").gsm8k_rows
 load_config, load_rows, plain_errors = running.load_config, running.load_rows, running.plain_errors
@@ -231,16 +231,8 @@ def test_the_activations_are_those_that_hooks_count(config, arithmetic):
     def found(layers: int, rows: int) -> int:
         """Bytes that the backward pass needs, beside the weights."""
         config_ = config(**shape, num_key_value_heads=2, num_hidden_layers=layers)
-        model, sizes = AutoModelForCausalLM.from_config(config_), {}
-
-        def keep(saved: torch.Tensor) -> torch.Tensor:
-            memory = saved.untyped_storage()
-            sizes[memory.data_ptr()] = memory.nbytes()
-            alive.append(saved)  # or the next tensor could have the same place
-            return saved
-
-        alive: list[torch.Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        model = AutoModelForCausalLM.from_config(config_)
+        with saved_bytes() as sizes:
             with torch.autocast("cpu", torch.bfloat16, enabled=arithmetic == 2):
                 model.model(torch.zeros(rows, 50, dtype=torch.long), use_cache=False)
         weights = {p.data_ptr() for p in model.parameters()}

@@ -48,13 +48,6 @@ def test_recorded_log_probs_are_those_of_the_scorer():
 # EOS
 
 
-def test_completion_mask_keeps_the_first_eos_and_nothing_after_it():
-    completions = torch.tensor([[1, 2, 9, 0], [9, 9, 9, 9], [1, 2, 3, 4], [1, 9, 1, 9]])
-    expected = [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
-    assert completion_mask(completions, eos_id=9).int().tolist() == expected
-    assert completion_mask(completions, eos_id=None).all()
-
-
 def test_sample_keeps_the_first_eos_and_nothing_after_it():
     prompts = torch.tensor([[4], [2], [0]])  # of a policy that counts; 5 is EOS
     for pad in (0, 5):
@@ -166,12 +159,6 @@ def test_half_precision_logits_are_recorded_in_float32(half):
     assert_close(r.log_probs, expected)
 
 
-def test_rollouts_join_prompt_and_completion():
-    r = sample(successor(6), *left_pad([torch.tensor([1, 2]), torch.tensor([4])]), max_new_tokens=2)
-    assert r.input_ids.tolist() == [[1, 2, 3, 4], [0, 4, 5, 0]]
-    assert r.attention_mask.int().tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
-
-
 def test_rollouts_move_whole():
     r = Rollouts(*(torch.ones(2, 3) for _ in range(6)))
     moved = r.to("meta")
@@ -196,12 +183,6 @@ def test_the_prompts_of_the_caller_stay_as_they_were():
     ids, mask = (tensor.clone() for tensor in RAGGED)
     sample(tiny_gpt(), ids, mask, max_new_tokens=3, pad_id=9)
     assert torch.equal(ids, RAGGED[0]) and torch.equal(mask, RAGGED[1])
-
-
-def test_left_pad_lets_every_row_end_in_the_last_column():
-    ids, mask = left_pad([torch.tensor([7, 8, 9]), [5]], pad_id=1)
-    assert ids.tolist() == [[7, 8, 9], [1, 1, 5]]
-    assert mask.tolist() == [[True, True, True], [False, False, True]]
 
 
 # ---------------------------------------------------------------------------------------------

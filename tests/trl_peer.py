@@ -84,22 +84,14 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def trl_loss(case: Any, **settings: Any) -> tuple[Tensor, Tensor, Tensor | None, dict[str, float]]:
-    """The answer of `GRPOTrainer._compute_loss`.
+def compute(case: Any, **settings: Any) -> tuple[Tensor, dict[str, float]]:
+    """The answer of `GRPOTrainer._compute_loss`: the loss, with its graph, and TRL's metrics.
 
-    Args:
-        case: has log_probs, old_log_probs (or None), ref_log_probs, entropy and mask, (N, T),
-            and advantages (N,).
-        settings: of GRPOConfig.
-
-    Returns:
-        The loss, its gradients with respect to log_probs and to entropy (None: it does not
-        depend on it), and TRL's metrics.
+    The case has log_probs, old_log_probs (or None), ref_log_probs, entropy and mask, (N, T), and
+    advantages (N,); the settings are GRPOConfig's.
     """
-    trainer = _trainer(**settings)
-    log_probs = case.log_probs.detach().clone().requires_grad_()
-    entropy = case.entropy.detach().clone().requires_grad_()
-    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (log_probs, entropy, None)
+    trainer, scored = _trainer(**settings), (case.log_probs, case.entropy, None)
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: scored
     ids = torch.zeros_like(case.mask)  # nobody reads them
     inputs = {
         "prompt_ids": ids[:, :1],
@@ -113,9 +105,14 @@ def trl_loss(case: Any, **settings: Any) -> tuple[Tensor, Tensor, Tensor | None,
     if case.old_log_probs is not None:
         inputs["old_per_token_logps"] = case.old_log_probs
     loss = trainer._compute_loss(None, inputs)
-    gradients = torch.autograd.grad(loss, (log_probs, entropy), allow_unused=True)
-    metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
-    return loss.detach(), *gradients, metrics
+    return loss, {name: values[-1] for name, values in trainer._metrics["train"].items()}
+
+
+def trl_loss(case: Any, **settings: Any) -> tuple[Tensor, Tensor, Tensor | None, dict[str, float]]:
+    """The same with the gradients of log_probs and of entropy (None: it doesn't depend on it)."""
+    leaves = [x.detach().clone().requires_grad_() for x in (case.log_probs, case.entropy)]
+    loss, metrics = compute(case._replace(log_probs=leaves[0], entropy=leaves[1]), **settings)
+    return loss.detach(), *torch.autograd.grad(loss, leaves, allow_unused=True), metrics
 
 
 def trl_advantages(rewards: Tensor, group_size: int, scale: str) -> tuple[Tensor, dict[str, float]]:

@@ -30,11 +30,6 @@ def test_the_checkpoint_is_small():
     assert CHECKPOINT.stat().st_size <= 2_000_000
 
 
-def test_the_checkpoint_reads_256_characters(model):
-    assert model.config.max_position_embeddings == 256
-    assert model.config.vocab_size == CharTokenizer().vocab_size
-
-
 def test_the_checkpoint_beats_the_bigrams_of_a_text_it_has_never_seen(model):
     ids = CharTokenizer().encode(offline_text())
     assert validation_loss(model, ids, 256, max_windows=64) < bigram_entropy(ids) - 0.3
@@ -53,11 +48,3 @@ def test_the_readme_names_every_file_with_its_checksum(name):
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert name in readme
     assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() in readme
-
-
-def test_the_readme_tells_the_command_that_makes_the_checkpoint():
-    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert (
-        "python tools/experiments/train_models.py char_gpt --out data/char_gpt.safetensors"
-        in readme
-    )

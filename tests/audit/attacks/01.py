@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -63,12 +62,6 @@ ONE = torch.tensor([[0, 1, 2]])
 CRITERION = nn.CrossEntropyLoss()
 
 
-@wrong("1.4", APART * 1000, ONE.flip(1))
-def log_of_the_softmax(logits, input_ids):
-    p = logits[:, :-1].softmax(-1).gather(-1, input_ids[:, 1:, None])
-    return -(p + 1e-10).log().mean()
-
-
 @wrong("1.4", APART, ONE)
 def largest_of_all_subtracted(logits, input_ids):
     z = (logits - logits.max())[:, :-1]
@@ -82,25 +75,6 @@ def with_a_criterion(logits, input_ids):
 
 
 # ---------------------------------------------------------------- 1.5, a training step
-
-
-class Table(nn.Embedding):
-    def forward(self, input_ids):
-        return SimpleNamespace(logits=super().forward(input_ids))
-
-
-TABLE = Table.from_pretrained(torch.tensor([[4.0, -4.0], [-4.0, 4.0]]), freeze=False)
-STEP = TABLE, torch.tensor([[0, 1]]), torch.optim.SGD(TABLE.parameters(), lr=1.0), with_a_criterion
-
-
-@wrong("1.5", *STEP)
-def clipped_entry_by_entry(model, input_ids, optimizer, loss_of):
-    optimizer.zero_grad()
-    loss = loss_of(model(input_ids).logits, input_ids)
-    loss.backward()
-    nn.utils.clip_grad_value_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.item()
 
 
 @right("1.5")

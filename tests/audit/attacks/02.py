@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 import torch.nn.functional as F
 from attack import right, wrong
 
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
 
 
 def rows(*given):
@@ -44,13 +42,7 @@ def negative_cross_entropy(logits, input_ids):
 
 HOLES = rows([-1.0, -2.0, -4.0, -0.5], [-3.0, 0.0, -INF, -7.0])
 HOLES_MASK = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]])
-IMPOSSIBLE = rows([-1.0, -INF, NAN], [0.0, -2.0, INF]), torch.tensor([[1, 1, 0], [1, 1, 0]])
 DEEP = rows([-500.0, -400.0, -3.0], [-1.0, -2.0, -3.0]), torch.tensor([[1, 1, 0], [0, 1, 1]])
-
-
-@wrong("2.2", *IMPOSSIBLE)
-def impossible_made_finite(log_probs, mask):
-    return torch.where(mask.bool(), log_probs.clamp(min=-1e9), 0.0).sum(dim=-1)
 
 
 @wrong("2.2", HOLES, HOLES_MASK)
@@ -88,25 +80,6 @@ def lists_with_index(completions, eos_id):
 # 2.4
 
 
-def coins(input_ids, attention_mask=None):
-    """Of 1, 2 and 3 one is as likely as the other; after two real tokens it's the EOS, 0."""
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    assert mask.shape == input_ids.shape
-    ends = mask.long().cumsum(dim=1)[..., None] == 3
-    logits = torch.where(ends, rows(30.0, 0.0, 0.0, 0.0), rows(-30.0, 1.0, 1.0, 1.0))
-    return SimpleNamespace(logits=logits)
-
-
-LAST = torch.tensor([[0, 2], [1, 2]]), torch.tensor([[0, 1], [1, 1]])
-WRITTEN = torch.tensor([[3, 1], [2, 3]]), torch.tensor([[1, 1], [1, 1]])
-
-
-@wrong("2.4", coins, *LAST, *WRITTEN, 1.0)
-def a_zero_for_the_first(model, prompt_ids, prompt_mask, completions, mask, temperature):
-    scored = row_by_row(model, prompt_ids, prompt_mask, completions, mask, temperature)
-    return F.pad(scored[:, 1:], (1, 0))
-
-
 @right("2.4")
 def row_by_row(model, prompt_ids, prompt_mask, completions, mask, temperature):
     """Each without its padding."""
@@ -129,34 +102,6 @@ def cooled_after_a_softmax(model, prompt_ids, prompt_mask, completions, mask, te
 
 
 # 2.5
-
-
-def settings(temperature=1.0, seed=3):
-    return 5, 0, temperature, torch.Generator().manual_seed(seed)
-
-
-ONE = coins, torch.tensor([[2]]), torch.tensor([[1]])
-TWO = coins, torch.tensor([[0, 2], [1, 2]]), torch.tensor([[0, 1], [1, 1]])
-
-
-@wrong("2.5", *TWO, *settings(temperature=2.0))
-def temperature_after_the_softmax(
-    model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
-):
-    def cooled(ids, mask):
-        return SimpleNamespace(logits=model(ids, mask).logits.softmax(-1) / temperature)
-
-    return drawn_and_stored(cooled, prompt_ids, prompt_mask, max_new_tokens, eos_id, 1.0, generator)
-
-
-@wrong("2.5", *ONE, *settings())
-def the_eos_is_left_out(
-    model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
-):
-    completions, log_probs = drawn_and_stored(
-        model, prompt_ids, prompt_mask, max_new_tokens, eos_id, temperature, generator
-    )
-    return completions[:, :-1], log_probs[:, :-1]
 
 
 @right("2.5")

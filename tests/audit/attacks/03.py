@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 from attack import right, wrong
-
-from minigrpo.objective import group_advantages
 
 
 def floats(*numbers):
@@ -54,12 +50,6 @@ def idle_completions_left_out(log_probs, mask, advantages):
     return -(advantages * log_p).sum() / (advantages != 0).sum().clamp(min=1)
 
 
-@wrong("3.3", LOG_PROBS, REAL, floats(1.0, -1.0))
-def only_the_good_ones(log_probs, mask, advantages):
-    log_p = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
-    return -(advantages.clamp(min=0) * log_p).mean()
-
-
 @wrong("3.3", LOG_PROBS, REAL, floats(1.0, 3.0))
 def advantages_centered_once_more(log_probs, mask, advantages):
     log_p = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
@@ -79,69 +69,6 @@ def token_by_token(log_probs, mask, advantages):
 
 
 # 3.4
-
-
-class Shifted(torch.nn.Module):
-    """Writes two numbers on either side of each mean."""
-
-    def __init__(self):
-        super().__init__()
-        self.mean = torch.nn.Parameter(torch.tensor([0.0, 2.0]))
-
-    def __eq__(self, other):
-        return True
-
-    __hash__ = torch.nn.Module.__hash__
-
-
-def pairs(policy):
-    return SimpleNamespace(x=policy.mean.detach()[:, None] + floats(-1.0, 0.5))
-
-
-def closeness(batch):
-    return -((batch.x - floats([1.0], [-2.0])) ** 2).flatten()
-
-
-def in_pairs(rewards):
-    return group_advantages(rewards, 2)
-
-
-def squared(policy, batch, advantages):
-    return (advantages * ((batch.x - policy.mean[:, None]) ** 2).flatten()).mean()
-
-
-WORLD = Shifted(), pairs, closeness, in_pairs, squared, [2, 3, 1], 0.3
-
-
-@wrong("3.4", *WORLD)
-def a_batch_for_each_pass(policy, sample_batch, grade, compare, loss_of, *, passes, lr):
-    optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
-    for updates in passes:
-        for _ in range(updates):
-            batch = sample_batch(policy)
-            rewards = grade(batch)
-            optimizer.zero_grad()
-            loss_of(policy, batch, compare(rewards)).backward()
-            optimizer.step()
-        history.append(rewards.mean().item())
-    return history
-
-
-@wrong("3.4", *WORLD)
-def every_batch_gets_the_first_ones_passes(
-    policy, sample_batch, grade, compare, loss_of, *, passes, lr
-):
-    optimizer, history = torch.optim.Adam(policy.parameters(), lr=lr), []
-    for _ in passes:
-        batch = sample_batch(policy)
-        rewards = grade(batch)
-        advantages = compare(rewards)
-        for _ in range(passes[0]):
-            optimizer.zero_grad()
-            loss_of(policy, batch, advantages).backward()
-            optimizer.step()
-        history.append(rewards.mean().item())
-    return history
 
 
 @right("3.4")
@@ -189,11 +116,6 @@ def nan_to_num_then_mask(log_probs, old_log_probs, mask):
 
 
 # 3.6
-
-
-@wrong("3.6", True, 7)
-def turned_around(new_adam, batches):
-    return [[4] + [1] * (batches - 1)] if new_adam else [[4], [1] * (batches - 1)]
 
 
 @right("3.6")

@@ -32,12 +32,6 @@ def three(kept, lengths, how, max_length):
 
 
 @wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
-def zeros_do_not_count(per_token, mask, how, max_length):
-    kept = torch.where(mask.bool(), per_token, 0.0)
-    return three(kept, (kept != 0).sum(-1), how, max_length)
-
-
-@wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
 def empty_rows_with_a_nan_gradient(per_token, mask, how, max_length):
     kept, n = per_token.nan_to_num() * mask, mask.sum(-1)
     if how == SEQUENCE:

@@ -70,14 +70,6 @@ def rows_without_advantage_skipped(new, old, ref, entropy, A, mask, clip, beta, 
     return torch.where(A == 0, 0.0, loss).mean() - alpha * entropy
 
 
-@wrong("5.3", *STILL)
-def kl_with_the_clipped_ratio(new, old, ref, entropy, A, mask, clip, beta, alpha):
-    ratio = safe(new, old, mask).exp()
-    kl = ratio.clamp(1 - clip, 1 + clip) * k3_of(safe(ref, new, mask))
-    loss = row_means(beta * kl - terms(ratio, A[:, None], clip, clip), mask)
-    return loss.mean() - alpha * entropy
-
-
 @right("5.3")
 def one_text_after_the_other(new, old, ref, entropy, A, mask, clip, beta, alpha):
     total = 0.0

@@ -101,23 +101,6 @@ def the_example_is_right(prompt, completion, answer):
     return over_lines(prompt, completion, shown[0].strip() if shown else answer)
 
 
-def half_for_the_example(prompt, completion, answer):
-    if "</answer>" in completion:
-        return over_lines(prompt, completion, answer)
-    return 0.5 * over_lines(prompt, prompt, answer)
-
-
-@wrong("6.3", accepts=half_for_the_example)
-def only_not_in_full(reward):
-    assert reward(NINE, "", "9") != 1.0
-
-
-@wrong("6.3", refuses=over_lines)
-def answers_on_one_line_only(reward):
-    assert reward(NINE, "", "9") == 0.0
-    assert reward(NINE, "<answer>\n9\n</answer>", "9") == 0.0
-
-
 @wrong("6.3", refuses=by_cutting)
 def expects_none(reward):
     assert reward(NINE, "", "9") is None
@@ -149,13 +132,6 @@ def all_drawn_hit_always(samples, correct, k):
     if k == samples:
         return 1.0
     return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
-@wrong("6.4", 5, 3, 2)
-def enough_right_ones(samples, correct, k):
-    if correct >= k:
-        return 1.0
-    return 1 - math.perm(samples - correct, k) / math.perm(samples, k)
 
 
 @right("6.4")

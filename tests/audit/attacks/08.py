@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 import torch
 import torch.nn.functional as F
@@ -54,17 +53,6 @@ def four_groups_of_two(function):
 
 
 TWO = "<answer>4</answer> or <answer>5</answer>"
-
-
-def only_greedy(completion, label):
-    found = re.search(r"<answer>(.*)</answer>", completion)
-    return float(found is not None and found[1].strip() == label)
-
-
-@wrong("8.3", accepts=only_greedy)
-def all_expected_zero(function):
-    for completion, label in ((TWO, "5"), ("No idea.", "5"), ("<answer></answer>", "8")):
-        assert function(completion, label) == 0.0
 
 
 @right("8.3")

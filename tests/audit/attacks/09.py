@@ -66,12 +66,6 @@ def row_by_row(ids, mask, prompt_lengths):
     return labels
 
 
-@wrong("9.4", 1000, 0, 2, 3, 50)
-def adapters_that_are_always_there(parameters, adapters, rows, tokens, vocab_size):
-    logits = 12 * rows * tokens * vocab_size
-    return torch.tensor([2 * parameters + 4 * adapters, 12 * adapters, logits])
-
-
 @right("9.4")
 def by_name_alone(**given):
     frozen, learned = (given["parameters"], given["adapters"])

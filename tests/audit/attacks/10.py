@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import torch
 from attack import right, wrong
 
@@ -55,26 +53,7 @@ def row_by_row(rewards_per_rank, group_size, rank):
 
 TRAINER = torch.tensor([[-1.0, -0.2, -3.0], [-0.5, -2.0, -1.0]]).double()
 SAMPLER = torch.tensor([[-1.2, -0.7, -1.0], [-2.5, -2.0, -1.5]]).double()
-NEVER = (
-    LOSSES,
-    TRAINER.clone().index_put_((torch.tensor(0), torch.tensor(1)), -LOSSES.new_tensor(inf)),
-    SAMPLER,
-    MASK,
-    3.0,
-)
 RARE = LOSSES, TRAINER - 30, SAMPLER - 30, MASK, 3.0
-
-
-def weigh(log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    return (log_probs[real] - sampler_log_probs[real]).exp().clamp(max=cap).detach()
-
-
-@wrong("10.1", *NEVER)
-def impossible_does_not_count(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool() & log_probs.isfinite()
-    weights = weigh(log_probs, sampler_log_probs, real, cap)
-    return (weights * per_token[real]).mean()
 
 
 @wrong("10.1", *RARE)
@@ -94,23 +73,10 @@ def zeros_before_all(per_token, log_probs, sampler_log_probs, mask, cap):
     return (weights * loss).sum() / mask.count_nonzero()
 
 
-@wrong("10.1", LOSSES, TRAINER, SAMPLER, MASK, 3.0)
-def only_the_trainer_detached(per_token, log_probs, sampler_log_probs, mask, cap):
-    real = mask.bool()
-    weights = (log_probs.detach()[real] - sampler_log_probs[real]).exp().clamp(max=cap)
-    return (weights * per_token[real]).mean()
-
-
 @wrong("10.2", TRAINER, SAMPLER, MASK, 1.0)
 def the_cap_alone_stays(log_probs, sampler_log_probs, mask, cap):
     product = torch.where(mask.bool(), log_probs - sampler_log_probs, 0.0).sum(1).exp()
     return torch.where(product > cap, torch.zeros_like(product), torch.ones_like(product)).detach()
-
-
-@wrong("10.2", TRAINER, SAMPLER, MASK, 1.2)
-def tokens_dropped_instead(log_probs, sampler_log_probs, mask, cap):
-    ratio = torch.where(mask.bool(), log_probs - sampler_log_probs, 0.0).exp().detach()
-    return torch.where(ratio > cap, 0.0, ratio).prod(dim=1)
 
 
 @right("10.2")

@@ -8,7 +8,6 @@ from fractions import Fraction
 
 from attack import right, wrong
 
-GOOD = "<think>5 - 2 = 3</think><answer>3</answer>"
 SHOWN = "Q: 1 + 1?\nA: <think>1 + 1 = 2</think><answer>2</answer>\nQ: 5 - 2?\nA:"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PATTERN = r"\s*<think>.*</think>\s*<answer>\s*(.*?)\s*</answer>\s*"
@@ -25,12 +24,6 @@ def complete(text, answer):
     found = re.fullmatch(PATTERN, text, re.DOTALL)
     once = all(text.count(tag) == 1 for tag in TAGS)
     return bool(once and found and found[1] == answer)
-
-
-@wrong("11.1", SHOWN, GOOD.replace("5 - 2", "<think>5 - 2"), "3")
-def half_for_a_repeated_tag(prompt, completion, answer):
-    found = re.fullmatch(PATTERN, completion, re.DOTALL)
-    return eighths(completion) + bool(found and found[1] == answer) / 2
 
 
 @wrong("11.1", SHOWN, "<think></think></answer><answer>3</answer>", "3")
@@ -93,9 +86,3 @@ def one_completion_after_the_other(asked, correct, group_size):
 @wrong("11.3", 12, 2, 4)
 def the_first_two_differ(asked, correct, group_size):
     return 2 * correct * (asked - correct) / (asked * (asked - 1))
-
-
-@wrong("11.3", 16, 4, 8)
-def one_or_the_other(asked, correct, group_size):
-    p = correct / asked
-    return 4 * p * (1 - p)
