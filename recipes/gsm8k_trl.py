@@ -307,11 +307,12 @@ def train(
     test: list[dict],
     right: RewardFunction,
     texts: tuple,  # a row, and a right and a wrong completion of it, which a smoke run grades
-    form: RewardFunction = tags_reward,
+    form: RewardFunction | None = None,  # None: that of the tags
     weights: list[float] = WEIGHTS,  # of `form` and `right`
     environment: type | None = None,  # its methods are tools, for `environment.calls` calls
 ) -> None:
     """Ask the held-out questions, train, ask again, save."""
+    form = form or tags_reward
     tokenizer, rows, right, room = checked(o, rows, test, right, texts, form, weights)
     if o.ask:
         return ask_first(o, tokenizer, rows, right)
