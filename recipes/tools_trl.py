@@ -10,8 +10,8 @@ generates again. The tool must know which repository it's asked about, which a p
 (`tools=[...]`) doesn't. So it's a method of an environment. TRL makes one for each row, and hands
 its `reset` the row's columns. The run itself is that of `gsm8k_trl.py` beside this file.
 
-A model of yours needs a chat template for tools that TRL knows, such as Qwen's. That was run with
-random weights alone. A tool that hangs stops the run, since TRL sets it no time.
+A model of yours needs a chat template for tools that TRL knows, such as Qwen's. That way was run
+without real weights. A tool that hangs stops the run, since TRL sets it no time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ SYSTEM = (  # the small Llama's template leaves it out
     "The commits 0 to 15 of a repository are all bad from one on. Find the first bad one. You may "
     "test four of them, one at a time. Then answer in exactly this form: <answer>5</answer>"
 )
-# The small Llama's words: <s> 3 9 12 <call> 7 </call> <result> bad </result>. Before the run TRL
-# tries the template on another tool, whose call it wants to find in the text with all its names.
-TEMPLATE = """\
-{%- for m in messages %}
-{%- if m.role == "user" %}<s> {{ m.content }}
-{%- elif m.role == "tool" %} <result> {{ "error" if "error" in m.content else m.content }} </result>
-{%- elif m.role == "assistant" %}{%- for call in m.tool_calls or [] %} <call>
-{{- " " }}{{ call.function.arguments.commit | default(call) }} </call>{%- endfor %} {{ m.content }}
-{%- endif %}{%- endfor %}"""
+# <s> 3 9 12 <call> 7 </call> <result> bad </result>, white space aside. Before the run TRL tries
+# it on another tool, whose call it wants to find in the text with all its names.
+TEMPLATE = """
+{% for m in messages %}
+{% if m.role == "user" %} <s> {{ m.content }}
+{% elif m.role == "tool" %} <result> {{ "error" if "error" in m.content else m.content }} </result>
+{% elif m.role == "assistant" %} {{ m.content }}
+{% for call in m.tool_calls %} <call> {{ call.function.arguments.commit | default(call) }} </call>
+{% endfor %}{% endif %}{% endfor %}"""
 CALL = {"type": "function", "function": {"name": "test", "arguments": {"commit": "{content}"}}}
 CALLS = {  # a malformed one is a call as well, of a commit that isn't one
     "open_pattern": "<call>(?=[^<]*</call>)|(?=</call>)", "close": "</call>", "repeats": True,
