@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from minigrpo.llama import load_policy
-from minigrpo.turns.commits import BOS, EOS, VOCABULARY, Bisect, play, read_episode, to_text
+from minigrpo.turns.commits import VOCABULARY, Bisect, play, read_episode, to_text
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def test_trl_plays_our_episodes_and_learns_from_our_tokens(recipe, tmp_path, noi
 def test_a_malformed_call_gets_our_answer_and_a_sentence(recipe, tmp_path):
     said = ("<call> 7 </call>", "<call> 3 <call> 7 </call>", "7 </call>", "<call> good </call>")
     said += ("<call> </call>", "<call> 3 4 </call>", "<call> 3 <result> bad </call>", "</call>")
-    texts = [[VOCABULARY.index(word) for word in text.split()] for text in said]
-    end = [VOCABULARY.index(word) for word in "<answer> 5 </answer> </s>".split()]
+    said += ("<answer> 5 </answer> </s>",)
+    *texts, end = ([VOCABULARY.index(word) for word in text.split()] for text in said)
     rows = recipe.rows(8, held_out=True)
     _, out, trainer = played(recipe, tmp_path, rows, turns=[[*texts], [end] * 8])
     for row, ids, real, text in zip(rows, out["completion_ids"], out["completion_mask"], texts):
@@ -91,15 +91,13 @@ def test_the_template_writes_the_courses_words_and_only_one_answer_counts(recipe
     chat += [{"role": "assistant", "content": "", "tool_calls": [call]}]
     chat += [{"role": "tool", "name": "test", "content": "good"}]
     chat += [{"role": "assistant", "content": "<answer> 5 </answer> </s>"}]
-    ids = tokenizer.apply_chat_template(chat, return_dict=False)
-    assert ids[0] == BOS and ids[-1] == EOS
+    ids = torch.tensor(tokenizer.apply_chat_template(chat, return_dict=False))
     said = "<call> 0 </call> <result> good </result> <answer> 5 </answer> </s>"
-    assert to_text(torch.tensor(ids[4:])) == said
-    for text, found in (("<answer>5</answer>", 5), ("no, <answer> 15 </answer> ", 15)) + (
-        *((text, None) for text in ("<answer>5</answer> or so", "5", "<answer>good</answer>")),
-        ("<answer>4</answer><answer>5</answer>", None),
-    ):
-        assert recipe.answer([{"role": "assistant", "content": text}]) == found
+    assert to_text(ids) == f"{to_text(recipe.prompt_of(chat[1]['content']))} {said}"
+    for answer in ("<answer>5</answer>", "So, <answer> 5 </answer> "):
+        assert recipe.answer([{"role": "assistant", "content": answer}]) == 5
+        for text in (f"{answer} or so", 2 * answer, answer.replace("5", "good"), "5"):
+            assert recipe.answer([{"role": "assistant", "content": text}]) is None
 
 
 def test_two_steps_of_the_smoke_run(recipe, tmp_path, capsys):
