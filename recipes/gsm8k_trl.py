@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import warnings
@@ -53,7 +54,7 @@ from transformers.pytorch_utils import Conv1D
 from minigrpo.files import atomic_path, data_folder
 from minigrpo.scaling.trl import require_trl
 from minigrpo.text.models import memory
-from minigrpo.text.prompts import answer_reward
+from minigrpo.text.prompts import RewardFunction, answer_reward
 from minigrpo.text.shots import tags_reward
 
 WEIGHTS = [0.2, 1.0]  # of the form, a quarter for each tag, and of the answer
@@ -62,10 +63,18 @@ RIGHT, WRONG = (f"<think>so</think><answer>{n}</answer>" for n in (12, 13))  # t
 
 def options(description: str, data: str | None) -> argparse.ArgumentParser:
     """What can be set; `countdown_trl.py` takes the same."""
+    parser = run_options(description)
+    add = parser.add_argument
+    add("--data", default=data, help="a data set on the hub, or a json, jsonl, csv, parquet file")
+    add("--ask", action="store_true", help="only ask, before training: pass@1, pass@G, by kind")
+    return parser
+
+
+def run_options(description: str) -> argparse.ArgumentParser:
+    """What can be set for any task; `tools_trl.py` takes these."""
     parser = argparse.ArgumentParser(description=description, formatter_class=Defaults)
     add = parser.add_argument
     add("--model", default="Qwen/Qwen2.5-0.5B-Instruct", help="a name on the hub, or a folder")
-    add("--data", default=data, help="a data set on the hub, or a json, jsonl, csv, parquet file")
     add("--reward", help="file.py:function, called as TRL does, instead of the right answer's")
     add("--template", help="a file with a chat template, for a tokenizer that has none")
     add("--out", help="a folder for all files of the run [runs/ and the recipe's name]")
@@ -79,7 +88,6 @@ def options(description: str, data: str | None) -> argparse.ArgumentParser:
     add("--lora", action="store_true", help="adapters of rank 32 learn, and nothing else")
     add("--vllm", action="store_true", help="sample with vLLM, on the same GPUs")
     add("--vllm-share", type=float, default=0.3, help="fraction of each GPU that vLLM may take")
-    add("--ask", action="store_true", help="only ask, before training: pass@1, pass@G, by kind")
     add("--questions", type=count, default=200, help="held out, asked before and after")
     add("--eval-every", type=count, default=20, help="steps between two times that they're asked")
     add("--save-every", type=count, default=20, help="steps between two checkpoints")
@@ -167,7 +175,6 @@ def settings(o: argparse.Namespace, room: int) -> dict:
         "loss_type": "dapo",
         "epsilon": 0.2,
         "scale_rewards": "group",
-        "reward_weights": WEIGHTS,
         "beta": o.kl,  # above 0, a frozen copy of the model is loaded too
         "learning_rate": o.lr,
         "lr_scheduler_type": "constant_with_warmup",
@@ -223,6 +230,7 @@ class Journal(TrainerCallback):
             control.should_save = control.should_training_stop = True
         elif state.global_step % self.o.eval_every == 0:
             self.held_out = {"held_out": self.ask(state.global_step)}
+            control.should_log = True  # an evaluation of TRL's takes that back
 
     def on_log(self, args, state, control, logs, **_):
         if not state.is_world_process_zero or "reward" not in logs:
@@ -231,6 +239,7 @@ class Journal(TrainerCallback):
         self.log.add(state.global_step, **there, **self.held_out)
         self.held_out = {}
         names = {**FIVE, "mismatch": "sampling/sampling_logp_difference/mean"}  # that with vLLM
+        names["calls"] = "tools/call_frequency"  # that with tools
         numbers = [f"{k} {float(logs[name]):.3f}" for k, name in names.items() if name in logs]
         print(f"step {state.global_step}  {'  '.join(numbers)}", flush=True)
         self.first.append(logs)
@@ -266,7 +275,7 @@ def ask_first(o: argparse.Namespace, tokenizer, rows: list[dict], right) -> None
         print(f"groups that differ {told['differ']:.2f}")
 
 
-def checked(o: argparse.Namespace, rows: list[dict], test: list[dict], right, texts) -> tuple:
+def checked(o, rows: list[dict], test: list[dict], right, texts, form, weights) -> tuple:
     """Whatever can be wrong is seen here, before a weight is loaded."""
     if "WORLD_SIZE" not in os.environ:  # one process, one GPU; several are a matter of accelerate
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
@@ -279,7 +288,7 @@ def checked(o: argparse.Namespace, rows: list[dict], test: list[dict], right, te
     grade(right, rows[0], [RIGHT, WRONG])
     if o.smoke and not o.reward:
         row, *two = texts
-        earned = [w * x for w, f in zip(WEIGHTS, (tags_reward, right)) for x in grade(f, row, two)]
+        earned = [w * x for w, f in zip(weights, (form, right)) for x in grade(f, row, two)]
         good, bad = earned[0] + earned[2], earned[1] + earned[3]
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"a right completion earns {good:g}, a wrong one {bad:g}")
@@ -292,12 +301,19 @@ def checked(o: argparse.Namespace, rows: list[dict], test: list[dict], right, te
     return tokenizer, rows, right, room
 
 
-def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right, texts) -> None:
-    """Ask the held-out questions, train, ask again, save.
-
-    `texts` are a row, and a right and a wrong completion of it, which a smoke run grades.
-    """
-    tokenizer, rows, right, room = checked(o, rows, test, right, texts)
+def train(
+    o: argparse.Namespace,
+    rows: list[dict],
+    test: list[dict],
+    right: RewardFunction,
+    texts: tuple,  # a row, and a right and a wrong completion of it, which a smoke run grades
+    form: RewardFunction | None = None,  # None: that of the tags
+    weights: list[float] = WEIGHTS,  # of `form` and `right`
+    environment: type | None = None,  # its methods are tools, for `environment.calls` calls
+) -> None:
+    """Ask the held-out questions, train, ask again, save."""
+    form = form or tags_reward
+    tokenizer, rows, right, room = checked(o, rows, test, right, texts, form, weights)
     if o.ask:
         return ask_first(o, tokenizer, rows, right)
     # TRL 1.16 and the settings above call it so, and newer versions of transformers otherwise.
@@ -313,27 +329,42 @@ def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right, text
         peft_config = LoraConfig(
             r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-    stop = Stop()
+    stop, tools = Stop(), {}
+    arguments = settings(o, room) | {"reward_weights": weights}
+    if environment:
+        tools = {"environment_factory": environment, "eval_dataset": Dataset.from_list(test)}
+        arguments |= {"max_tool_calling_iterations": environment.calls, "num_generations_eval": 1}
+        # Batches of one size: TRL takes the mean of their means.
+        arguments["per_device_eval_batch_size"] = math.gcd(len(test), o.rows_per_pass)
     journal = Journal(o, stop, right.__name__)
     trainer = GRPOTrainer(
         model=o.model,
-        reward_funcs=[tags_reward, right],
-        args=GRPOConfig(**settings(o, room)),
+        reward_funcs=[form, right],
+        args=GRPOConfig(**arguments),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=[journal],
         peft_config=peft_config,
+        **tools,
     )
     trainer.remove_callback(PrinterCallback)
     # Where each process has a part of every layer, all of them answer together.
     sharded = sharding()["stage"] == 3 and o.device == "cuda"
+    together = sharded or environment is not None
 
     def answers() -> dict:
         policy = trainer.model_wrapped
         policy = policy if sharded else trainer.accelerator.unwrap_model(policy)
         learning, _ = policy.training, policy.eval()
-        with torch.autocast(o.device, torch.bfloat16, enabled=trainer.args.bf16):
-            found = held_out(policy, tokenizer, test, reward=right, max_new_tokens=o.tokens)
+        if environment:  # TRL's own loop asks, with the tools, at its temperature of 1
+            trainer.evaluate()
+            seen, n = trainer.state.log_history[-1], len(test)
+            share, kept = (seen[f"eval_rewards/{f.__name__}/mean"] for f in (right, form))
+            error = max(0.0, share * (1 - share) / n) ** 0.5
+            found = {"right": share, "error": error, "form": kept, "questions": n}
+        else:
+            with torch.autocast(o.device, torch.bfloat16, enabled=trainer.args.bf16):
+                found = held_out(policy, tokenizer, test, reward=right, max_new_tokens=o.tokens)
         policy.train(learning)
         return found
 
@@ -342,7 +373,7 @@ def train(o: argparse.Namespace, rows: list[dict], test: list[dict], right, text
         when, journal.told = f"after {step} steps" if step else "before", step
         trainer.accelerator.wait_for_everyone()
         main, found = trainer.accelerator.is_main_process, None
-        if main or sharded:
+        if main or together:
             found = ask(o.out, when, answers, tell=main)
         trainer.accelerator.wait_for_everyone()
         return found

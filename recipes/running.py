@@ -230,7 +230,7 @@ def alarm(steps: Sequence[Mapping[str, Any]], right: str) -> list[str]:
         "in every group all rewards are equal, so nothing is learned": always(
             FIVE["frac_reward_zero_std"], 1
         ),
-        "not one completion is right: grade one by hand, and look at --ask": always(right, 0),
+        "not one completion is right: grade one by hand, and ask before training": always(right, 0),
         "no completion ends: raise --tokens, and look for the token that should end one": always(
             FIVE["truncated"], 1
         ),

@@ -234,7 +234,10 @@ def test_other_words_of_the_tool_change_the_log_probs_after_them():
     assert moved.any() and not (moved & ~after).any()
 
 
-@pytest.mark.parametrize(("how", "loss_type"), [("sequence_mean", "grpo"), ("token_mean", "dapo")])
+@pytest.mark.parametrize(
+    ("how", "loss_type"),
+    [("sequence_mean", "grpo"), ("token_mean", "dapo"), ("constant", "dr_grpo")],
+)
 def test_loss_and_gradient_are_those_of_trl_with_its_tool_mask(how, loss_type):
     peer = pytest.importorskip("trl_peer")
     torch.manual_seed(0)
@@ -244,16 +247,17 @@ def test_loss_and_gradient_are_those_of_trl_with_its_tool_mask(how, loss_type):
     own[:, 0] = True
     ours = (-torch.rand(N, T, dtype=torch.float64) * 3).requires_grad_()
     theirs = ours.detach().clone().requires_grad_()
-    old = ours.detach() + 0.3 * torch.randn(N, T, dtype=torch.float64)
+    old, ref = ours.detach() + 0.3 * torch.randn(2, N, T, dtype=torch.float64)
     A = torch.randn(N, dtype=torch.float64)
 
-    trainer = peer._trainer(loss_type=loss_type, beta=0.0, max_completion_length=T)
+    trainer = peer._trainer(loss_type=loss_type, beta=0.1, max_completion_length=T)
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (theirs, theirs.detach(), None)
     ids = torch.zeros(N, T, dtype=torch.long)
     r = Rollouts(ids[:, :1], torch.ones(N, 1).bool(), ids, real, old, own)
     trainer.model.train = lambda: None  # it only scores here, by the line above
-    expected = trl_loss(trainer, r, A)
-    loss, _ = grpo_loss(ours, old, A, own, how=how, max_length=T)
+    expected = trl_loss(trainer, r, A, ref)
+    terms = {"ref_log_probs": ref, "kl_weight": 0.1, "kl_correction": True}  # TRL's default
+    loss, _ = grpo_loss(ours, old, A, own, how=how, max_length=T, **terms)
     assert_close(loss, expected, atol=1e-12, rtol=0)
     gradients = [
         torch.autograd.grad(value, x)[0] for value, x in ((loss, ours), (expected, theirs))

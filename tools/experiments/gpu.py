@@ -47,7 +47,7 @@ TINY: dict[str, Any] = {}
 """Sizes that take the place of the true ones, if there are any."""
 RECIPES = ["grpo_one_file.py --bf16", "gsm8k_trl.py", "gsm8k_trl.py --ask", "countdown_trl.py"]
 RECIPES += ["gsm8k_trl.py --lora --kl 0.01"] if util.find_spec("peft") else []
-RECIPES += ["verl_gsm8k/make_data.py", "openrlhf_gsm8k/make_data.py"]
+RECIPES += ["tools_trl.py", "verl_gsm8k/make_data.py", "openrlhf_gsm8k/make_data.py"]
 
 
 def smoke(deadline: float) -> list[Results]:
@@ -204,7 +204,7 @@ def with_trl(name: str, *more: str) -> Results:
     recipe.lora, recipe.vllm, recipe.device, recipe.lr = o.lora, bool(o.vllm), DEVICE, 1e-6
     recipe.rows_per_pass, recipe.tokens, recipe.steps = o.rows, o.tokens, 2
     recipe.prompts, recipe.group, recipe.out = o.prompts, o.group, tempfile.mkdtemp()
-    own = settings(recipe, o.prompt + o.tokens) | {"reward_weights": None, "save_strategy": "no"}
+    own = settings(recipe, o.prompt + o.tokens) | {"save_strategy": "no"}
     own |= {"log_completions": False, "model_init_kwargs": None, "logging_strategy": "no"}
     tokenizer, clock, lora = words(), Clock(), None
     known = (word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
