@@ -144,18 +144,6 @@ def test_28_patients_have_24_diagnoses_and_16_more_have_no_patient_by_day():
     assert [one.name for one in numbered()] != [one.name for one in PATIENTS]
 
 
-def test_record_finds_a_patient_by_name_and_refuses_another():
-    assert clinic.record("K1 as the  loss").name == "k1 as the loss"
-    with pytest.raises(KeyError, match="'flu'"):
-        clinic.record("flu")
-
-
-def test_the_list_of_diagnoses_has_all_under_their_numbers_and_points_at_none(capsys):
-    clinic.diagnoses()
-    lines = [f"{number:3}  {name}" for number, name in enumerate(names(), 1)]
-    assert capsys.readouterr().out.splitlines() == lines
-
-
 # blind --------------------------------------------------------------------------------------
 
 

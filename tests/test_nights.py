@@ -10,7 +10,7 @@ import text_runs
 import torch
 
 from minigrpo import clinic
-from minigrpo.clinic.nights import ARRIVALS, EXAMPLE, Arrival, stored
+from minigrpo.clinic.nights import EXAMPLE, Arrival, stored
 from minigrpo.clinic.patients import names, records
 from minigrpo.notebook import progress
 
@@ -25,8 +25,7 @@ def file(tmp_path, monkeypatch):
 
 
 def test_what_is_told_run_and_stored_are_the_same_twelve_five_with_a_tool_and_an_example():
-    assert [*RECORDS] == [*text_runs.NIGHT] == [*stored()]
-    assert len({*RECORDS} - {EXAMPLE, *TOOL}) == ARRIVALS - 1 == 12
+    assert [*RECORDS] == [*text_runs.NIGHT] == [*stored()] and len(TOOL) == 5
     others = [about for name, about in RECORDS.items() if name not in TOOL]
     has = [name for about in others for name in about["has"]]
     assert {*has} <= {*names()} and has.count("healthy") == 2 and len(has) == 17
@@ -34,23 +33,23 @@ def test_what_is_told_run_and_stored_are_the_same_twelve_five_with_a_tool_and_an
     assert shows.count("page") == 3 and {*shows} == {"log", "chart", "page"}
 
 
-def test_only_the_page_can_tell_what_the_one_with_a_tool_has():
-    assert "healthy" in (has := {about["has"][0] for about in TOOL.values()}) and len(has) == 5
-    told = {(stored()[name]["config"], about["told"], about["setup"], about["rows"])
-            for name, about in TOOL.items()}  # fmt: skip
-    assert has <= {*names()} and len(told) == 1
-    for name, about in TOOL.items():
-        rows = [stored()[name]["rows"][int(row)] for row in about["which"].split()]
-        off = [abs(row["trainer"] - row["engine"]) > 0.005 for _, _, row in rows]
-        signs = {
-            "the loss's mask used for attention": ["</call>" in t for _, t, _ in rows],
-            "text tokenized again before scoring": [bool(re.search(r"1\d", t)) for _, t, _ in rows],
-            "a temperature in the sampler only": [True] * 10,
-        }
-        fits = [bug for bug, sign in signs.items() if sign == off]
-        paid = {(prompt, text.split()[-3]) for prompt, text, row in rows if row["reward"]}
-        fits += ["a reward that believes forged tool results"] * (len(paid) > 2)
-        assert (fits or ["healthy"]) == about["has"]
+@pytest.mark.parametrize("name", TOOL)
+def test_the_page_alone_tells_what_the_one_with_a_tool_has(name):
+    one, other = RECORDS[name], TOOL["open build 5"]
+    assert all(one[key] == other[key] for key in ("told", "setup", "shows", "rows"))
+    assert stored()[name]["config"] == stored()["open build 5"]["config"]
+    rows = [stored()[name]["rows"][int(row)] for row in one["which"].split()]
+    off = [abs(row["trainer"] - row["engine"]) > 0.005 for _, _, row in rows]
+    two_digits = [bool(re.search(r"1\d", text)) for _, text, _ in rows]
+    right = {(prompt, text.split()[-3]) for prompt, text, row in rows if row["reward"]}
+    fits = {
+        "the loss's mask used for attention": off == ["</call>" in text for _, text, _ in rows],
+        "text tokenized again before scoring": off == two_digits,
+        "a temperature in the sampler only": all(off),
+        "a reward that believes forged tool results": len(right) > 2,
+        "healthy": not any(off) and len(right) == 2,
+    }
+    assert [bug for bug, fit in fits.items() if fit] == one["has"]
 
 
 @each
