@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import pytest
@@ -14,6 +15,7 @@ from minigrpo.clinic.patients import names, records
 from minigrpo.notebook import progress
 
 RECORDS = {k: v | {"has": v["has"].split("; ")} for k, v in records("night.md").items()}
+TOOL = {name: about for name, about in RECORDS.items() if name.startswith("open build")}
 each = pytest.mark.parametrize("name", RECORDS)
 
 
@@ -22,12 +24,32 @@ def file(tmp_path, monkeypatch):
     monkeypatch.setenv("MINIGRPO_PROGRESS", str(tmp_path / "progress.db"))
 
 
-def test_what_is_told_run_and_stored_are_the_same_twelve_and_an_example():
-    assert [*RECORDS] == [*text_runs.NIGHT] == [*stored()] and len({*RECORDS} - {EXAMPLE}) == 12
-    has = [name for about in RECORDS.values() for name in about["has"]]
+def test_what_is_told_run_and_stored_are_the_same_twelve_five_with_a_tool_and_an_example():
+    assert [*RECORDS] == [*text_runs.NIGHT] == [*stored()] and len(TOOL) == 5
+    others = [about for name, about in RECORDS.items() if name not in TOOL]
+    has = [name for about in others for name in about["has"]]
     assert {*has} <= {*names()} and has.count("healthy") == 2 and len(has) == 17
-    shows = [about["shows"].split()[0] for about in RECORDS.values()]
+    shows = [about["shows"].split()[0] for about in others]
     assert shows.count("page") == 3 and {*shows} == {"log", "chart", "page"}
+
+
+@pytest.mark.parametrize("name", TOOL)
+def test_the_page_alone_tells_what_the_one_with_a_tool_has(name):
+    one, other = RECORDS[name], TOOL["open build 5"]
+    assert all(one[key] == other[key] for key in ("told", "setup", "shows", "rows"))
+    assert stored()[name]["config"] == stored()["open build 5"]["config"]
+    rows = [stored()[name]["rows"][int(row)] for row in one["which"].split()]
+    off = [abs(row["trainer"] - row["engine"]) > 0.005 for _, _, row in rows]
+    two_digits = [bool(re.search(r"1\d", text)) for _, text, _ in rows]
+    right = {(prompt, text.split()[-3]) for prompt, text, row in rows if row["reward"]}
+    fits = {
+        "the loss's mask used for attention": off == ["</call>" in text for _, text, _ in rows],
+        "text tokenized again before scoring": off == two_digits,
+        "a temperature in the sampler only": all(off),
+        "a reward that believes forged tool results": len(right) > 2,
+        "healthy": not any(off) and len(right) == 2,
+    }
+    assert [bug for bug, fit in fits.items() if fit] == one["has"]
 
 
 @each
@@ -64,16 +86,18 @@ def test_one_of_two_is_half_a_point_either_way_and_the_example_is_not_counted():
 @pytest.mark.parametrize("answers", [(), ("...",), (1, 2, 3), ("flu",), (99,)])
 def test_what_is_no_answer_is_not_counted(answers):
     said = Arrival(5, "leaps").judged(*answers)
-    assert "waits for" in said or "clinic.diagnoses()" in said or "1 to 37" in said
+    assert "waits for" in said or "clinic.diagnoses()" in said or "1 to 40" in said
     assert progress.recall("clinic") == {}
 
 
-def test_a_seed_shuffles_them_and_each_comes_once():
-    orders = [[clinic.night(place, seed)._name for place in range(13)] for seed in (0, 1)]
-    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]) == sorted(RECORDS)
-    assert orders[0][0] == orders[1][0] == EXAMPLE
-    with pytest.raises(ValueError, match="place: expected 1 to 12, got 13"):
-        clinic.night(13)
+def test_a_seed_shuffles_them_and_draws_the_one_with_a_tool():
+    nights = [[clinic.night(place, seed)._name for place in range(14)] for seed in range(9)]
+    drawn = [[name for name in night if name in TOOL] for night in nights]
+    assert all(len(one) == 1 for one in drawn) and len({*sum(drawn, [])}) > 3
+    assert all({*night} == {*RECORDS} - {*TOOL} | {*one} for night, one in zip(nights, drawn))
+    assert {night[0] for night in nights} == {EXAMPLE} and len({*map(tuple, nights)}) == 9
+    with pytest.raises(ValueError, match="place: expected 1 to 13, got 14"):
+        clinic.night(14)
 
 
 def curve(name: str) -> dict[str, torch.Tensor]:

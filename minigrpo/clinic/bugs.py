@@ -50,10 +50,7 @@ def switch(*mistakes: str, **bugs: Bug) -> Switch:
 def score(model: nn.Module, rollouts: Rollouts, temperature: float = 1.0) -> Tensor:
     """The completions' log-probs as the loop computes them, bug and all. (N, T)"""
     with torch.no_grad():
-        scored = grpo.completion_log_probs_and_entropy(
-            model, *rollouts.text, temperature=temperature
-        )
-    return scored[0]
+        return grpo.score(model, rollouts, grpo.GRPOConfig(temperature=temperature))[0]
 
 
 def scored_twice(healthy: Function) -> Function:

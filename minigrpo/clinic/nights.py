@@ -22,7 +22,7 @@ from minigrpo.clinic.patients import notes_by_diagnosis, records
 from minigrpo.files import data_folder
 from minigrpo.notebook import plots, progress
 
-EXAMPLE, PARTS = "eight tokens", 7  # the arrival with place 0, and columns of a log
+EXAMPLE, ARRIVALS, PARTS = "eight tokens", 13, 7  # place 0, those after it, columns of a log
 KINDS = {"log": "A log", "chart": "A chart", "page": "A page of completions"}
 
 
@@ -38,7 +38,7 @@ class Arrival:
 
     @property
     def _title(self) -> str:
-        return f"Arrival {self.place} of {len(stored()) - 1}."
+        return f"Arrival {self.place} of {ARRIVALS}."
 
     @property
     def _about(self) -> dict[str, str]:
@@ -95,15 +95,17 @@ class Arrival:
 
 
 def night(place: int, seed: int = 0) -> Arrival:
-    """The run that comes in at this place, 1 to 12, or 0, an example.
+    """The run that comes in at this place, 1 to 13, or 0, an example.
 
-    Another seed has the same twelve in another order.
+    Another seed has another order, and of the five runs with a tool perhaps another one.
     """
-    order = sorted({*stored()} - {EXAMPLE})
-    Random(seed).shuffle(order)
-    if isinstance(place, bool) or place not in range(len(order) + 1):
-        raise ValueError(f"place: expected 1 to {len(order)}, got {place!r}")
-    return Arrival(place, [EXAMPLE, *order][place])
+    if isinstance(place, bool) or place not in range(ARRIVALS + 1):
+        raise ValueError(f"place: expected 1 to {ARRIVALS}, got {place!r}")
+    names = sorted({*stored()} - {EXAMPLE})
+    Random(seed).shuffle(names)
+    with_tool = [name for name in names if name.startswith("open build")]
+    order = [EXAMPLE, *(name for name in names if name not in with_tool[:-1])]
+    return Arrival(place, order[place])
 
 
 @cache

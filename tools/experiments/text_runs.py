@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import store
 import torch
+import turns
 from store import ROOT, Results, Store
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from minigrpo.arithmetic import BOS, EOS, Arithmetic, to_text
@@ -42,6 +43,8 @@ from minigrpo.text import prompts as text
 from minigrpo.text.models import load_pretrained
 from minigrpo.text.problems import draw_rows, evaluate
 from minigrpo.text.prompts import Text, answer_reward, format_reward
+from minigrpo.turns.commits import COMMITS, Bisect, read_episode
+from minigrpo.turns.commits import to_text as in_words
 
 World = tuple[nn.Module, Any, GRPOConfig, Callable[[Any], str]]  # the last one: ids as text
 Pair = tuple[float, float]
@@ -158,6 +161,7 @@ BY_ROW = {"how": "sequence_mean", "inner_epochs": 1}
 COARSE = 3  # bits that are left of each weight
 EVERY = 40  # steps between two copies of the weights
 DROPPED = 0.1
+COLD = 0.7  # the temperature of an engine of its own
 SHOWN = 16  # completions of the last batch, at most
 
 
@@ -207,6 +211,11 @@ def lines(**changes: Any) -> World:
     """Ends of lines, as in notebook 08."""
     own = replace(clinic.LINES.config, prompts_per_step=2, group_size=8, **changes)
     return clinic.char_gpt(), clinic.LINES.task(), own, CharTokenizer().decode
+
+
+def build(task: type[Bisect] = Bisect, seed: int = 4) -> World:
+    """The beginning of a run of notebook 12, from the base that forges a result now and then."""
+    return load_policy(turns.SHIPPED[0.1]), task(), replace(turns.RUN, steps=4, seed=seed), in_words
 
 
 def coarse(healthy: bugs.Function) -> bugs.Function:
@@ -261,6 +270,23 @@ def shared(healthy: bugs.Function) -> bugs.Function:
     )
 
 
+def tokenized_again(healthy: bugs.Function) -> bugs.Function:
+    """The trainer makes ids from the text, and 12 becomes 1 and 2: a token is its pieces' sum."""
+
+    def scored(policy: nn.Module, r: Rollouts, own: GRPOConfig) -> tuple[Tensor, ...]:
+        rows = []
+        for ids, mine in zip(r.unpadded(r.completions), r.unpadded(r.own)):
+            words = [[1, i - 10] if 10 <= i < COMMITS else [i] for i in ids.tolist()]
+            at = torch.arange(len(words)).repeat_interleave(torch.tensor([*map(len, words)]))
+            text = torch.tensor(sum(words, []))
+            rows.append((text, torch.ones_like(at).bool(), 0.0 * at, mine[at], at))
+        *columns, at = (nn.utils.rnn.pad_sequence([*some], batch_first=True) for some in zip(*rows))
+        values = healthy(policy, Rollouts(r.prompt_ids, r.prompt_mask, *columns), own)
+        return tuple(torch.zeros_like(r.log_probs).scatter_add(1, at, x) for x in values)
+
+    return scored
+
+
 class Night(NamedTuple):
     """How a run goes; minigrpo/clinic/night.md has what is told and shown of it."""
 
@@ -301,6 +327,11 @@ NIGHT = {
     "downhill": Night(
         partial(sums, steps=60, lr=3e-4, seed=10, kl_weight=0.5, **BY_ROW), ("k1_as_the_loss",)
     ),
+    "open build 1": Night(build, engine=bugs.sampled_with(temperature=COLD)),
+    "open build 2": Night(partial(build, turns.Proof), engine=in_step),
+    "open build 3": Night(build, bugs={"score": lambda _: turns.results_unseen}, engine=in_step),
+    "open build 4": Night(partial(build, seed=6), bugs={"score": tokenized_again}, engine=in_step),
+    "open build 5": Night(build, engine=in_step),
 }  # fmt: skip
 
 
@@ -414,13 +445,15 @@ def night_settings() -> Results:
     """What decides how the night's runs go."""
     tasks = (TwoStarts, OtherOrder, Two)
     runs = (sums, plain, words, lines, *tasks, coarse, now_and_then, in_step, left_on, shared)
-    data = [ROOT / "data" / name for name in ("text_llama", "text_gpt2", "tiny_llama")]
+    tools = (build, tokenized_again, turns.results_unseen, turns.Proof, Bisect, read_episode)
+    models = ("text_llama", "text_gpt2", "tiny_llama", "turns_forger")
+    data = [ROOT / "data" / name for name in models]
     return {
         "base": [*map(store.of_folder, data), store.of_file(ROOT / "data/char_gpt.safetensors")],
-        "config": asdict(SUMS),
+        "config": [asdict(SUMS), asdict(turns.RUN)],
         "runs": {name: told(run) for name, run in NIGHT.items()},
-        "numbers": [LIMIT, SHOWN, COARSE, EVERY, DROPPED],
-        "code": store.of_code(*runs, engine, of_trl, night),
+        "numbers": [LIMIT, SHOWN, COARSE, EVERY, DROPPED, COLD],
+        "code": store.of_code(*runs, *tools, engine, of_trl, night),
     }
 
 
