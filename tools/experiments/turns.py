@@ -84,6 +84,13 @@ def by_turn(policy: nn.Module, r: Rollouts, advantages: Tensor) -> Learned:
     return Rollouts(*map(torch.cat, zip(*rows))), A
 
 
+def bits_for_all(policy: nn.Module, r: Rollouts, advantages: Tensor) -> Learned:
+    """The same reward, bits and answer, in one advantage per episode."""
+    rows = [*zip(r.prompt_ids, r.unpadded(r.completions), r.unpadded(r.own))]
+    earned = [Bisect().grade(*row) + sum(read_episode(*row[1:]).bits) / 4 for row in rows]
+    return r, group_advantages(torch.tensor(earned), RUN.group_size)
+
+
 @dataclass(frozen=True)
 class Proof(Bisect):
     """1 if the transcript proves the answer: it is bad, and the commit before it good."""
@@ -123,6 +130,7 @@ ARMS = {
     "tokenized again": Arm(lesson=tokenized_again),
     "the loss's mask for attention": Arm(score=results_unseen, lesson=recomputed),
     "advantage per turn": Arm({"rows_per_pass": 128}, lesson=by_turn),
+    "bits, and one advantage": Arm(lesson=bits_for_all),
     "price 0.1": Arm(ROOM, task=Bisect(cost=0.1)),
     "price 0.2": Arm(ROOM, task=Bisect(cost=0.2)),
     "price 0.2, skilled": Arm(ROOM, task=Bisect(cost=0.2), skilled=True),
