@@ -118,6 +118,7 @@ def test_exact_values():
     assert [commits.best(k=k) for k in range(6)] == [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 1.0]
     assert [commits.after(t + 1) for t in (4, 5, 6, 7)] == [0.8125, 0.875, 0.9375, 1.0]
     assert commits.careless(2) == (0.75, 0.5) and commits.careless(16, stop=0.0)[0] == 1.0
+    assert commits.careless(16, 0.0, 1) == (pytest.approx(1 / 8), 1.0)
     assert commits.pays_up_to(1.0, 4) == 15 / 64
     assert commits.pays_up_to(*commits.careless()) == pytest.approx(0.1106, abs=1e-4)
 

@@ -165,12 +165,12 @@ def after(t: int, n: int = COMMITS, k: int = 4) -> float:
 
 
 @cache
-def careless(n: int = COMMITS, stop: float = 0.5) -> tuple[float, float]:
-    """The chance to be right, and the calls, of the tester that the base imitates."""
-    if n == 1:
-        return 1.0, 0.0
-    parts = [(t / n, careless(t, stop), careless(n - t, stop)) for t in range(1, n)]
-    right, calls = (sum(p * a[i] + (1 - p) * b[i] for p, a, b in parts) / (n - 1) for i in (0, 1))
+def careless(n: int = COMMITS, stop: float = 0.5, k: int = COMMITS) -> tuple[float, float]:
+    """The chance to be right, and the calls, of the tester that the base imitates, with k calls."""
+    if n == 1 or k == 0:
+        return 1 / n, 0.0
+    ways = [(t / n, careless(t, stop, k - 1), careless(n - t, stop, k - 1)) for t in range(1, n)]
+    right, calls = (sum(p * a[i] + (1 - p) * b[i] for p, a, b in ways) / (n - 1) for i in (0, 1))
     return stop / n + (1 - stop) * right, (1 - stop) * (1 + calls)
 
 
