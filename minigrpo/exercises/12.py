@@ -187,3 +187,34 @@ turn_advantages.draw = some_turns
 turn_advantages.hints = """
 What's still ahead of a turn? A cumulative sum from the back: earned.flip(1).cumsum(1).flip(1).
 Subtract, column by column, the mean over the rows where played is True, and keep 0 elsewhere."""
+
+
+@exercise("only what the tool said")
+def honest(ids, own):
+    """ids (T,), own (T,) bool -> (T,): a good or bad that the policy wrote itself is error"""
+    result = (ids == commits.GOOD) | (ids == commits.BAD)
+    return torch.where(result & own, commits.ERROR, ids)
+
+
+honest.why = """A word proves something if the tool wrote it, and `own` knows who did. The grader
+can stay as it is."""
+honest.wrong = {
+    "return torch.where(result, commits.ERROR, ids)": "The tool's results have to stay. Only what "
+    "the policy wrote itself is changed.",
+    "return torch.where(result & ~own, commits.ERROR, ids)": "The other way around. own is True "
+    "where the policy wrote.",
+    "result = ids == commits.GOOD": "A forged bad is forged, too.",
+    "return torch.where(own, commits.ERROR, ids)": "Calls and answers stay. Only results change.",
+    "return ids[~(result & own)]": "The result is as long as ids. Put error in their place.",
+}
+TOLD = torch.tensor([19, 1, 21, commits.BAD, 22, 19, 0, 20, 21, commits.GOOD, 22])
+WROTE = torch.tensor([1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]) > 0
+honest.cases = {
+    "forged, then true": (TOLD, WROTE),
+    "forged, good": (torch.tensor([commits.GOOD, 3]), torch.ones(2) > 0),
+    "all by the tool": (TOLD, ~WROTE),
+}
+honest.draw = lambda r: (whole(r, T := r.randint(1, 9), high=23), whole(r, T, high=2) > 0)
+honest.hints = """
+Which tokens are good or bad, and which of those did the policy write?
+torch.where(result & own, commits.ERROR, ids), with result = (ids == commits.GOOD) | (...)."""

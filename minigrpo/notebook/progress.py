@@ -23,7 +23,7 @@ PREDICTIONS = {  # the words that the predictions of each notebook go by
     "09": ("percent_of_groups", "gib_of_states"),
     "10": ("percent_left",),
     "11": ("pass_at_8", "majority_before"),
-    "12": ("calls", "first_test", "forged_accuracy"),
+    "12": ("first_test", "costliest_mistake", "forged_accuracy"),
 }
 
 

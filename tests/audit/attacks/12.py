@@ -70,3 +70,15 @@ def turn_by_turn(earned, played):
 def the_answer_alone(earned, played):
     last = earned.gather(1, played.sum(dim=1, keepdim=True) - 1)
     return (last - last.mean()) * played
+
+
+@right("12.5")
+def one_by_one(ids, own):
+    words = [18 if i in (16, 17) and mine else i for i, mine in zip(ids.tolist(), own.tolist())]
+    return torch.tensor(words)
+
+
+@wrong("12.5", torch.tensor([16, 21, 17]), torch.tensor([True, True, True]))
+def after_a_tag_alone(ids, own):
+    forged = own & ((ids == 16) | (ids == 17)) & (ids.roll(1) == 21)
+    return ids.masked_fill(forged, 18)
