@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
     except Unjudged as error:
         report = unjudged(error)
     print(report)
-    return {True: 0, False: 1, None: 2}[report.passed]
+    return {"right": 0, "notes": 0, "mistake": 1, "not judged": 2, "unknown": 3}[report.verdict]
 
 
 if __name__ == "__main__":

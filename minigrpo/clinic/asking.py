@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +20,24 @@ from torch import Tensor
 
 from minigrpo.clinic.probes import BUILT_IN, KINDS, OPTIONAL, Probe
 
-NAMES = {  # how the parameters may be called; the first that fits counts
-    "old_log_probs": r"old|(old|behavio|sampl|rollout)\w*log_?p\w*|\w*log_?p\w*_old",
-    "completion_mask": r"(.*_)?ma?sk",
+LP = r"(log_?p\w*|lps?)"
+NAMES = {  # how inputs are called, here and elsewhere; the first that fits counts
+    "ref_log_probs": rf"(\w+_)?ref(erence)?_?(\w*_)?{LP}|\w*{LP}_ref",
+    "old_log_probs": rf"old|(\w+_)?(old|behaviou?r|sampl\w*|rollout|inference|generat\w*|prev)_?"
+                     rf"(\w*_)?{LP}|\w*{LP}_old",
+    "completion_mask": r"(.*_)?ma?sks?",
     "rewards": r"(.*_)?(rewards?|scores?)",
     "advantages": r"(.*_)?adv(s|antages?)?|A",
-    "group_size": r"group_size|num_generations|G",
-    "log_probs": r"(?!ref)(.*_)?(log_?p\w*|lps?|new)",
+    "group_size": r"group_size|num_generations|n_samples_per_prompt|G",
+    "log_probs": rf"(.*_)?({LP}|new)",
+}  # fmt: skip
+CLIP = r"(clip_?(range|ratio|eps|epsilon)?|eps(ilon)?(_clip)?)"
+OPTIONS = {  # and options: those with a number by default
+    "kl_weight": r"beta|kl_(beta|weight|ctl|(loss_|penalty_)?coeff?)",
+    "entropy_weight": r"ent(ropy)?_(weight|beta|bonus|coeff?)",
+    "clip low": rf"{CLIP}(_low|_lower|_min)?",
+    "clip high": rf"{CLIP}_(high|higher|upper|max)",
+    "max_length": r"max_(completion_|response_|gen(eration)?_)?(len(gth)?|tokens)",
 }
 KNOWN = {*BUILT_IN, "max_length", *OPTIONAL}
 REWARD = {"scale", "baseline", "eps"}  # options of `group_advantages`
@@ -42,19 +53,25 @@ class Unjudged(Exception):
 
 
 class Report(NamedTuple):
-    """What the judge found. `passed` is None where it couldn't judge; printed, it is the text."""
+    """What the judge found; printed, it is the text."""
 
-    passed: bool | None
+    verdict: str  # "right", "notes", "unknown", "mistake", or "not judged"
     mistakes: list[str]
+    notes: list[str]
     cautions: list[str]
     text: str
+
+    @property
+    def passed(self) -> bool:
+        """Right, perhaps with notes."""
+        return self.verdict in ("right", "notes")
 
     def __str__(self) -> str:
         return self.text
 
 
 def unjudged(why: object) -> Report:
-    return Report(None, [], [], f"Not judged: {why}.")
+    return Report("not judged", [], [], [], f"Not judged: {why}.")
 
 
 def judge_file(target: str, built_in: dict[str, Any], seconds: float = 60) -> Report:
@@ -77,19 +94,24 @@ def judge_file(target: str, built_in: dict[str, Any], seconds: float = 60) -> Re
 
 
 def role(parameter: inspect.Parameter) -> str | None:
-    """What is passed as this parameter, if its name tells. A number by default is an option."""
+    """What is passed as this parameter, if its name tells: an input, or an option."""
     name, usual = parameter.name, parameter.default
-    if name in KNOWN or not (usual is None or usual is parameter.empty):
+    number = isinstance(usual, (int, float)) and not isinstance(usual, bool)
+    if name in KNOWN:
+        return "clip low" if name == "clip" and number else name
+    table = OPTIONS if number else NAMES if usual is None else NAMES | OPTIONS
+    if not (number or usual is None or usual is parameter.empty):
         return None
-    return next((to for to, names in NAMES.items() if re.fullmatch(names, name)), None)
+    return next((to for to, names in table.items() if re.fullmatch(names, name)), None)
 
 
 class Judged:
     """A function under judgement: what it is, which options it has, and how it is called."""
 
-    def __init__(self, function: Callable) -> None:
+    def __init__(self, function: Callable, names: Mapping[str, str] = {}) -> None:
         try:
-            parameters = list(inspect.signature(function).parameters.values())
+            signature = inspect.signature(getattr(function, "forward", function))  # of a module
+            parameters = list(signature.parameters.values())
         except (TypeError, ValueError):
             kind = type(function).__name__
             raise Unjudged(f"expected a function with a signature, got {kind}") from None
@@ -97,28 +119,34 @@ class Judged:
         self.dtype = torch.float64
         starred = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        options = KNOWN if inspect.Parameter.VAR_KEYWORD in starred else {p.name for p in named}
-        self.options = {k for k in KNOWN & options if NEEDS.get(k, k) in options}
-        self.roles = {p.name: to for p in named if (to := role(p))}
-        roles = set(self.roles.values())
-        rest = [p.name for p in named if p.default is p.empty]
-        rest = [name for name in rest if name not in KNOWN | self.roles.keys()]
-        if inspect.Parameter.VAR_POSITIONAL in starred and not roles and not rest:
+        self.roles = {p.name: to for p in named if (to := names.get(p.name, role(p)))}
+        inputs = {to for to in self.roles.values() if to in NAMES and to not in OPTIONAL}
+        rest = [p.name for p in named if p.default is p.empty and p.name not in self.roles]
+        if inspect.Parameter.VAR_POSITIONAL in starred and not inputs and not rest:
             rest = ["*"] * 4
-        self.kind = self._kind(roles, len(rest))
-        self.options -= {"loss": REWARD, "advantages": KNOWN - REWARD}.get(self.kind, set())
-        self.named = self.options & {p.name for p in named}  # not only by **options
-        missing = [role for role in KINDS[self.kind] if role not in roles]
-        twice = len(roles) < len(self.roles)
-        if len(rest) != len(missing) or roles - set(KINDS[self.kind]) or twice:
+        self.kind = self._kind(inputs, len(rest))
+        missing = [role for role in KINDS[self.kind] if role not in inputs]
+        twice = len({*self.roles.values()}) < len(self.roles)
+        if len(rest) != len(missing) or inputs - {*KINDS[self.kind]} or twice:
+            found = [f"{theirs} is {to}" for theirs, to in self.roles.items() if to in inputs]
             raise Unjudged(
                 "expected the parameters (log_probs, old_log_probs, advantages, completion_mask), "
                 "or (rewards, group_size), or rewards and group_size in place of advantages, then "
-                f"options by name; found ({', '.join(p.name for p in parameters)}); --help shows "
-                "how to wrap such a function"
+                f"options by name; found ({', '.join(p.name for p in parameters)})"
+                + f", where {', '.join(found)}; say --map theirs=ours for the others" * bool(found)
             )
         self.positional = missing if "*" in rest else []
         self.roles |= {} if self.positional else dict(zip(rest, missing))
+        parts = {part.partition(" ")[0] for part in self.roles.values()} & KNOWN
+        self.by_star = KNOWN - parts if inspect.Parameter.VAR_KEYWORD in starred else set()
+        self.one_clip = "clip high" not in self.roles.values() and "clip" not in self.roles.values()
+        self.one_clip &= "clip" in parts
+        theirs = {"loss": REWARD, "advantages": KNOWN - REWARD}.get(self.kind, set())
+        options = (parts | self.by_star) - theirs
+        self.options = {k for k in options if NEEDS.get(k, k) in options}
+        used = {p for p, to in self.roles.items() if to in inputs or to.split()[0] in self.options}
+        self.unused = [p.name for p in named if p.name not in used | {*rest}]
+        self.named = self.options & parts  # not only by **options
 
     @staticmethod
     def _kind(roles: set[str], rest: int) -> str:
@@ -133,9 +161,13 @@ class Judged:
             for k, v in inputs.items()
         }
         before = {k: v.detach().clone() for k, v in arguments.items() if isinstance(v, Tensor)}
-        named = {k: v for k, v in settings.items() if k in self.options}
-        named |= {k: arguments[k] for k in OPTIONAL if k in self.options and k in arguments}
-        named |= {name: arguments[role] for name, role in self.roles.items()}
+        ours = {k: v for k, v in settings.items() if k in self.options}
+        ours |= {k: arguments[k] for k in OPTIONAL if k in self.options and k in arguments}
+        named = {k: v for k, v in ours.items() if k in self.by_star}
+        if "clip" in ours:
+            ours["clip low"], ours["clip high"] = ours["clip"]
+        given = {k: v for k, v in {**arguments, **ours}.items() if k not in OPTIONAL or k in ours}
+        named |= {name: given[to] for name, to in self.roles.items() if to in given}
         value = self.function(*(arguments[role] for role in self.positional), **named)
         for name, x in before.items():
             if not torch.equal(arguments[name].nan_to_num(), x.nan_to_num()):
@@ -144,7 +176,11 @@ class Judged:
 
 
 def first(value: Any) -> Any:
-    """The loss of a function that returns a tuple."""
+    """The loss of a function that returns it with others: a tuple, a dict, or a dataclass."""
+    if isinstance(value, Mapping) and isinstance(value.get("loss"), Tensor):
+        return value["loss"]
+    if isinstance(getattr(value, "loss", None), Tensor):
+        return value.loss
     return value[0] if isinstance(value, tuple) and value else value
 
 

@@ -233,12 +233,15 @@ def alike(name: str, *lines: Line) -> Mistake:
 
 
 ROOT = "(advantages.square().sum(dim=1, keepdim=True) / (group_size - 1)).sqrt()"
-DUAL = mistake(  # a setting that the course's objective doesn't have, and no mistake
-    "dual_clip", (clipped_surrogate, "* advantages)", "* advantages)"
-                  ".maximum(torch.where(advantages < 0, 3 * advantages, -torch.inf))"),
-    says="It has a dual clip, where no loss at a negative advantage is above 3 times its size "
-    "(verl).")
-FORMS = MISTAKES + [DUAL] + [
+def dual_clip(c: float) -> Mistake:
+    """A setting that the course's objective doesn't have, and no mistake."""
+    line = f".maximum(torch.where(advantages < 0, {c} * advantages, -torch.inf))"
+    return mistake("dual_clip", (clipped_surrogate, "* advantages)", f"* advantages){line}"),
+        says=f"It has a dual or two-sided clip. At a negative advantage no loss is above {c:g} "
+        "times its size.")
+
+
+FORMS = MISTAKES + [
     alike("groups_mix_prompts",  # and not back again
           (group_advantages, ".double().view(-1, group_size)", ".double().view(group_size, -1).T")),
     alike("mean_over_the_batch",  # and the std around that mean
@@ -250,4 +253,26 @@ FORMS = MISTAKES + [DUAL] + [
     alike("mean_over_the_padding",  # without any mask
           (aggregate, ROW_MEANS, "per_token.mean()"), *NAMED["padding_read"].lines),
 ]
+VARIANTS = [  # published, or right under a condition, and not the course's objective
+    mistake("cispo_two_bounds", (grpo_loss, "ratio.clamp(max=", "ratio.clamp(1 - clip[0], "),
+        says="The weight of CISPO has a lower bound, too (equation 5 of arXiv 2506.13585)."),
+    mistake("k1_times_the_ratio", (grpo_loss, "kl = kl * ratio if kl_correction else kl",
+         "kl = (new - ref) * ratio"),
+        says="The KL term is k1 times the ratio, which has the gradient of the KL."),
+    mistake("k3_times_one", (grpo_loss, "kl = kl * ratio if kl_correction else kl",
+         "kl = kl * (new - new.detach()).exp()"),
+        says="The KL term is multiplied by a ratio of 1 with a gradient, as on-policy."),
+    alike("masked_rows_leave_the_denominator", *NAMED["masked_rows_leave_the_denominator"].lines),
+]
+NOTES = {  # named mistakes that are none under a condition, and what is told instead
+    "ratio_against_itself_though_there_are_old_log_probs": "On-policy. The ratio compares the "
+    "policy with itself, which is right with one update per batch. With more it takes the old "
+    "log-probs.",
+    "population_std": "The standard deviation divides by G, as numpy's does. TRL and verl divide "
+    "by G - 1, and the papers don't say. The advantages are sqrt(G / (G - 1)) larger.",
+    "masked_row_divides_by_zero": "A row without a token is 0 divided by 0. That's right as long "
+    "as every row has one.",
+    "masked_rows_leave_the_denominator": "A row without a token leaves the mean, as in verl. In "
+    "TRL it's a 0 that counts.",
+}
 # fmt: on

@@ -7,6 +7,7 @@ Every mistake in `MISTAKES` is put in a copy of the course's objective. A loss i
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -19,9 +20,17 @@ from torch import Tensor
 from minigrpo import objective
 from minigrpo.clinic import asking
 from minigrpo.clinic.asking import NEEDS, REWARD, Answer, Judged, Report, Unjudged, answer, same
-from minigrpo.clinic.catalogue import DUAL, FORMS, MISTAKES, NAMED, Mistake
+from minigrpo.clinic.catalogue import (
+    FORMS,
+    MISTAKES,
+    NAMED,
+    NOTES,
+    Mistake,
+    dual_clip,
+)
+from minigrpo.clinic.catalogue import VARIANTS as OTHER_FORMS
 from minigrpo.clinic.mistakes import sick_sources
-from minigrpo.clinic.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, Probe
+from minigrpo.clinic.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, Probe, groups, rows
 from minigrpo.clinic.trl_answers import SCALES, VARIANTS, Answers, translated
 
 __all__ = ["CAUTIONS", "MISTAKES", "Report", "judge_loss"]
@@ -32,7 +41,6 @@ CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: how i
     "equal_rewards_not_exactly_zero": "three rewards of 0.1 have advantages that aren't exactly 0",
     "group_of_one_accepted": "a group of one is answered, and nothing is raised",
 }
-UNNAMED = "Something {}is wrong that has no name here, or is a variant that the judge doesn't know."
 UNSEEN = """\
 What no judge of a loss can see: how the log-probs were scored (the shift by one, the temperature),
 what the mask holds, the sampler, the reward, and the optimizer."""
@@ -87,11 +95,15 @@ class Trial:
         self.judged, self.kind, self.built_in = judged, judged.kind, built_in
         self.assumed, self.uncovered, self.turned = dict(built_in), {}, []
         self.about = about = {True: self.kind != "loss", False: self.kind != "advantages"}
-        self.forms = [form for form in FORMS if about[form.lines[0][0] in ADVANTAGES]]
+        self.forms = [f for f in OTHER_FORMS + FORMS if about[f.lines[0][0] in ADVANTAGES]]
+        self.measured: dict[str, list] = {}
+        self.variants = [*OTHER_FORMS]
         self.probes: list[tuple[int, Probe]] = []
         self.got: list[Answer] = []
         self.choose_form()
+        self.drop_what_is_not_read()
         self.ask()
+        self.measure()
         self.fit()
 
     def settings(self, probe: Probe) -> dict[str, Any]:
@@ -111,9 +123,22 @@ class Trial:
                 return
         judged.options, judged.mask, judged.dtype = known, torch.bool, torch.float64
 
+    def drop_what_is_not_read(self) -> None:
+        """An option that changes no answer isn't one."""
+        for option in sorted(self.judged.options - {*OPTIONAL, "max_length"}):
+            probes = [p for p in PROBES[self.kind] if option in p.settings]
+            usual = {option: DEFAULTS[option]}
+            pairs = ((self.settings(p), {**self.settings(p), **usual}) for p in probes)
+            replies = [[answer(self.judged, p, s) for s in two] for p, two in zip(probes, pairs)]
+            if replies and all(same(*two) for two in replies):
+                self.judged.options.discard(option)
+                self.judged.unused += [option] * (option in self.judged.named)
+
     def ask(self) -> None:
         asked_for = set()
         for number, probe in enumerate(PROBES[self.kind]):
+            if self.judged.one_clip and len({*self.settings(probe).get("clip", (0,))}) > 1:
+                continue
             key = repr([probe.inputs, self.settings(probe)])
             if key in asked_for:  # without the option that it lacks, it's a case that there was
                 continue
@@ -147,6 +172,46 @@ class Trial:
 
     # ----- what is built in
 
+    def token(self, ratio: float, advantage: float, **more: Any) -> list[float]:
+        """Loss and gradient of a single token; NaN where it can't be asked."""
+        probe = rows([[ratio]], [advantage], **more)
+        reply = answer(self.judged, probe, self.settings(probe))
+        return [x.sum().item() for x in reply] if not isinstance(reply, str) else 3 * [float("nan")]
+
+    def measure(self) -> None:
+        """Numbers that it has built in, from cases so far off that they show."""
+        if self.kind == "advantages":
+            for spread in (2**-0.5, 0.5):  # of rewards 1 and 0, by G - 1 and by G
+                probe = groups([1e-3, 0], 2)
+                reply = answer(self.judged, probe, self.settings(probe))
+                found = 0.0 if isinstance(reply, str) else reply[0][0].item()
+                eps = 5e-4 / found - 1e-3 * spread if found else 0.0
+                if 1e-9 < eps < 1:
+                    self.measured.setdefault("eps", []).append(float(f"{eps:.3g}"))
+            return
+        if self.kind != "loss" or not (unit := -self.token(1, 1)[1]):
+            return
+        (up, slope), (more, _) = self.token(50, 1)[:2], self.token(500, 1)[:2]
+        (down, _), (less, _) = self.token(0.02, -1)[:2], self.token(0.002, -1)[:2]
+        (worst, _), (worse, _) = self.token(50, -1)[:2], self.token(500, -1)[:2]
+        flat = [abs(a - b) < 1e-9 * abs(a) for a, b in ((up, more), (down, less), (worst, worse))]
+        high = -up / unit - 1 if flat[0] else -slope / unit - 1  # CISPO has a slope there
+        low = 1 - down / unit if flat[1] else 1.0
+        numbers = [float(f"{x:.5g}") for x in (low, high, worst / unit)]
+        if 0 <= numbers[0] <= 1 and numbers[1] >= 0:
+            self.measured["clip"] = [(numbers[0], numbers[1]), (numbers[0], float("inf"))]
+        if flat[2] and numbers[2] > max(1.0, 1 + numbers[1]) + 1e-6:
+            self.variants.append(dual_clip(numbers[2]))
+            self.forms.insert(0, self.variants[-1])
+        d = math.log(2)
+        value = self.token(1, 0, kl=2.0)[0] / unit
+        for k in (d**2 / 2, math.exp(-d) - 1 + d):
+            if value > 1e-9:
+                self.measured.setdefault("kl_weight", []).append(float(f"{value / k:.4g}"))
+
+    def values_of(self, option: str) -> tuple:
+        return (*self.measured.get(option, ()), *BUILT_IN[option])
+
     def assume(self, **more: Any) -> None:
         """Take it that this is built in; a constant is found out."""
         self.assumed.update(more)
@@ -161,7 +226,7 @@ class Trial:
                 for right, got in zip(self.answers(), self.got)
                 if not isinstance(got, str) and got[1].abs().sum() > 0
             ]
-            integers = [round(s) for s in sizes if 1.5 < s < 1e9 and abs(s - round(s)) < 1e-3]
+            integers = [round(s) for s in sizes if 0.5 < s < 1e9 and abs(s - round(s)) < 1e-3]
             self.assumed["max_length"] = max(integers, key=integers.count, default=1)
 
     def agreement(self, **more: Any) -> int:
@@ -171,7 +236,6 @@ class Trial:
         flipped = [got if isinstance(got, str) else [-x for x in got] for got in self.got]
         pairs = zip(self.got, flipped, self.answers())
         count = sum(same(a, c) or same(b, c) for a, b, c in pairs)
-        count = -1 if self.assumed.get("max_length") == 1 else count  # no such constant was found
         self.assumed = before
         return count
 
@@ -181,7 +245,9 @@ class Trial:
         wanted = [k for k in BUILT_IN if self.about[k in REWARD] and k not in known]
         self.turned = [k for k in wanted if k not in NEEDS or NEEDS[k] in self.judged.options]
         for option in self.turned * 2:
-            value = max(BUILT_IN[option], key=lambda value: self.agreement(**{option: value}))
+            value = max(
+                self.values_of(option), key=lambda value: self.agreement(**{option: value})
+            )
             self.assume(**{option: value})
         self.assume()
 
@@ -233,10 +299,9 @@ class Trial:
                 break
             defaults = {option: DEFAULTS[option] for option in self.turned}
             self.assume(**{**defaults, **dict(zip(varied, values))})
-            if self.assumed.get("max_length") != 1 or "max_length" in self.built_in:
-                other_surrogate = self.assumed.get("surrogate") != first.assumed.get("surrogate")
-                briefly = other_surrogate or first.explained == len(first.wrong)
-                findings.append(self.explain(1 if briefly else 4))
+            other_surrogate = self.assumed.get("surrogate") != first.assumed.get("surrogate")
+            briefly = other_surrogate or first.explained == len(first.wrong)
+            findings.append(self.explain(1 if briefly else 4))
         best = max(findings, key=lambda f: (f.explained - len(f.wrong), -len(f.forms)))
         self.assumed = best.assumed
         return best if 2 * best.explained >= len(best.wrong) else best._replace(forms=[])
@@ -375,9 +440,10 @@ def report(trial: Trial, finding: Finding) -> Report:
     off = [
         (probe, theirs, got) for probe, theirs, got in trl if not trial.agrees(probe, got, theirs)
     ]
-    entries = []
+    entries, notes = [], []
     for form in finding.forms:
-        if form == DUAL:
+        if form.name in NOTES or form in trial.variants:
+            notes.append((form.name, [NOTES.get(form.name, form.sentence)]))
             continue
         answers = trial.answers(form)
         seen = [i for i in wrong if not same(answers[i], right[i])]  # where it alone would be seen
@@ -386,27 +452,33 @@ def report(trial: Trial, finding: Finding) -> Report:
         case = trial.probes[at][1], right[at], trial.got[at]
         entries.append((form.name, [form.sentence, *example(*case)]))
     told = trial.answers(*finding.forms)
-    if unexplained := [i for i in wrong if not same(told[i], trial.got[i])]:
-        at = min(unexplained, key=lambda i: trial.probes[i][1].size)
-        more = "else " if finding.forms else ""
-        case = trial.probes[at][1], right[at], trial.got[at]
-        entries.append(("unnamed", [UNNAMED.format(more), *example(*case)]))
+    odd = [(trial.probes[i][1], told[i], trial.got[i]) for i in wrong]
+    odd = [case for case in odd if not same(*case[1:])]
+    unknown = []
+    if odd or (not wrong and off):
+        count = len(trial.probes) - len(odd) if odd else len(trl) - len(off)
+        words = f"It's right in {count} of {len(trial.probes) if odd else len(trl)} cases, and "
+        words += "otherwise in some that no name here explains. If that's a variant, it's meant."
+        unknown = [words, *example(*min(odd or off, key=lambda case: case[0].size))]
     elif not wrong and trial.kind != "advantages" and trial.reads_padding():
-        entries.append(("unnamed", ["Loss or gradient depends on what is under the mask."]))
-    elif not wrong and off:
-        case = min(off, key=lambda case: case[0].size)
-        entries.append(("unnamed", [UNNAMED.format(""), *example(*case)]))
+        unknown = ["Loss or gradient depends on what is under the mask."]
     cautions = trial.cautions()
-    count = {0: "Nothing wrong was found.", 1: "1 mistake"}
-    lines = [count.get(len(entries), f"{len(entries)} mistakes")]
-    for name, words in entries:
+    verdict = "mistake" if entries else "unknown" if unknown else "notes" if notes else "right"
+    head = {"right": "Nothing wrong was found.", "unknown": "Not a variant that the judge knows."}
+    head |= {"notes": f"Right, with {len(notes)} note{'s' * (len(notes) > 1)}."}
+    head |= {"mistake": f"{len(entries)} mistake{'s' * (len(entries) > 1)}"}
+    lines = [head[verdict]]
+    if trial.judged.unused:
+        lines.append(f"Not used, so not judged: {', '.join(trial.judged.unused)}.")
+    entries += [("unknown", unknown)] * bool(unknown)
+    for name, words in entries + [(f"note: {name}", words) for name, words in notes]:
         lines += ["", name, *(f"  {line}" for line in words)]
     for name in cautions:
         seen = f"Seen here: {CAUTIONS[name]}. TRL's own code does it too, so it's no mistake."
         lines += ["", f"careful: {name}", f"  {NAMED[name].sentence}", f"  {seen}"]
-    lines += ["", *coverage(trial, right, trl, off, stored)]
-    lines += [f"  {DUAL.sentence}"] * (DUAL in finding.forms) + [UNSEEN]
-    return Report(not entries, [name for name, _ in entries], cautions, "\n".join(lines))
+    lines += ["", *coverage(trial, right, trl, off, stored), UNSEEN]
+    mistakes = [name for name, _ in entries if name != "unknown"]
+    return Report(verdict, mistakes, [name for name, _ in notes], cautions, "\n".join(lines))
 
 
 def example(probe: Probe, right: Answer, got: Answer) -> list[str]:
