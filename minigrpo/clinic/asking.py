@@ -116,7 +116,8 @@ class Judged:
             kind = type(function).__name__
             raise Unjudged(f"expected a function with a signature, got {kind}") from None
         self.function, self.mask, self.connected = function, torch.bool, False
-        self.dtype = torch.float64
+        self.per_token = False  # whether advantages are (N, T)
+        self.dtype, self.single = torch.float64, False  # single: it answers in float32
         starred = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         self.roles = {p.name: to for p in named if (to := names.get(p.name, role(p)))}
@@ -127,6 +128,9 @@ class Judged:
         self.kind = self._kind(inputs, len(rest))
         missing = [role for role in KINDS[self.kind] if role not in inputs]
         twice = len({*self.roles.values()}) < len(self.roles)
+        all_of = {*self.roles.values()}
+        needed = {p.name for p in named if p.default is p.empty} & self.roles.keys()
+        rest += [p for p in needed if NEEDS.get(self.roles[p], self.roles[p]) not in all_of]
         if len(rest) != len(missing) or inputs - {*KINDS[self.kind]} or twice:
             found = [f"{theirs} is {to}" for theirs, to in self.roles.items() if to in inputs]
             raise Unjudged(
@@ -160,6 +164,9 @@ class Judged:
             k: v.to(types.get(k, self.dtype)) if isinstance(v, Tensor) else v
             for k, v in inputs.items()
         }
+        if self.per_token and "advantages" in arguments:
+            rows = arguments["advantages"][:, None]
+            arguments["advantages"] = rows.expand_as(arguments["log_probs"]).clone()
         before = {k: v.detach().clone() for k, v in arguments.items() if isinstance(v, Tensor)}
         ours = {k: v for k, v in settings.items() if k in self.options}
         ours |= {k: arguments[k] for k in OPTIONAL if k in self.options and k in arguments}
@@ -202,6 +209,7 @@ def answer(call: Callable[[dict, dict], Any], probe: Probe, settings: dict[str, 
     _check(value, probe)
     if isinstance(call, Judged):
         call.connected |= value.requires_grad or not leaves
+        call.single |= value.dtype == torch.float32
     value = value.detach().double()
     pairs = zip(gradients, leaves)
     slopes = [torch.zeros_like(x) if g is None else g.double() for g, x in pairs]

@@ -57,6 +57,10 @@ MISTAKES = [  # those that the judge of losses names
          "_unmasked(old_log_probs, mask) - _unmasked(log_probs, mask)"),
         says="The ratio is upside down: it should be new over old, exp(log_probs - "
         "old_log_probs)."),
+    mistake("one_ratio_for_the_batch",
+        (policy_ratio, "return log_ratio.exp()", "return log_ratio.sum().exp()[None, None]"),
+        says="The log-ratios of all rows are added up before exp, so there's one ratio for the "
+        "whole batch. Every row needs its own."),
     mistake("geometric_ratio_divides_by_the_width",
         (policy_ratio, "_count(mask, dim=-1)[:, None]", "mask.shape[-1]"),
         says="The geometric ratio divides by the width of the batch. It should divide by the "
@@ -109,6 +113,13 @@ MISTAKES = [  # those that the judge of losses names
     mistake("kl_subtracted_from_the_loss", (grpo_loss, "loss + kl_weight", "loss - kl_weight"),
         says="The KL term is subtracted from the loss. It should be added, or the policy is "
         "rewarded for leaving its reference."),
+    mistake("k1_with_the_opposite_sign",
+        (grpo_loss, "kl_estimate(new, ref, estimator=estimator)", "ref - new"),
+        says="The KL term is ref_log_probs - log_probs, k1 with the opposite sign, which as a loss "
+        "pushes every token up alike."),
+    mistake("kl_without_a_gradient",
+        (grpo_loss, "kl = kl_estimate(new, ref", "kl = kl_estimate(new.detach(), ref"),
+        says="The KL term has a value and no gradient, so it keeps the policy from nothing."),
     mistake("kl_correction_without_the_gradient_of_the_ratio",
         (grpo_loss, "kl * ratio if", "kl * ratio.detach() if"),
         says="The ratio that multiplies the KL estimate is detached. Its gradient belongs to the "
@@ -186,6 +197,9 @@ MISTAKES = [  # those that the judge of losses names
         "through it."),
     mistake("loss_minimises_the_objective", (grpo_loss, "average(-objective", "average(objective"),
         says="The sign is wrong: minimizing this loss makes good tokens less likely."),
+    mistake("the_whole_loss_negated", (grpo_loss, "return loss, {", "return -loss, {"),
+        says="The whole loss has the wrong sign, its KL and entropy terms included. One minus "
+        "mends it."),
 ]
 OTHERS = [  # what no judge of a loss can see, so that nobody is told of it
     mistake("old_is_new_with_its_graph", (grpo_loss, "old_log_probs is None", "True"),
@@ -233,6 +247,13 @@ def alike(name: str, *lines: Line) -> Mistake:
 
 
 ROOT = "(advantages.square().sum(dim=1, keepdim=True) / (group_size - 1)).sqrt()"
+def k3_up_to(c: float) -> Mistake:
+    """Another setting."""
+    return mistake("k3_up_to", (kl_estimate, "torch.expm1(-d) + d",
+                                f"(torch.expm1(-d) + d).clamp(max={c})"),
+        says=f"k3 is kept below {c:g}, as in verl.")
+
+
 def dual_clip(c: float) -> Mistake:
     """A setting that the course's objective doesn't have, and no mistake."""
     line = f".maximum(torch.where(advantages < 0, {c} * advantages, -torch.inf))"
@@ -250,6 +271,9 @@ FORMS = MISTAKES + [
           *NAMED["mask_in_the_denominator_only"].lines, *NAMED["padding_read"].lines),
     alike("masked_row_divides_by_zero",  # with the gradient of a product with the mask
           *NAMED["masked_row_divides_by_zero"].lines, *NAMED["mask_by_multiplication"].lines),
+    alike("sum_over_the_rows", (aggregate, "(rows * max_length)", "max_length")),
+    alike("kl_without_a_gradient",  # and of the old policy
+          (grpo_loss, "kl_estimate(new, ref, estimator=estimator)", "old - ref")),
     alike("mean_over_the_padding",  # without any mask
           (aggregate, ROW_MEANS, "per_token.mean()"), *NAMED["padding_read"].lines),
 ]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import product
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from minigrpo.clinic.catalogue import (
     NOTES,
     Mistake,
     dual_clip,
+    k3_up_to,
 )
 from minigrpo.clinic.catalogue import VARIANTS as OTHER_FORMS
 from minigrpo.clinic.mistakes import sick_sources
@@ -134,6 +136,12 @@ class Trial:
                 self.judged.options.discard(option)
                 self.judged.unused += [option] * (option in self.judged.named)
 
+        if "clip" in self.judged.options:
+            far = [p for p in PROBES[self.kind] if p.settings.get("clip") == (0.2, 0.28)]
+            pairs = ((self.settings(p), {**self.settings(p), "clip": (0.2, 0.2)}) for p in far)
+            two = [[answer(self.judged, p, s) for s in both] for p, both in zip(far, pairs)]
+            self.judged.one_clip |= all(same(*replies) for replies in two)
+
     def ask(self) -> None:
         asked_for = set()
         for number, probe in enumerate(PROBES[self.kind]):
@@ -202,7 +210,11 @@ class Trial:
             self.measured["clip"] = [(numbers[0], numbers[1]), (numbers[0], float("inf"))]
         if flat[2] and numbers[2] > max(1.0, 1 + numbers[1]) + 1e-6:
             self.variants.append(dual_clip(numbers[2]))
-            self.forms.insert(0, self.variants[-1])
+        weight = {"kl_weight": 1.0} if "kl_weight" in self.judged.options else {}
+        kl = [self.token(1, 0, kl=far, **weight)[0] / unit for far in (1e-5, 1e-6)]
+        if abs(kl[0] - kl[1]) < 1e-9 * abs(kl[0]) and kl[0] > 0 and weight:
+            self.variants.append(k3_up_to(float(f"{kl[0]:.5g}")))
+        self.forms = [*self.variants[len(OTHER_FORMS) :], *self.forms]
         d = math.log(2)
         value = self.token(1, 0, kl=2.0)[0] / unit
         for k in (d**2 / 2, math.exp(-d) - 1 + d):
@@ -382,6 +394,8 @@ class Trial:
                 words = f"a batch of {tuple(slope.shape)} of TRL's {variant}"
                 cases.append((Probe(words, inputs, options), [loss, slope, of_entropy]))
         asked = [(p, theirs) for p, theirs in cases if self.can_be_asked(p)]
+        if self.judged.single:  # rounding of rewards that are nearly alike, magnified by eps
+            asked = [(p, t) for p, t in asked if not nearly_alike(**p.inputs)]
         return [(p, t, answer(self.judged, p, self.settings(p))) for p, t in asked], len(cases)
 
     def can_be_asked(self, probe: Probe) -> bool:
@@ -394,10 +408,18 @@ class Trial:
         return fits and not uncovered
 
 
+def nearly_alike(rewards: Tensor, group_size: int) -> bool:
+    """Whether some group's rewards are, and not quite."""
+    std = rewards.view(-1, group_size).std(dim=1)
+    return bool(((std > 0) & (std < 0.01 * (1 + rewards.abs().max()))).any())
+
+
 # ----- the report
 
 
-def judge_loss(function: Callable | str, **built_in: Any) -> Report:
+def judge_loss(
+    function: Callable | str, names: Mapping[str, str] = MappingProxyType({}), **built_in: Any
+) -> Report:
     """Judge a loss, or a function that makes advantages.
 
     `built_in` are options of `grpo_loss` or `group_advantages` that it has built in. "file.py:name"
@@ -408,7 +430,22 @@ def judge_loss(function: Callable | str, **built_in: Any) -> Report:
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
-        trial = Trial(Judged(function), checked(built_in))
+        given, judged = checked(built_in), Judged(function, names)
+        found = verdict_on(judged, given)
+        raises = found.verdict == "not judged" and "it raises" in found.text
+        if raises or found.mistakes[:1] == ["advantages_along_the_tokens"]:
+            judged = Judged(function, names)
+            judged.per_token = True
+            again = verdict_on(judged, given)
+            found = again if again.passed or again.mistakes and raises else found
+        return found
+    except Unjudged as error:
+        return asking.unjudged(error)
+
+
+def verdict_on(judged: Judged, built_in: dict[str, Any]) -> Report:
+    try:
+        trial = Trial(judged, built_in)
         return report(trial, trial.finding())
     except Unjudged as error:
         return asking.unjudged(error)
