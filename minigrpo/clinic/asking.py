@@ -137,7 +137,8 @@ class Judged:
                 "expected the parameters (log_probs, old_log_probs, advantages, completion_mask), "
                 "or (rewards, group_size), or rewards and group_size in place of advantages, then "
                 f"options by name; found ({', '.join(p.name for p in parameters)})"
-                + f", where {', '.join(found)}; say --map theirs=ours for the others" * bool(found)
+                + f", where {', '.join(found)}; say --map theirs=ours for the others"
+                * bool(found)
             )
         self.positional = missing if "*" in rest else []
         self.roles |= {} if self.positional else dict(zip(rest, missing))

@@ -271,7 +271,6 @@ FORMS = MISTAKES + [
           *NAMED["mask_in_the_denominator_only"].lines, *NAMED["padding_read"].lines),
     alike("masked_row_divides_by_zero",  # with the gradient of a product with the mask
           *NAMED["masked_row_divides_by_zero"].lines, *NAMED["mask_by_multiplication"].lines),
-    alike("sum_over_the_rows", (aggregate, "(rows * max_length)", "max_length")),
     alike("kl_without_a_gradient",  # and of the old policy
           (grpo_loss, "kl_estimate(new, ref, estimator=estimator)", "old - ref")),
     alike("mean_over_the_padding",  # without any mask
@@ -286,7 +285,12 @@ VARIANTS = [  # published, or right under a condition, and not the course's obje
     mistake("k3_times_one", (grpo_loss, "kl = kl * ratio if kl_correction else kl",
          "kl = kl * (new - new.detach()).exp()"),
         says="The KL term is multiplied by a ratio of 1 with a gradient, as on-policy."),
+    mistake("token_sum", (aggregate, "(rows * max_length)", "max_length"),
+        says="All tokens of the batch are summed, so the step grows with the batch, unless "
+        "something else divides."),
     alike("masked_rows_leave_the_denominator", *NAMED["masked_rows_leave_the_denominator"].lines),
+    alike("masked_rows_leave_the_denominator",
+          (aggregate, "(rows * max_length)", "(mask.any(dim=-1).sum() * max_length)")),
 ]
 NOTES = {  # named mistakes that are none under a condition, and what is told instead
     "ratio_against_itself_though_there_are_old_log_probs": "On-policy. The ratio compares the "
@@ -296,6 +300,10 @@ NOTES = {  # named mistakes that are none under a condition, and what is told in
     "by G - 1, and the papers don't say. The advantages are sqrt(G / (G - 1)) larger.",
     "masked_row_divides_by_zero": "A row without a token is 0 divided by 0. That's right as long "
     "as every row has one.",
+    "dr_grpo_divides_by_the_width": "Dr. GRPO's sum is divided by the width of this batch. That's "
+    "right where every batch is as wide as completions may be long.",
+    "std_over_the_batch": "The standard deviation is that of the whole batch, as with TRL's "
+    "scale_rewards='batch'.",
     "masked_rows_leave_the_denominator": "A row without a token leaves the mean, as in verl. In "
     "TRL it's a 0 that counts.",
 }

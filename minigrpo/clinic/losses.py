@@ -257,9 +257,7 @@ class Trial:
         wanted = [k for k in BUILT_IN if self.about[k in REWARD] and k not in known]
         self.turned = [k for k in wanted if k not in NEEDS or NEEDS[k] in self.judged.options]
         for option in self.turned * 2:
-            value = max(
-                self.values_of(option), key=lambda value: self.agreement(**{option: value})
-            )
+            value = max(self.values_of(option), key=lambda value: self.agreement(**{option: value}))
             self.assume(**{option: value})
         self.assume()
 
@@ -474,9 +472,12 @@ def report(trial: Trial, finding: Finding) -> Report:
     """The verdict in words."""
     right, wrong = trial.answers(), finding.wrong
     trl, stored = trial.trl()
+    sick = course(*finding.forms)
+    off = [case for case in trl if not trial.agrees(*case[::2], case[1])]
     off = [
-        (probe, theirs, got) for probe, theirs, got in trl if not trial.agrees(probe, got, theirs)
-    ]
+        (probe, theirs, got) for probe, theirs, got in off
+        if not finding.forms or not same(got, answer(sick, probe, trial.settings(probe)))
+    ]  # fmt: skip
     entries, notes = [], []
     for form in finding.forms:
         if form.name in NOTES or form in trial.variants:
