@@ -204,9 +204,9 @@ class Trial:
         (worst, _), (worse, _) = self.token(50, -1)[:2], self.token(500, -1)[:2]
         flat = [abs(a - b) < 1e-9 * abs(a) for a, b in ((up, more), (down, less), (worst, worse))]
         high = -up / unit - 1 if flat[0] else -slope / unit - 1  # CISPO has a slope there
-        low = 1 - down / unit if flat[1] else 1.0
+        low = 1 - down / unit if flat[1] else high  # if there's none, that may be the mistake
         numbers = [float(f"{x:.5g}") for x in (low, high, worst / unit)]
-        if 0 <= numbers[0] <= 1 and numbers[1] >= 0:
+        if numbers[0] >= 0 and numbers[1] >= 0:
             self.measured["clip"] = [(numbers[0], numbers[1]), (numbers[0], float("inf"))]
         if flat[2] and numbers[2] > max(1.0, 1 + numbers[1]) + 1e-6:
             self.variants.append(dual_clip(numbers[2]))
@@ -256,6 +256,10 @@ class Trial:
         known = self.judged.options | self.built_in.keys()
         wanted = [k for k in BUILT_IN if self.about[k in REWARD] and k not in known]
         self.turned = [k for k in wanted if k not in NEEDS or NEEDS[k] in self.judged.options]
+        if {"how", "level"} <= {*self.turned}:  # one after the other they mislead each other
+            both = product(*(({k: v} for v in BUILT_IN[k]) for k in ("level", "how")))
+            pairs = [level | how for level, how in both]
+            self.assume(**max(pairs, key=lambda pair: self.agreement(**pair)))
         for option in self.turned * 2:
             value = max(self.values_of(option), key=lambda value: self.agreement(**{option: value}))
             self.assume(**{option: value})
