@@ -36,6 +36,11 @@ def a_file_of_its_own(tmp_path, monkeypatch):
     diagnosis.patient.cache_clear()
 
 
+def test_a_name_without_a_patient_is_refused():
+    with pytest.raises(KeyError, match="expected one of those in PATIENTS, got 'flu'"):
+        clinic.record("flu")
+
+
 # sick and healthy ---------------------------------------------------------------------------
 
 

@@ -293,5 +293,8 @@ def names() -> tuple[str, ...]:
 
 
 def record(name: str) -> Patient:
-    """The first patient with this name."""
-    return {patient.name: patient for patient in reversed(PATIENTS)}[name]
+    """The first patient with this name, or a KeyError."""
+    found = next((patient for patient in PATIENTS if patient.name == name), None)
+    if found is None:
+        raise KeyError(f"name: expected one of those in PATIENTS, got {name!r}")
+    return found
