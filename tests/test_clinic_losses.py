@@ -11,11 +11,12 @@ import time
 import pytest
 
 from minigrpo import objective
-from minigrpo.clinic.__main__ import judge_file, load, main, settings
 from minigrpo.clinic.catalogue import FORMS, MISTAKES, NAMED, NOTES, Mistake
-from minigrpo.clinic.losses import ADVANTAGES, CAUTIONS, judge_loss
+from minigrpo.clinic.judge.command import judge_file, load, main, settings
+from minigrpo.clinic.judge.trial import ADVANTAGES
+from minigrpo.clinic.judge.trl_answers import Case
+from minigrpo.clinic.judge.verdict import CAUTIONS, judge_loss
 from minigrpo.clinic.mistakes import sick_sources
-from minigrpo.clinic.trl_answers import Case
 
 SOURCE = inspect.getsource(objective)
 
@@ -318,7 +319,7 @@ def test_printing_without_end_and_a_neighbour_file(tmp_path, capsys):
         "    return theirs(log_probs, old_log_probs, advantages, mask)\n"
     )
     start = time.perf_counter()
-    assert main(["judge", f"{tmp_path / 'mine.py'}:loss"]) == 0
+    assert main([f"{tmp_path / 'mine.py'}:loss"]) == 0
     assert time.perf_counter() - start < 60
     assert "xxx" not in (out := capsys.readouterr().out) and "Nothing wrong" in out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.py", "neighbour.py"]
@@ -327,7 +328,7 @@ def test_printing_without_end_and_a_neighbour_file(tmp_path, capsys):
 def test_what_is_set_and_how_long_it_may_take_reach_the_judge(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text(BUILT_IN.replace("AVERAGE", AVERAGES["token_mean"]).replace("HIGH", "0.28"))
-    judge = ["judge", f"{path}:loss"]
+    judge = [f"{path}:loss"]
     assert main([*judge, "--set", "how=token_mean", "clip=0.2,0.28"]) == 0
     assert "Nothing wrong was found." in capsys.readouterr().out
     assert main([*judge, "--set", "how=token_mean", "clip=0.2,0.2"]) == 3

@@ -16,7 +16,7 @@ from listing import notebooks, tomllib
 from packaging.requirements import Requirement
 from test_house import imports
 
-from minigrpo.clinic.trl_answers import Answers
+from minigrpo.clinic.judge.trl_answers import Answers
 
 ROOT = Path(__file__).resolve().parent.parent
 

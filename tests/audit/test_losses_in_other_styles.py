@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from test_clinic_losses import AVERAGES, BUILT_IN, LOOPS, judged  # noqa: F401
 
-from minigrpo.clinic.losses import CAUTIONS
+from minigrpo.clinic.judge.verdict import CAUTIONS
 
 ROW_MEAN = "value = sum(r / max(c, 1) for r, c in zip(rows, counts)) / len(rows)"
 OLD = "old = (new if old_logps is None else old_logps[i, t]).detach()"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minigrpo.clinic.probes import BUILT_IN, KINDS, OPTIONAL, Probe
+from minigrpo.clinic.judge.probes import BUILT_IN, KINDS, OPTIONAL, Probe
 
 LP = r"(log_?p\w*|lps?)"
 NAMES = {  # how inputs are called, here and elsewhere; the first that fits counts
@@ -78,9 +78,9 @@ def judge_file(target: str, built_in: dict[str, Any], seconds: float = 60) -> Re
     """Judge in a process of its own, which may hang, print without end, or end Python."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[3])
         python_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-B", "-m", "minigrpo.clinic", "child", str(path)]
+        command = [sys.executable, "-B", "-m", "minigrpo.clinic.judge", "child", str(path)]
         quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         env = {**os.environ, "PYTHONPATH": python_path}
         command.append(json.dumps([target, built_in]))

@@ -1,0 +1,6 @@
+"""The judge of losses: is this GRPO loss right?"""
+
+from minigrpo.clinic.judge.asking import Report
+from minigrpo.clinic.judge.verdict import judge_loss
+
+__all__ = ["Report", "judge_loss"]
