@@ -263,6 +263,14 @@ def dual_clip(c: float) -> Mistake:
         "times its size.")
 
 
+def cut_off(c: float) -> Mistake:
+    """A truncated importance weight."""
+    return mistake("ratio_cut_off", *NAMED["negative_advantages_clipped_on_the_wrong_side"].lines,
+        says=f"No ratio counts as more than {c:g}, at negative advantages too, and nothing stops "
+        "it below. That's a truncated importance weight; as PPO's clip it would be on the wrong "
+        "side where the advantage is negative.")
+
+
 FORMS = MISTAKES + [
     alike("groups_mix_prompts",  # and not back again
           (group_advantages, ".double().view(-1, group_size)", ".double().view(group_size, -1).T")),

@@ -156,7 +156,7 @@ class Judged:
             kind = type(function).__name__
             raise Unjudged(f"expected a function with a signature, got {kind}") from None
         self.function, self.mask, self.connected = function, torch.bool, False
-        self.per_token = False  # whether advantages are (N, T)
+        self.per_token: bool | str = False  # whether advantages are (N, T); or "needed"
         self.dtype, self.single = torch.float64, False  # single: it answers in float32
         starred = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]

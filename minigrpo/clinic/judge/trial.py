@@ -23,6 +23,7 @@ from minigrpo.clinic.catalogue import (
     NAMED,
     NOTES,
     Mistake,
+    cut_off,
     dual_clip,
     k3_up_to,
 )
@@ -38,7 +39,16 @@ from minigrpo.clinic.judge.asking import (
     answer,
     same,
 )
-from minigrpo.clinic.judge.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, Probe, groups, rows
+from minigrpo.clinic.judge.probes import (
+    BUILT_IN,
+    DEFAULTS,
+    OPTIONAL,
+    PROBES,
+    Probe,
+    groups,
+    one_token_each,
+    rows,
+)
 from minigrpo.clinic.judge.trl_answers import SCALES, VARIANTS, Answers, translated
 from minigrpo.clinic.mistakes import sick_sources
 
@@ -92,7 +102,7 @@ class Trial:
     def __init__(self, judged: Judged, built_in: dict[str, Any]) -> None:
         self.judged, self.kind, self.built_in = judged, judged.kind, built_in
         self.assumed, self.uncovered, self.turned = dict(built_in), {}, []
-        self.obstacles, self.ends = "", time.perf_counter() + asking.SEARCH
+        self.obstacles, self.ends = "", time.process_time() + asking.SEARCH
         self.about = about = {True: self.kind != "loss", False: self.kind != "advantages"}
         self.forms = [f for f in OTHER_FORMS + FORMS if about[f.lines[0][0] in ADVANTAGES]]
         self.measured: dict[str, list] = {}
@@ -185,16 +195,18 @@ class Trial:
 
     def measure(self) -> None:
         """Numbers that it has built in, from cases so far off that they show."""
-        if self.kind == "advantages":
+        if self.kind != "loss":
             for spread in (2**-0.5, 0.5):  # of rewards 1 and 0, by G - 1 and by G
                 probe = groups([1e-3, 0], 2)
+                probe = probe if self.kind == "advantages" else one_token_each(probe)
                 reply = answer(self.judged, probe, self.settings(probe))
-                found = 0.0 if isinstance(reply, str) else reply[0][0].item()
+                found = 0.0 if isinstance(reply, str) else reply[-1].flatten()[0].item()
+                found = found if self.kind == "advantages" else -2 * found
                 eps = 5e-4 / found - 1e-3 * spread if found else 0.0
                 if 1e-9 < eps < 1:
                     self.measured.setdefault("eps", []).append(float(f"{eps:.3g}"))
             return
-        if self.kind != "loss" or not (unit := -self.token(1, 1)[1]):
+        if not (unit := -self.token(1, 1)[1]):
             return
         (up, slope), (more, _) = self.token(50, 1)[:2], self.token(500, 1)[:2]
         (down, _), (less, _) = self.token(0.02, -1)[:2], self.token(0.002, -1)[:2]
@@ -205,6 +217,8 @@ class Trial:
         numbers = [float(f"{x:.5g}") for x in (low, high, worst / unit)]
         if numbers[0] >= 0 and numbers[1] >= 0:
             self.measured["clip"] = [(numbers[0], numbers[1]), (numbers[0], float("inf"))]
+        if flat[0] and flat[2] and not flat[1] and numbers[2] == 1 + numbers[1] >= 2:
+            self.variants.append(cut_off(numbers[2]))
         if flat[2] and numbers[2] > max(1.0, 1 + numbers[1]) + 1e-6:
             self.variants.append(dual_clip(numbers[2]))
         weight = {"kl_weight": 1.0} if "kl_weight" in self.judged.options else {}
@@ -254,6 +268,12 @@ class Trial:
         known = self.judged.options | self.built_in.keys()
         wanted = [k for k in BUILT_IN if self.about[k in REWARD] and k not in known]
         self.turned = [k for k in wanted if k not in NEEDS or NEEDS[k] in self.judged.options]
+        if "scale" in self.turned:
+            scales = product(
+                ([], [NAMED["population_std"]]), BUILT_IN["scale"], self.values_of("eps")
+            )
+            best = max(scales, key=lambda values: self.of_advantages(*values))
+            self.of_advantages(*best)
         if {"how", "level"} <= {*self.turned}:  # one after the other they mislead each other
             both = product(BUILT_IN["level"], BUILT_IN["how"])
             pairs = [{"level": level, "how": how} for level, how in both]
@@ -262,12 +282,12 @@ class Trial:
             value = max(self.values_of(option), key=lambda value: self.agreement(**{option: value}))
             self.assume(**{option: value})
         self.assume()
-        if self.kind != "loss" and not self.facts:  # larger advantages would hide the rest
-            before, self.facts = self.agreement(), [NAMED["population_std"]]
-            if self.agreement() <= before:
-                self.facts = []
-            else:
-                self.fit()
+
+    def of_advantages(self, facts: list[Mistake], scale: str, eps: float) -> int:
+        """Take it that advantages are made so; to how many probes the right code says the same."""
+        self.facts = facts
+        self.assume(scale=scale, **({"eps": eps} if "eps" in self.turned else {}))
+        return self.agreement()
 
     # ----- which mistakes
 
@@ -307,7 +327,7 @@ class Trial:
         return Finding(named, wrong, explained, dict(self.assumed))
 
     def late(self) -> bool:
-        return time.perf_counter() > self.ends + THEIRS.seconds()
+        return time.process_time() > self.ends + THEIRS.seconds()
 
     def mistakes(self, forms: list[Mistake]) -> list[Mistake]:
         """Without what is right under a condition."""
@@ -335,7 +355,20 @@ class Trial:
             key=lambda f: (f.explained - len(f.wrong), -len(self.mistakes(f.forms)), -len(f.forms)),
         )
         self.assumed = best.assumed
-        return best if 3 * best.explained >= 2 * len(best.wrong) else best._replace(forms=[])
+        if best.explained == len(best.wrong):
+            return best
+        if 3 * best.explained < 2 * len(best.wrong):
+            return best._replace(forms=[])
+        kept = [f for f in best.forms if f not in self.mistakes([f]) or self.holds(f, best)]
+        return best._replace(forms=kept)
+
+    def holds(self, form: Mistake, finding: Finding) -> bool:
+        """Whether a mistake explains what it would change, though other cases stay open."""
+        pairs = zip(self.answers(), self.answers(form))
+        seen = [i for i, (right, alone) in enumerate(pairs) if not same(right, alone)]
+        told = self.answers(*finding.forms)
+        odd = [i for i in seen if not same(told[i], self.got[i])]
+        return 2 * len(odd) <= len(seen) and all(self.probes[i][1].size > 1 for i in odd)
 
     # ----- cautions
 
@@ -425,7 +458,9 @@ class Trial:
             f"yours has {k}={known.get(k)!r}, theirs {' or '.join(sorted(theirs[k]))}" for k in few
         )
         asked = [case for case, less in zip(cases, lacks) if not less and self.covers(case[0])]
-        if self.judged.single:  # rounding of rewards that are nearly alike, magnified by eps
+        if (
+            self.judged.single and self.kind == "advantages"
+        ):  # rounding of rewards that are nearly alike, magnified by eps
             asked = [(p, t) for p, t in asked if not nearly_alike(**p.inputs)]
         return [(p, t, answer(self.judged, p, self.settings(p))) for p, t in asked], len(cases)
 

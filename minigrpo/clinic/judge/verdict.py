@@ -36,6 +36,10 @@ CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: and h
         "a group of one is answered, and nothing is raised",
     ),
 }
+PER_TOKEN = (
+    "Judged with an advantage per token, (N, T). With one per row, (N,), they would run along the "
+    "tokens wherever N = T."
+)
 WIDTH = NAMED["mean_over_the_padding"]
 UNSEEN = (
     "What no judge of a loss can see: how the log-probs were scored (the shift by one, the "
@@ -72,7 +76,7 @@ def judge_loss(
         raises = found.verdict == "not judged" and "it raises" in found.text
         if raises or found.mistakes[:1] == ["advantages_along_the_tokens"]:
             judged = Judged(function, names)
-            judged.per_token = True
+            judged.per_token = "needed" if raises else True
             again = verdict_on(judged, given, like)
             found = again if again.passed or again.mistakes and raises else found
         return found
@@ -123,6 +127,8 @@ def report(trial: Trial, finding: Finding) -> Report:
     """The verdict in words, short and long, and as a dictionary."""
     right, wrong = trial.answers(), finding.wrong
     mistakes, notes = {}, {}
+    if trial.judged.per_token is True:
+        notes["advantages_per_token"] = {"sentence": PER_TOKEN}
     for form in finding.forms:
         if form.lines == WIDTH.lines and "how" in trial.turned:  # the same sum, if it's no mean
             form = NAMED["dr_grpo_divides_by_the_width"]
