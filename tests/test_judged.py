@@ -11,7 +11,7 @@ import pytest
 import readme
 import store
 
-from minigrpo.clinic.judge import Report
+from minigrpo.clinic.judge.asking import unjudged
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "judged.md").read_text("utf-8")
@@ -98,10 +98,10 @@ def asked(monkeypatch):
     """Which functions the judge was asked about; it answers by their names."""
     asked = []
 
-    def judge_file(target, built_in, seconds):
+    def judge_file(target, built_in):
         asked.append(target.rpartition(":")[2])
         wrong = ["max_for_min"] if asked[-1] == "sick" else []
-        return Report("mistake" if wrong else "right", wrong, [], [], "")
+        return unjudged("")._replace(verdict="mistake" if wrong else "right", mistakes=wrong)
 
     monkeypatch.setattr(judge_field, "judge_file", judge_file)
     return asked

@@ -87,7 +87,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[""], metavar="ID", help="or a part of it")
     parser.add_argument("--again", action="store_true", help="also what is stored")
     parser.add_argument("--jobs", type=int, default=2, help="so many at a time (2)")
-    parser.add_argument("--seconds", type=float, default=150, help="for each (150)")
     chosen = parser.parse_args(arguments)
     old = {row["id"]: {key: row[key] for key in SAID} for row in runs()}
     pairs = [(line, told(line)) for line in field(chosen.folder)]
@@ -104,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
         for line, row in wanted:
             if chosen.again or row.get("judge") != today:
                 target = str(chosen.folder / line["call"])
-                asked[pool.submit(judge_file, target, {}, chosen.seconds)] = row
+                asked[pool.submit(judge_file, target, {})] = row
         save()
         for done in as_completed(asked):
             said = done.result()
