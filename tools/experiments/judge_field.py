@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
         truth = f"{line['truth']}: {', '.join(line.get('which', []))}"
         said = f"{row['verdict']}: {', '.join(row['mistakes'] + row['notes'])}"
         print(f"{'FALSE' if false(line, row) else '':6}{line['id']:40} {truth:60.60} -> {said}")
-    print(f"\n{counts([row for _, row in wanted])}")
+    print(f"\n{counts()}")
     return int(any(false(*pair) for pair in wanted))
 
 
@@ -122,10 +122,13 @@ def main(arguments: list[str] | None = None) -> int:
 # docs/judged.md
 
 
-def counts(rows: list[Row] | None = None) -> str:
-    """What the functions are by hand, beside what the judge says."""
-    count = Counter((row["truth"], row["verdict"]) for row in (runs() if rows is None else rows))
-    text = f"| by hand | {' | '.join(WORDS.values())} |\n|{'---|' * 6}"
+def counts() -> str:
+    """How many there are, and what they are by hand beside what the judge says."""
+    count = Counter((row["truth"], row["verdict"]) for row in runs())
+    projects = len({row["project"] for row in listed()})
+    text = f"The judge has been asked about {count.total()} functions. {len(listed())} of them, "
+    text += f"from {projects} projects, are in the table below.\n\n"
+    text += f"| by hand | {' | '.join(WORDS.values())} |\n|{'---|' * 6}"
     for truth in ("right", "notes", "variant", "mistake"):
         cells = [str(count[truth, said] or "") for said in WORDS]
         text += f"\n| {WORDS.get(truth, 'a variant')} | {' | '.join(cells)} |"
