@@ -39,6 +39,7 @@ from minigrpo.files import atomic_path
 
 FILE = "judged.json"
 PLACE = ("repo", "commit", "path", "line")
+KNOWN = ("id", "kind", "truth", "also_defensible")
 SHOWN = ("project", *PLACE, "date", "function", "setting", "which", "upstream", "remark")
 SAID = ("judge", "verdict", "mistakes", "notes")
 CLINIC = store.ROOT / "minigrpo" / "clinic"
@@ -59,7 +60,7 @@ def field(folder: Path) -> list[Row]:
 
 def told(line: Row) -> Row:
     """What is stored of a function beside the verdict."""
-    row = {key: line[key] for key in ("id", "kind", "truth")}
+    row = {key: line[key] for key in KNOWN if line.get(key)}
     if line.get("listed", True) and all(map(line.get, PLACE)):
         return row | {key: line[key] for key in SHOWN if line.get(key)}
     return row | {"id": store.of_data(line["id"])[:12]}
@@ -75,9 +76,9 @@ def runs() -> list[Row]:
     return store.load(FILE).get("runs", [])
 
 
-def false(line: Row, row: Row) -> bool:
+def false(row: Row) -> bool:
     """Called a mistake, and it is none."""
-    truths = {line["truth"], *(line.get("also_defensible") or [])}
+    truths = {row["truth"], *row.get("also_defensible", [])}
     return row["verdict"] == "mistake" and "mistake" not in truths
 
 
@@ -113,9 +114,9 @@ def main(arguments: list[str] | None = None) -> int:
     for line, row in wanted:
         truth = f"{line['truth']}: {', '.join(line.get('which', []))}"
         said = f"{row['verdict']}: {', '.join(row['mistakes'] + row['notes'])}"
-        print(f"{'FALSE' if false(line, row) else '':6}{line['id']:40} {truth:60.60} -> {said}")
+        print(f"{'FALSE' if false(row) else '':6}{line['id']:40} {truth:60.60} -> {said}")
     print(f"\n{counts()}")
-    return int(any(false(*pair) for pair in wanted))
+    return int(any(false(row) for _, row in wanted))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -171,10 +172,9 @@ def verdict(row: Row) -> str:
 def remarks(row: Row) -> str:
     """What upstream says, and we where the judge says something else than we found by hand."""
     told = [f"[{one['what']}]({one['url']})" for one in row.get("upstream", [])]
-    if row["verdict"] == "mistake" and row["truth"] != "mistake":
-        truth = WORDS.get(row["truth"], "a variant")
-        told.append(f"By hand it's {truth}, so the judge is wrong")
-    elif row["verdict"] == "mistake" and not {*row["mistakes"]} <= {*row.get("which", [])}:
+    if false(row):
+        told.append(f"By hand it's {WORDS.get(row['truth'], 'a variant')}, so the judge is wrong")
+    elif not {*row["mistakes"]} <= {*row.get("which", [])}:
         told.append(f"By hand it's {by_hand(row)}")
     return ". ".join([*told, *filter(None, [row.get("remark")])])
 
