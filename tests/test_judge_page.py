@@ -1,0 +1,99 @@
+"""docs/judge.md and the judge in a test of one's own: what the page says is so."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+from test_project import text
+
+from minigrpo import objective
+from minigrpo.clinic.judge import Report, assert_grpo_loss, command, judge_loss
+from minigrpo.clinic.judge.asking import role
+
+PAGE = text("docs/judge.md")
+
+
+def rows(header: str) -> list[list[str]]:
+    """The cells of the table whose first line begins so."""
+    table = PAGE.partition(f"\n| {header}")[2].partition("\n\n")[0].splitlines()[2:]
+    assert table, f"no table begins with {header}"
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table]
+
+
+def blocks(kind: str) -> list[str]:
+    """The blocks of code of one kind."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_it_is_short():
+    assert len(PAGE.split()) <= 900
+
+
+@pytest.mark.parametrize("verdict", rows("verdict"), ids=lambda row: row[0])
+def test_a_verdict_has_the_exit_code_of_the_table(verdict, monkeypatch):
+    name, begins, _, code = verdict
+    report = Report(name, *[[]] * (len(Report._fields) - 1))._replace(text=begins)
+    monkeypatch.setattr(command, "judge_file", lambda *_, **__: report)
+    assert command.main(["mine.py:loss"]) == int(code)
+    assert report.passed == (int(code) == 0)
+
+
+def test_the_inputs_and_options_are_understood_under_the_names_of_the_table():
+    for ours, _, theirs in rows("input"):
+        to, number = re.match(r"`(\w+)`", ours)[1], re.search("clip|kl|max", ours)
+        usual = {"default": 0.2} if number else {}
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = re.findall(r"`(\w+)`", theirs)
+        assert names
+        for name in names:
+            meant = role(inspect.Parameter(name, kind, **usual))
+            assert meant and meant.partition(" ")[0] == to, f"{name} is {meant}"
+
+
+def test_the_command_has_the_options_of_the_table(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        command.main(["--help"])
+    helped = capsys.readouterr().out
+    for option, _ in rows("option"):
+        assert f"{re.match(r'`(--[a-z]+)', option)[1]} " in helped, option
+    assert re.findall(r"^  (--[a-z]+)", helped, re.MULTILINE) == [
+        re.match(r"`(--[a-z]+)", option)[1] for option, _ in rows("option")
+    ]
+
+
+# in a test of one's own ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def my_loss(tmp_path, monkeypatch):
+    """The example of the page, with a word of it exchanged, as a module that can be imported."""
+
+    def write(old: str = "", new: str = ""):
+        (tmp_path / "my_loss.py").write_text(blocks("python")[0].replace(old, new), "utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(command.sys.modules, "my_loss", raising=False)
+        names: dict = {}
+        exec(blocks("python")[1], names)
+        return names
+
+    return write
+
+
+def test_the_test_of_the_page_passes_and_fails_with_the_name_of_the_mistake(my_loss):
+    my_loss()["test_the_loss_is_right"]()
+    names = my_loss("torch.min", "torch.max")
+    with pytest.raises(AssertionError, match=r"^1 mistake[^$]*max_for_min"):
+        names["test_the_loss_is_right"]()
+
+
+def test_notes_pass_and_a_loss_that_nobody_knows_does_not(my_loss):
+    assert_grpo_loss(objective.grpo_loss)
+    assert_grpo_loss(my_loss("mask.sum()", "mask.sum() * 1.0")["loss"])  # 0/0 for an empty batch
+    strange = my_loss("(gain * mask)", "(gain * mask).sin()")["loss"]
+    with pytest.raises(AssertionError, match="Not a variant that the judge knows"):
+        assert_grpo_loss(strange)
+    assert not judge_loss(strange).mistakes  # what the page says to ask in its place
+    with pytest.raises(AssertionError, match="Not judged: expected a function"):
+        assert_grpo_loss(3)
