@@ -32,11 +32,11 @@ from minigrpo.clinic.judge.asking import (
     THEIRS,
     Answer,
     Judged,
-    Unjudged,
     answer,
     same,
 )
 from minigrpo.clinic.judge.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, Probe, groups, rows
+from minigrpo.clinic.judge.report import SEARCH, Unjudged
 from minigrpo.clinic.judge.trl_answers import SCALES, VARIANTS, Answers, translated
 from minigrpo.clinic.mistakes import sick_sources
 
@@ -89,7 +89,7 @@ class Trial:
     def __init__(self, judged: Judged, built_in: dict[str, Any]) -> None:
         self.judged, self.kind, self.built_in = judged, judged.kind, built_in
         self.assumed, self.uncovered, self.turned = dict(built_in), {}, []
-        self.obstacles, self.ends = "", time.perf_counter() + asking.SEARCH
+        self.obstacles, self.ends = "", time.perf_counter() + SEARCH
         self.about = about = {True: self.kind != "loss", False: self.kind != "advantages"}
         self.forms = [f for f in OTHER_FORMS + FORMS if about[f.lines[0][0] in ADVANTAGES]]
         self.measured: dict[str, list] = {}
