@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 
 import pytest
 from test_project import text
@@ -63,6 +65,17 @@ def test_the_command_has_the_options_of_the_table(capsys):
     assert " ".join(helped.split()).count(", ".join([*objective.VARIANTS][:-1])) == 1
 
 
+def test_the_command_starts_without_torch_and_a_broken_one_is_told(tmp_path, monkeypatch, capsys):
+    code = "import sys, minigrpo.clinic.judge.command; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: no such file')")
+    (tmp_path / "mine.py").write_text("def loss(logps, old_logps, advantages, mask): ...")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert command.main([f"{tmp_path / 'mine.py'}:loss"]) == 2
+    told = "Not judged: the judge itself can't be loaded: libcudart.so.12: no such file.\n"
+    assert capsys.readouterr().out == told
+
+
 # in a test of one's own ---------------------------------------------------------------------
 
 
@@ -73,7 +86,7 @@ def my_loss(tmp_path, monkeypatch):
     def write(old: str = "", new: str = ""):
         (tmp_path / "my_loss.py").write_text(blocks("python")[0].replace(old, new), "utf-8")
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.delitem(command.sys.modules, "my_loss", raising=False)
+        monkeypatch.delitem(sys.modules, "my_loss", raising=False)
         names: dict = {}
         exec(blocks("python")[1], names)
         return names
@@ -90,7 +103,9 @@ def test_the_test_of_the_page_passes_and_fails_with_the_name_of_the_mistake(my_l
 
 def test_notes_pass_and_a_loss_that_nobody_knows_does_not(my_loss):
     assert_grpo_loss(objective.grpo_loss)
-    assert_grpo_loss(my_loss("mask.sum()", "mask.sum() * 1.0")["loss"])  # 0/0 for an empty batch
+    on_policy = my_loss("logps - old_logps", "logps - logps.detach()")["loss"]
+    assert judge_loss(on_policy).verdict == "notes"
+    assert_grpo_loss(on_policy)
     strange = my_loss("(gain * mask)", "(gain * mask).sin()")["loss"]
     with pytest.raises(AssertionError, match="Unknown: not a variant that the judge knows"):
         assert_grpo_loss(strange)

@@ -76,9 +76,6 @@ def load(target: str) -> Any:
 
 
 def child(path: str, words: str) -> None:
-    from minigrpo.clinic.judge.asking import THEIRS  # here: they bring torch
-    from minigrpo.clinic.judge.verdict import judge_loss
-
     target, built_in, seconds, names, like = json.loads(words)
     built_in = {k: tuple(v) if isinstance(v, list) else v for k, v in built_in.items()}
 
@@ -86,6 +83,12 @@ def child(path: str, words: str) -> None:
         with atomic_path(path) as unfinished:
             unfinished.write_text(json.dumps(report, default=str), "utf-8")
         os._exit(0)
+
+    try:
+        from minigrpo.clinic.judge.asking import THEIRS  # here: they load torch
+        from minigrpo.clinic.judge.verdict import judge_loss
+    except (ImportError, OSError) as error:
+        end(unjudged(f"the judge itself can't be loaded: {error}"))
 
     def watch() -> None:
         while THEIRS.seconds() < seconds:
