@@ -125,8 +125,8 @@ class Trial:
     def drop_what_is_not_read(self) -> None:
         """An option that changes no answer isn't one."""
         for option in sorted(self.judged.options - {*OPTIONAL, "max_length"}):
-            probes = [p for p in PROBES[self.kind] if option in p.settings]
-            usual = {option: DEFAULTS[option]}
+            probes = [p for p in PROBES[self.kind] if option in p.settings or option == "clip"]
+            usual = {option: (0.05, 0.05) if option == "clip" else DEFAULTS[option]}
             pairs = ((self.settings(p), {**self.settings(p), **usual}) for p in probes)
             replies = [[answer(self.judged, p, s) for s in two] for p, two in zip(probes, pairs)]
             if replies and all(same(*two) for two in replies):
