@@ -8,11 +8,14 @@ import subprocess
 import sys
 
 import pytest
-from test_project import text
+from make_trl_answers import LOSS_CASES
+from packaging.requirements import Requirement
+from test_project import project, text
 
 from minigrpo import objective
 from minigrpo.clinic.judge import Report, assert_grpo_loss, command, judge_loss
 from minigrpo.clinic.judge.asking import role
+from minigrpo.clinic.judge.trl_answers import VARIANTS
 
 PAGE = text("docs/judge.md")
 
@@ -29,8 +32,13 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_it_is_short():
+def test_it_is_short_and_its_numbers_are_those_of_the_files():
     assert len(PAGE.split()) <= 900
+    assert f"{LOSS_CASES} batches under {len(VARIANTS)} settings" in PAGE
+    torch, safetensors = (Requirement(word) for word in project()["project"]["dependencies"])
+    assert f"{torch.name} and {safetensors.name}" in PAGE
+    lowest = min(s.version for s in torch.specifier)
+    assert f"{torch.name} {lowest} or newer" in PAGE
 
 
 @pytest.mark.parametrize("verdict", rows("verdict"), ids=lambda row: row[0])
