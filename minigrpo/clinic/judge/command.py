@@ -13,10 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from minigrpo.clinic.judge.asking import THEIRS, Report, Unjudged, judge_file, too_slow, unjudged
-from minigrpo.clinic.judge.verdict import judge_loss
+from minigrpo.clinic.judge.report import Report, Unjudged, judge_file, too_slow, unjudged
 from minigrpo.files import atomic_path
-from minigrpo.objective import VARIANTS
 
 HELP = """\
 Your function gets (log_probs, old_log_probs, advantages, completion_mask), and those options of
@@ -86,6 +84,12 @@ def child(path: str, words: str) -> None:
             unfinished.write_text(json.dumps(report, default=str), "utf-8")
         os._exit(0)
 
+    try:
+        from minigrpo.clinic.judge.asking import THEIRS  # here: they load torch
+        from minigrpo.clinic.judge.verdict import judge_loss
+    except (ImportError, OSError) as error:
+        end(unjudged(f"the judge itself can't be loaded: {error}"))
+
     def watch() -> None:
         while THEIRS.seconds() < seconds:
             time.sleep(min(0.1, seconds))
@@ -114,7 +118,12 @@ def main(arguments: list[str] | None = None) -> int:
     pairs: dict[str, Any] = dict(nargs="+", default=[])
     parser.add_argument("target", metavar="file.py:function")
     parser.add_argument("--map", metavar="theirs=ours", help="what its parameters are", **pairs)
-    parser.add_argument("--as", dest="like", choices=[*VARIANTS], help="what it has to be")
+    parser.add_argument(
+        "--as",
+        dest="like",
+        metavar="dapo",
+        help="grpo, dr_grpo, dapo, gspo, cispo or rloo: what it has to be",
+    )
     parser.add_argument("--set", metavar="name=value", help="what it has built in", **pairs)
     parser.add_argument("--notes", action="store_true", help="a longer report")
     parser.add_argument("--json", action="store_true", help="the longer report as JSON")

@@ -35,7 +35,6 @@ from minigrpo.clinic.judge.asking import (
     THEIRS,
     Answer,
     Judged,
-    Unjudged,
     answer,
     same,
 )
@@ -49,6 +48,7 @@ from minigrpo.clinic.judge.probes import (
     one_token_each,
     rows,
 )
+from minigrpo.clinic.judge.report import SEARCH, Unjudged
 from minigrpo.clinic.judge.trl_answers import SCALES, VARIANTS, Answers, translated
 from minigrpo.clinic.mistakes import sick_sources
 
@@ -102,7 +102,7 @@ class Trial:
     def __init__(self, judged: Judged, built_in: dict[str, Any]) -> None:
         self.judged, self.kind, self.built_in = judged, judged.kind, built_in
         self.assumed, self.uncovered, self.turned = dict(built_in), {}, []
-        self.obstacles, self.ends = "", time.process_time() + asking.SEARCH
+        self.obstacles, self.ends = "", time.process_time() + SEARCH
         self.about = about = {True: self.kind != "loss", False: self.kind != "advantages"}
         self.forms = [f for f in OTHER_FORMS + FORMS if about[f.lines[0][0] in ADVANTAGES]]
         self.measured: dict[str, list] = {}
@@ -135,8 +135,8 @@ class Trial:
     def drop_what_is_not_read(self) -> None:
         """An option that changes no answer isn't one."""
         for option in sorted(self.judged.options - {*OPTIONAL, "max_length"}):
-            probes = [p for p in PROBES[self.kind] if option in p.settings]
-            usual = {option: DEFAULTS[option]}
+            probes = [p for p in PROBES[self.kind] if option in p.settings or option == "clip"]
+            usual = {option: (0.05, 0.05) if option == "clip" else DEFAULTS[option]}
             pairs = ((self.settings(p), {**self.settings(p), **usual}) for p in probes)
             replies = [[answer(self.judged, p, s) for s in two] for p, two in zip(probes, pairs)]
             if replies and all(same(*two) for two in replies):

@@ -9,8 +9,9 @@ from typing import Any
 
 from minigrpo.clinic.catalogue import MISTAKES, NAMED, NOTES
 from minigrpo.clinic.judge import asking
-from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, Report, Unjudged, answer, same
+from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, answer, same
 from minigrpo.clinic.judge.probes import DEFAULTS, PROBES, Probe
+from minigrpo.clinic.judge.report import Report, Unjudged, judge_file, unjudged
 from minigrpo.clinic.judge.trial import Finding, Trial, course
 from minigrpo.objective import VARIANTS
 
@@ -67,7 +68,7 @@ def judge_loss(
     `grpo-judge` does.
     """
     if isinstance(function, str):
-        return asking.judge_file(function, built_in, names=names, like=like)
+        return judge_file(function, built_in, names=names, like=like)
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
@@ -81,7 +82,7 @@ def judge_loss(
             found = again if again.passed or again.mistakes and raises else found
         return found
     except Unjudged as error:
-        return asking.unjudged(error)
+        return unjudged(error)
 
 
 def verdict_on(judged: Judged, built_in: dict[str, Any], like: str | None) -> Report:
@@ -89,7 +90,7 @@ def verdict_on(judged: Judged, built_in: dict[str, Any], like: str | None) -> Re
         trial = Trial(judged, {**asked_for(like, judged), **built_in})
         return report(trial, trial.finding())
     except Unjudged as error:
-        return asking.unjudged(error)
+        return unjudged(error)
 
 
 def asked_for(like: str | None, judged: Judged) -> dict[str, Any]:
