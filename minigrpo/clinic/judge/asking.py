@@ -74,7 +74,7 @@ def unjudged(why: object) -> Report:
     return Report("not judged", [], [], [], f"Not judged: {why}.")
 
 
-def judge_file(target: str, built_in: dict[str, Any], seconds: float = 60) -> Report:
+def judge_file(target: str | list[str], built_in: dict[str, Any], seconds: float = 60) -> Report:
     """Judge in a process of its own, which may hang, print without end, or end Python."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"

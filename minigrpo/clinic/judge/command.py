@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from minigrpo.clinic.judge import adapters
 from minigrpo.clinic.judge.asking import Unjudged, judge_file, unjudged
 from minigrpo.clinic.judge.verdict import judge_loss
 from minigrpo.files import atomic_path
@@ -53,8 +54,10 @@ def settings(words: list[str]) -> dict[str, Any]:
     return chosen
 
 
-def load(target: str) -> Any:
-    """The function of file.py:function."""
+def load(target: str | list[str]) -> Any:
+    """The function of file.py:function, or what the words after --from name."""
+    if isinstance(target, list):
+        return adapters.ready(*target, load=load, settings=settings)
     name, _, function = target.rpartition(":")
     path = Path(name)
     if not name or not path.is_file():
@@ -96,12 +99,16 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("target", metavar="file.py:function")
+    parser.add_argument("target", metavar="file.py:function", nargs="?")
+    of = f"a loss of {', '.join(adapters.LIBRARIES)}, and its settings"
+    parser.add_argument("--from", dest="library", nargs="+", metavar="word", help=of)
     parser.add_argument("--set", nargs="+", default=[], metavar="name=value", help="built in")
     parser.add_argument("--seconds", type=float, default=60, help="how long it may take (60)")
     chosen = parser.parse_args(arguments)
+    if (chosen.target is None) == (chosen.library is None):
+        parser.error("expected file.py:function, or --from and a library")
     try:
-        report = judge_file(chosen.target, settings(chosen.set), chosen.seconds)
+        report = judge_file(chosen.library or chosen.target, settings(chosen.set), chosen.seconds)
     except Unjudged as error:
         report = unjudged(error)
     print(report)

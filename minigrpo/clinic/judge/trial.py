@@ -396,6 +396,8 @@ class Trial:
         free = self.judged.options - self.built_in.keys()
         if probe.inputs.get("old_log_probs", 0) is None and "old_log_probs=None" in self.uncovered:
             return False
+        if self.judged.one_clip and len({*probe.settings.get("clip", (0,))}) > 1:
+            return False
         uncovered = any(f"{k}={v!r}" in self.uncovered for k, v in probe.settings.items())
         fits = all(k in free or known.get(k) == v for k, v in probe.settings.items())
         return fits and not uncovered
