@@ -58,9 +58,14 @@ def ready(library: str, *words: str, load: Callable, settings: Callable) -> Call
 def asked(call: Callable, kind: str, **options: Any) -> Callable:
     """The call, with the signature that the judge reads."""
     names = dict.fromkeys(KINDS[kind], Parameter.empty) | options
+    usual = {k: v for k, v in options.items() if v is not Parameter.empty}
+
+    def ask(**given: Any) -> Any:
+        return call(**usual | given)
+
     parameters = (Parameter(k, Parameter.KEYWORD_ONLY, default=v) for k, v in names.items())
-    call.__signature__ = Signature([*parameters])  # type: ignore[attr-defined]
-    return call
+    ask.__signature__ = Signature([*parameters])  # type: ignore[attr-defined]
+    return ask
 
 
 def per_token(call: Callable, **options: Any) -> Callable:
@@ -157,7 +162,8 @@ def trl(own: Any = None, **settings: Any) -> Callable:
         if not (version := metadata.version("trl")).startswith("1.16."):
             raise Unjudged(f"TRL's advantages are asked of TRL 1.16 alone, and here is {version}")
         return asked(advantages, "advantages")
-    options = CLIP | (KL | {"kl_correction": False} if usual.beta else {})
+    options = CLIP | (KL if usual.beta else {})
+    options |= {"kl_correction": False} if usual.beta and own is None else {}
     options |= {"max_length": 8} if usual.loss_type == "dr_grpo" else {}
     options |= ENTROPY if usual._entropy_bonus_enabled else {}
     return asked(loss, "loss", **options)
@@ -235,7 +241,7 @@ def torchtune(own: Any = None, **settings: Any) -> Callable:
     kind = own or getattr(import_module(f"torchtune.dev.{dev[0]}.loss"), name)
     kind(**settings)
 
-    def loss(log_probs, old_log_probs, advantages, completion_mask, epsilon=0.2, **more):
+    def loss(log_probs, old_log_probs, advantages, completion_mask, epsilon, **more):
         old = log_probs.detach() if old_log_probs is None else old_log_probs
         mine = kind(**settings | {"epsilon": epsilon, "kl_coeff": more["kl_weight"]})
         return mine(old, log_probs, more["ref_log_probs"], advantages, completion_mask)

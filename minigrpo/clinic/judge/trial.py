@@ -387,7 +387,10 @@ class Trial:
                     cases.append((Probe(words, inputs, {**options, **usual}), [theirs]))
         for variant, words in VARIANTS.items() if self.kind == "loss" else ():
             options = {k: v for k, v in translated(**words).items() if v is not None}
-            options |= {"estimator": "k3"} if options["kl_weight"] else {}
+            if options["kl_weight"]:
+                options["estimator"] = "k3"
+            else:
+                del options["kl_correction"]
             for case, (loss, slope, of_entropy, _) in zip(stored.cases, stored.losses(variant)):
                 inputs = case._asdict()
                 inputs["completion_mask"] = inputs.pop("mask")
