@@ -10,14 +10,16 @@ form, which show that every tensor and setting arrives where it should.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
+import sys
 from textwrap import dedent
 
 import pytest
 
-from minigrpo.clinic.judge.asking import judge_file
+from minigrpo.clinic.judge.asking import Unjudged
 from minigrpo.clinic.judge.command import HELP, load, main
 from minigrpo.clinic.judge.verdict import judge_loss
 
@@ -89,7 +91,6 @@ MINE = "MyTrainer beta=0.1 my_weight=0.5"
     [
         (("", ""), MINE, "right"),
         (("torch.min(", "torch.max("), MINE, ["max_for_min"]),
-        (("d = inputs", "d = 2 * logps - inputs"), MINE, "unknown"),
         (("(torch.exp(d) - d", "(torch.exp(-d) + d"), MINE, ["k3_with_the_opposite_sign"]),
         (('d = inputs["ref', 'd = inputs["old'), MINE, ["kl_against_the_old_policy"]),
         (("", ""), "Negated loss_type=dapo", ["loss_minimises_the_objective"]),
@@ -181,6 +182,7 @@ class ActorConfig:
     loss_agg_mode: str = "token-mean"
     loss_scale_factor: int | None = None
     use_kl_loss: bool = False
+    kl_loss_coef: float = 0.001
     kl_loss_type: str = "low_var_kl"
     global_batch_info: dict = field(default_factory=dict)
 """,
@@ -254,10 +256,19 @@ def fakes(tmp_path, monkeypatch):
     for name, source in FAKES.items():
         (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
-        for folder in [*path.parents][: len(path.relative_to(tmp_path).parts) - 1]:
+        for folder in [*path.parents][: name.count("/")]:
             (folder / "__init__.py").touch()
-    before = os.environ.get("PYTHONPATH", "")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{before}")
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        if name.partition(".")[0] in {*map(top, FAKES), "my_trainer", "judged"}:
+            del sys.modules[name]
+
+
+def top(path: str) -> str:
+    return path.partition("/")[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +284,7 @@ def fakes(tmp_path, monkeypatch):
     ],
 )
 def test_each_tensor_and_setting_of_a_library_arrives(fakes, words, built_in):
-    report = judge_file(words.split(), {})
+    report = judged(*words.split())
     assert report.verdict == "right", report.text
     assert built_in.items() <= report.details["built_in"].items()
 
@@ -282,7 +293,6 @@ def test_each_tensor_and_setting_of_a_library_arrives(fakes, words, built_in):
     ("words", "told"),
     [
         ("trl loss_tpye=dapo", "trl can't be asked: TypeError: GRPOConfig has no loss_tpye"),
-        ("trl loss_type=gpro", "it raises ValueError: Unknown loss type: gpro"),
         ("trl nowhere.py:MyTrainer", "there is no file 'nowhere.py'"),
         ("verl clip=1", "verl can't be asked: TypeError"),
         ("openrlhf advantages", "openrlhf has no function of its own that makes advantages"),
@@ -294,14 +304,29 @@ def test_each_tensor_and_setting_of_a_library_arrives(fakes, words, built_in):
 def test_what_cannot_be_asked_is_told_in_one_sentence(fakes, words, told):
     if words.startswith("trl"):
         pytest.importorskip("trl", reason="needs TRL")
-    report = judge_file(words.split(), {})
-    assert report.verdict == "not judged" and told in report.text and "\n" not in report.text
+    with pytest.raises(Unjudged) as error:
+        load(words.split())
+    assert told in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_library_that_is_not_installed(monkeypatch, capsys):
+def test_a_library_that_is_not_installed(monkeypatch):
     monkeypatch.setattr("minigrpo.clinic.judge.adapters.find_spec", lambda name: None)
-    with pytest.raises(Exception, match=r"verl isn't installed here \(pip install verl\)"):
-        load(["verl"])
+    with pytest.raises(Unjudged, match=r"nemo_rl isn't installed here \(pip install nemo-rl\)"):
+        load(["nemo_rl"])
+
+
+@needs_trl
+def test_what_trl_refuses_when_asked():
+    assert "it raises ValueError: Unknown loss type: gpro" in judged("trl", "loss_type=gpro").text
+
+
+def test_the_command_asks_in_a_process_of_its_own_and_not_for_ever(fakes, tmp_path, capsys):
+    assert main(["--from", "openrlhf", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "right"
+    (tmp_path / "mine.py").write_text("while True: pass")
+    assert main([f"{tmp_path}/mine.py:Loss", "--from", "openrlhf", "--seconds", "2"]) == 2
+    assert "2 seconds" in capsys.readouterr().out
+    assert not {"openrlhf", "terms"} & {*sys.modules}
 
 
 # the help -----------------------------------------------------------------------------------
@@ -338,8 +363,13 @@ def test_every_example_of_the_help_works(tmp_path, fakes, monkeypatch, capsys, n
     command, _, source = example.partition("\n")
     if "--from trl" in command:
         pytest.importorskip("trl", reason="needs TRL")
-    no_trl = MY_TRAINER if "--from trl" in command else "import torch\n"
-    (tmp_path / "my_trainer.py").write_text(no_trl + BESIDE)
+    trainer = MY_TRAINER if "--from trl" in command else "import torch\n"
+    (tmp_path / "my_trainer.py").write_text(trainer + BESIDE)
     (tmp_path / "mine.py").write_text(source)
     monkeypatch.chdir(tmp_path)
+
+    def here(target, built_in, seconds, names, like):
+        return judge_loss(load(target), names, like, **built_in)
+
+    monkeypatch.setattr("minigrpo.clinic.judge.command.judge_file", here)
     assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().out

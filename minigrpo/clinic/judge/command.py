@@ -44,8 +44,8 @@ class like PolicyLoss, GRPOLoss or ClippedPGLossFn. TRL and verl have "advantage
     grpo-judge --from trl my_trainer.py:MyTrainer my_weight=0.5
     grpo-judge --from verl loss_mode=vanilla loss_agg_mode=token-mean kl_loss_type=low_var_kl
     grpo-judge --from openrlhf policy_loss_type=gspo
-    grpo-judge --from torchtune loss=GRPOSimpleLoss
-    grpo-judge --from nemo_rl use_cispo=True
+    grpo-judge --from torchtune loss=GRPOLoss
+    grpo-judge --from nemo_rl token_level_loss=True
 
 Anything else is wrapped in a file of its own:
 

@@ -125,8 +125,9 @@ class Trial:
     def drop_what_is_not_read(self) -> None:
         """An option that changes no answer isn't one."""
         for option in sorted(self.judged.options - {*OPTIONAL, "max_length"}):
-            probes = [p for p in PROBES[self.kind] if option in p.settings]
-            usual = {option: DEFAULTS[option]}
+            clip = option == "clip"  # a max for a min hides it where it's usually seen
+            probes = [p for p in PROBES[self.kind] if clip or option in p.settings]
+            usual = {option: (0.4, 0.4) if clip else DEFAULTS[option]}
             pairs = ((self.settings(p), {**self.settings(p), **usual}) for p in probes)
             replies = [[answer(self.judged, p, s) for s in two] for p, two in zip(probes, pairs)]
             if replies and all(same(*two) for two in replies):
