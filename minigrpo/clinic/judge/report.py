@@ -49,7 +49,7 @@ def unjudged(why: object) -> Report:
 
 
 def judge_file(
-    target: str,
+    target: str | list[str],  # file.py:name, or what follows --from
     built_in: dict[str, Any],
     seconds: float = 60,
     names: Mapping[str, str] = {},

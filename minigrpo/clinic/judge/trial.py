@@ -438,7 +438,10 @@ class Trial:
                     cases.append((Probe(words, inputs, {**options, **usual}), [theirs]))
         for variant, words in VARIANTS.items() if self.kind == "loss" else ():
             options = {k: v for k, v in translated(**words).items() if v is not None}
-            options |= {"estimator": "k3"} if options["kl_weight"] else {}
+            if options["kl_weight"]:
+                options["estimator"] = "k3"
+            else:
+                del options["kl_correction"]
             for case, (loss, slope, of_entropy, _) in zip(stored.cases, stored.losses(variant)):
                 inputs = case._asdict()
                 inputs["completion_mask"] = inputs.pop("mask")
@@ -465,7 +468,9 @@ class Trial:
         return [(p, t, answer(self.judged, p, self.settings(p))) for p, t in asked], len(cases)
 
     def covers(self, probe: Probe) -> bool:
-        """Whether nothing is raised by an option of this case."""
+        """Whether nothing is raised by an option of this case, nor has it one epsilon too many."""
+        if self.judged.one_clip and len({*probe.settings.get("clip", (0,))}) > 1:
+            return False
         first = probe.inputs.get("old_log_probs", 0) is None and "old_log_probs=None"
         return not {first, *(f"{k}={v!r}" for k, v in probe.settings.items())} & {*self.uncovered}
 
