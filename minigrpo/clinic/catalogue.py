@@ -292,6 +292,11 @@ VARIANTS = [  # published, or right under a condition, and not the course's obje
     alike("masked_rows_leave_the_denominator",
           (aggregate, "(rows * max_length)", "(mask.any(dim=-1).sum() * max_length)")),
 ]
+NO_CLIP = {  # no lines, but settings: which of the two bounds isn't there
+    (True, True): mistake("no_clip"),
+    (True, False): mistake("no_lower_bound"),
+    (False, True): mistake("no_upper_bound"),
+}
 NOTES = {  # named mistakes that are none under a condition, and what is told instead
     "ratio_against_itself_though_there_are_old_log_probs": "On-policy. The ratio compares the "
     "policy with itself, which is right with one update per batch. With more it takes the old "
@@ -306,5 +311,11 @@ NOTES = {  # named mistakes that are none under a condition, and what is told in
     "scale_rewards='batch'.",
     "masked_rows_leave_the_denominator": "A row without a token leaves the mean, as in verl. In "
     "TRL it's a 0 that counts.",
+    "no_clip": "There's no clip, so no ratio loses its gradient. That's right with one update per "
+    "batch. With more, nothing keeps the policy near the old one.",
+    "no_lower_bound": "The clip has no lower bound: at a negative advantage a token keeps its "
+    "gradient, however unlikely it has become.",
+    "no_upper_bound": "The clip has no upper bound: at a positive advantage a token keeps its "
+    "gradient, however likely it has become.",
 }
 # fmt: on

@@ -19,6 +19,7 @@ from torch import Tensor
 from minigrpo import objective
 from minigrpo.clinic.catalogue import (
     FORMS,
+    NO_CLIP,
     Mistake,
     dual_clip,
     k3_up_to,
@@ -38,6 +39,10 @@ from minigrpo.clinic.judge.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, P
 from minigrpo.clinic.judge.trl_answers import SCALES, VARIANTS, Answers, translated
 from minigrpo.clinic.mistakes import sick_sources
 
+LOG2 = math.log(2)
+KL = (  # k3, with the opposite sign, k2, and k1, by how far the log-probs are apart
+    *(lambda d: math.expm1(-d) + d, lambda d: math.expm1(d) - d, lambda d: d * d / 2, lambda d: d),
+)
 ADVANTAGES = (objective.group_advantages, objective.equal_groups)  # where those about them are
 
 
@@ -180,40 +185,64 @@ class Trial:
     def measure(self) -> None:
         """Numbers that it has built in, from cases so far off that they show."""
         if self.kind == "advantages":
-            for spread in (2**-0.5, 0.5):  # of rewards 1 and 0, by G - 1 and by G
-                probe = groups([1e-3, 0], 2)
-                reply = answer(self.judged, probe, self.settings(probe))
-                found = 0.0 if isinstance(reply, str) else reply[0][0].item()
-                eps = 5e-4 / found - 1e-3 * spread if found else 0.0
-                if 1e-9 < eps < 1:
-                    self.measured.setdefault("eps", []).append(float(f"{eps:.3g}"))
+            self.measured["eps"] = self.measured_eps()
+        unit = (self.token(1, -1)[1] - self.token(1, 1)[1]) / 2 if self.kind == "loss" else 0
+        if not unit:
             return
-        if self.kind != "loss" or not (unit := -self.token(1, 1)[1]):
-            return
-        (up, slope), (more, _) = self.token(50, 1)[:2], self.token(500, 1)[:2]
-        (down, _), (less, _) = self.token(0.02, -1)[:2], self.token(0.002, -1)[:2]
-        (worst, _), (worse, _) = self.token(50, -1)[:2], self.token(500, -1)[:2]
-        flat = [abs(a - b) < 1e-9 * abs(a) for a, b in ((up, more), (down, less), (worst, worse))]
-        high = -up / unit - 1 if flat[0] else -slope / unit - 1  # CISPO has a slope there
-        low = 1 - down / unit if flat[1] else high  # if there's none, that may be the mistake
-        numbers = [float(f"{x:.5g}") for x in (low, high, worst / unit)]
-        if numbers[0] >= 0 and numbers[1] >= 0:
-            self.measured["clip"] = [(numbers[0], numbers[1]), (numbers[0], float("inf"))]
-        if flat[2] and numbers[2] > max(1.0, 1 + numbers[1]) + 1e-6:
-            self.variants.append(dual_clip(numbers[2]))
-        weight = {"kl_weight": 1.0} if "kl_weight" in self.judged.options else {}
-        kl = [self.token(1, 0, kl=far, **weight)[0] / unit for far in (1e-5, 1e-6)]
-        if abs(kl[0] - kl[1]) < 1e-9 * abs(kl[0]) and kl[0] > 0 and weight:
-            self.variants.append(k3_up_to(float(f"{kl[0]:.5g}")))
+        up, down, over, under = (
+            self.end(ratio, advantage) / abs(unit)
+            for ratio, advantage in ((50, 1), (0.02, -1), (50, -1), (0.02, 1))
+        )
+        if over < 1 < under:  # the ratio is upside down
+            over, under = under, over
+        # a clip has no end over 1 and under 1 on the other sides, so that may be the mistake
+        high = up - 1 if up == up else over - 1 if under == under else math.inf
+        low = 1 - down if down == down else 1 - under if under == under else 1.0
+        low = high if low == 1.0 and over == up else low
+        clip = float(f"{low:.5g}"), float(f"{high:.5g}")
+        if 0 <= low < math.inf and high >= 0 and any(clip):
+            self.measured["clip"] = [clip]
+        if over > 1 and over > up + 1e-6:
+            self.variants.append(dual_clip(float(f"{over:.5g}")))
+        weights = [1.0]
+        if "kl_weight" not in self.judged.options:
+            weights = self.measured["kl_weight"] = self.measured_kl_weights(unit)
+        for weight in weights[:1]:
+            named = {"kl_weight": 1.0} if "kl_weight" in self.judged.options else {}
+            kl = [self.token(1, 0, kl=far, **named)[0] / unit / weight for far in (1e-5, 1e-6)]
+            if abs(kl[0] - kl[1]) < 1e-9 * abs(kl[0]) and kl[0] > 0:
+                self.variants.append(k3_up_to(float(f"{kl[0]:.5g}")))
         self.forms = [*self.variants[len(OTHER_FORMS) :], *self.forms]
-        d = math.log(2)
-        value = self.token(1, 0, kl=2.0)[0] / unit
-        for k in (d**2 / 2, math.exp(-d) - 1 + d):
-            if value > 1e-9:
-                self.measured.setdefault("kl_weight", []).append(float(f"{value / k:.4g}"))
+
+    def end(self, ratio: float, advantage: float) -> float:
+        """The size of the surrogate that a ratio ends at on its way there; NaN if it doesn't."""
+        near, far = (self.token(r, advantage)[0] - self.token(r, 0)[0] for r in (ratio, ratio**1.5))
+        return abs(near) if abs(near - far) < 1e-6 * abs(near) else math.nan
+
+    def measured_kl_weights(self, unit: float) -> list[float]:
+        """What a KL term is multiplied by, if it is one of those that there are names for."""
+        weights = []
+        for asked in (((1, 2.0), (1, 0.5)), ((2, 1.0), (0.5, 1.0))):  # or against the old policy
+            two = [self.token(ratio, 0, kl=kl)[0] / unit for ratio, kl in asked]
+            for kl in KL:
+                first, second = (value / kl(d) for value, d in zip(two, (LOG2, -LOG2)))
+                if abs(first - second) < 1e-4 * abs(first) and abs(first) > 1e-9:
+                    weights.append(float(f"{abs(first):.4g}"))
+        return weights
+
+    def measured_eps(self) -> list[float]:
+        """What is added to the std, whatever that is, of rewards 1 and 0."""
+        probes = [groups([size, 0], 2) for size in (1e-3, 1.0)]
+        replies = [answer(self.judged, probe, self.settings(probe)) for probe in probes]
+        found = [0.0 if isinstance(reply, str) else reply[0][0].item() for reply in replies]
+        if not all(found):
+            return []
+        small, large = 5e-4 / found[0], 0.5 / found[1]  # size times the std, plus eps
+        eps = small - 1e-3 * (large - small) / (1 - 1e-3)
+        return [float(f"{eps:.3g}")] if 5e-10 < eps < 1 else []
 
     def values_of(self, option: str) -> tuple:
-        return (*self.measured.get(option, ()), *BUILT_IN[option])
+        return tuple(self.measured.get(option) or BUILT_IN[option])
 
     def assume(self, **more: Any) -> None:
         """Take it that this is built in; a constant is found out."""
@@ -247,10 +276,11 @@ class Trial:
         known = self.judged.options | self.built_in.keys()
         wanted = [k for k in BUILT_IN if self.about[k in REWARD] and k not in known]
         self.turned = [k for k in wanted if k not in NEEDS or NEEDS[k] in self.judged.options]
+        self.assume(**{option: self.values_of(option)[0] for option in self.turned})
         if {"how", "level"} <= {*self.turned}:  # one after the other they mislead each other
-            both = product(*(({k: v} for v in BUILT_IN[k]) for k in ("level", "how")))
-            pairs = [level | how for level, how in both]
-            self.assume(**max(pairs, key=lambda pair: self.agreement(**pair)))
+            pairs = product(BUILT_IN["level"], BUILT_IN["how"])
+            best = max(pairs, key=lambda pair: self.agreement(level=pair[0], how=pair[1]))
+            self.assume(level=best[0], how=best[1])
         for option in self.turned * 2:
             value = max(self.values_of(option), key=lambda value: self.agreement(**{option: value}))
             self.assume(**{option: value})
@@ -309,7 +339,16 @@ class Trial:
             findings.append(self.explain(1 if briefly else 4))
         best = max(findings, key=lambda f: (f.explained - len(f.wrong), -len(f.forms)))
         self.assumed = best.assumed
-        return best if 2 * best.explained >= len(best.wrong) else best._replace(forms=[])
+        forms = best.forms if 2 * best.explained >= len(best.wrong) else []
+        return best._replace(forms=[*forms, *self.no_clip()])
+
+    def no_clip(self) -> list[Mistake]:
+        """What is to be noted of a clip that isn't there."""
+        if "clip" not in self.turned or self.assumed.get("surrogate") == "cispo":
+            return []
+        low, high = self.assumed["clip"]
+        missing = NO_CLIP.get((low == 1.0, high == math.inf))
+        return [missing] if missing else []
 
     # ----- cautions
 
