@@ -340,7 +340,7 @@ class Trial:
                 break
             if self.late():
                 break
-            defaults = {option: DEFAULTS[option] for option in self.turned}
+            defaults = {option: self.values_of(option)[0] for option in self.turned}
             self.assume(**{**defaults, **dict(zip(varied, values))})
             other_surrogate = self.assumed.get("surrogate") != first.assumed.get("surrogate")
             briefly = other_surrogate or first.explained == len(first.wrong)
@@ -352,9 +352,10 @@ class Trial:
 
     def no_clip(self) -> list[Mistake]:
         """What is to be noted of a clip that isn't there."""
-        if "clip" not in self.turned or self.assumed.get("surrogate") == "cispo":
+        clip = self.assumed.get("clip")
+        if [clip] != self.measured.get("clip") or self.assumed.get("surrogate") == "cispo":
             return []
-        low, high = self.assumed["clip"]
+        low, high = clip
         missing = NO_CLIP.get((low == 1.0, high == math.inf))
         return [missing] if missing else []
 
