@@ -41,9 +41,14 @@ from minigrpo.clinic.judge.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, P
 from minigrpo.clinic.judge.trl_answers import SCALES, VARIANTS, Answers, translated
 from minigrpo.clinic.mistakes import sick_sources
 
-LOG2 = math.log(2)
-KL = (  # k3, with the opposite sign, k2, and k1, by how far the log-probs are apart
-    *(lambda d: math.expm1(-d) + d, lambda d: math.expm1(d) - d, lambda d: d * d / 2, lambda d: d),
+KL = (  # what is made of log-probs and how far they are above the others, in forms with a name
+    lambda new, d: math.expm1(-d) + d,
+    lambda new, d: math.expm1(d) - d,
+    lambda new, d: d * d / 2,
+    lambda new, d: d,
+    lambda new, d: -math.exp(new - d) * d,
+    lambda new, d: math.exp(new) * d,
+    lambda new, d: d - new,  # the gradient of F.kl_div without log_target
 )
 ADVANTAGES = (objective.group_advantages, objective.equal_groups)  # where those about them are
 
@@ -203,7 +208,8 @@ class Trial:
         low = 1 - down if down == down else 1 - under if under == under else 1.0
         low = high if low == 1.0 and over == up else low
         clip = float(f"{low:.5g}"), float(f"{high:.5g}")
-        if 0 <= low < math.inf and high >= 0 and any(clip):
+        finite = math.isfinite(self.token(1, 1)[0])
+        if finite and 0 <= low < math.inf and high >= 0 and any(clip):
             self.measured["clip"] = [clip]
         if over > 1 and over > up + 1e-6:
             self.variants.append(dual_clip(float(f"{over:.5g}")))
@@ -224,11 +230,13 @@ class Trial:
 
     def measured_kl_weights(self, unit: float) -> list[float]:
         """What a KL term is multiplied by, if it is one of those that there are names for."""
-        weights = []
-        for asked in (((1, 2.0), (1, 0.5)), ((2, 1.0), (0.5, 1.0))):  # or against the old policy
-            two = [self.token(ratio, 0, kl=kl)[0] / unit for ratio, kl in asked]
+        weights, points = [], ((-1.0, math.log(2)), (-2.0, -math.log(2)))
+        for old, ref in ((0, 1), (1, 0)):  # or against the old policy
+            asked = [self.token(math.exp(old * d), 0, kl=math.exp(ref * d), new=new)
+                     for new, d in points]  # fmt: skip
+            sizes = [(value if value == value else slope) / unit for value, slope, _ in asked]
             for kl in KL:
-                first, second = (value / kl(d) for value, d in zip(two, (LOG2, -LOG2)))
+                first, second = (size / kl(*at) for size, at in zip(sizes, points))
                 if abs(first - second) < 1e-4 * abs(first) and abs(first) > 1e-9:
                     weights.append(float(f"{abs(first):.4g}"))
         return weights
@@ -242,7 +250,7 @@ class Trial:
             return []
         small, large = 5e-4 / found[0], 0.5 / found[1]  # size times the std, plus eps
         eps = small - 1e-3 * (large - small) / (1 - 1e-3)
-        return [float(f"{eps:.3g}")] if 5e-10 < eps < 1 else []
+        return [float(f"{eps:.3g}")] if 5e-10 < eps < 1 and large > 1.01 * small else []
 
     def values_of(self, option: str) -> tuple:
         return tuple(self.measured.get(option) or BUILT_IN[option])
@@ -265,12 +273,14 @@ class Trial:
             self.assumed["max_length"] = max(integers, key=integers.count, default=1)
 
     def agreement(self, **more: Any) -> int:
-        """To how many probes the right code says the same. A wrong sign hides nothing else."""
+        """To how many probes the right code says the same. A wrong sign or NaN hides no more."""
         before = dict(self.assumed)
         self.assume(**more)
-        flipped = [got if isinstance(got, str) else [-x for x in got] for got in self.got]
-        pairs = zip(self.got, flipped, self.answers())
-        count = sum(same(a, c) or same(b, c) for a, b, c in pairs)
+        count = 0
+        for got, right in zip(self.got, self.answers()):
+            plain = not isinstance(got, str) and not isinstance(right, str)
+            a, b = (got[1:], right[1:]) if plain and got[0].isnan().all() else (got, right)
+            count += same(a, b) or plain and same([-x for x in a], b)
         self.assumed = before
         return count
 
