@@ -287,7 +287,8 @@ FORMS = MISTAKES + [
     alike("kl_div_without_log_target",  # whatever it is multiplied by
           *NAMED["kl_div_without_log_target"].lines, (grpo_loss, "if kl_weight:", "if True:")),
     alike("std_without_eps",
-          (group_advantages, " + eps)\n    elif", ")\n    elif"), (group_advantages, "torch.where(equal[:, None], 0.0, advantages)", "advantages")),
+          (group_advantages, " + eps)\n    elif", ")\n    elif"),
+          (group_advantages, "torch.where(equal[:, None], 0.0, advantages)", "advantages")),
     alike("mean_over_the_batch",  # and the std around that mean
           *NAMED["mean_over_the_batch"].lines, (group_advantages, STD, ROOT)),
     alike("mask_in_the_denominator_only",  # with a gradient for the padding
@@ -330,7 +331,7 @@ VARIANTS = [  # published, or right under a condition, and not the course's obje
          "others = rewards.double().view(-1, group_size)[:, [[j for j in range(group_size) if j != "
          "i] for i in range(group_size)]]; std = others.std(dim=2).nan_to_num(0); equal = equal"),
         (group_advantages, "torch.where(equal[:, None], 0.0, advantages)",
-         "(groups - others.mean(dim=2)) / torch.where(std > 0, std + eps, 1.0)"),
+         "((groups - others.mean(dim=2)) / torch.where(std > 0, std + eps, 1.0))"),
         says="Mean and standard deviation are those of the other answers, as in NeMo-RL."),
     alike("masked_rows_leave_the_denominator", *NAMED["masked_rows_leave_the_denominator"].lines),
     alike("masked_rows_leave_the_denominator",
