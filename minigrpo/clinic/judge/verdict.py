@@ -36,6 +36,7 @@ CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: and h
         "a group of one is answered, and nothing is raised",
     ),
 }
+WIDTH = NAMED["mean_over_the_padding"]
 UNSEEN = (
     "What no judge of a loss can see: how the log-probs were scored (the shift by one, the "
     "temperature), what the mask holds, the sampler, the reward, and the optimizer."
@@ -123,7 +124,9 @@ def report(trial: Trial, finding: Finding) -> Report:
     right, wrong = trial.answers(), finding.wrong
     mistakes, notes = {}, {}
     for form in finding.forms:
-        if form.name in NOTES or form in trial.variants:
+        if form.lines == WIDTH.lines and "how" in trial.turned:  # the same sum, if it's no mean
+            form = NAMED["dr_grpo_divides_by_the_width"]
+        if not trial.mistakes([form]):
             notes[form.name] = {"sentence": NOTES.get(form.name, form.sentence)}
             continue
         answers = trial.answers(form)
@@ -159,7 +162,8 @@ def report(trial: Trial, finding: Finding) -> Report:
         "verdict": verdict, "mistakes": mistakes, "unknown": unknown, "notes": notes,
         "cautions": cautions, "not_used": trial.judged.unused, "read_as": trial.judged.roles,
         "built_in": built_in(trial, finding), "not_covered": trial.uncovered,
-        "cases": len(trial.probes), "not_shown": blind(trial, right),
+        "cases": len(trial.probes), "off": len(wrong),
+        "explained": finding.explained, "not_shown": blind(trial, right),
         "trl": {"agree": len(trl) - len(off), "explained": len(off) - len(off_still),
                 "asked": len(trl), "stored": stored, "obstacles": trial.obstacles},
     }  # fmt: skip
