@@ -358,7 +358,7 @@ def ranks(rewards, group_size):
         ("cap_of_10", "", "clip=(0.2, 9.0)"),
         ("no_eps", "std_without_eps", ""),
         ("population_and_eps", "population_std", "eps=0.001"),
-        ("of_the_others", "std_of_the_others", "eps=1e-06"),
+        ("of_the_others", "std_of_the_others", ""),
         ("ranks", "unknown", ""),
     ],
 )

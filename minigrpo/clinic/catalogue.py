@@ -330,8 +330,8 @@ VARIANTS = [  # published, or right under a condition, and not the course's obje
     mistake("std_of_the_others",
         (group_advantages, "equal = equal",
          "others = rewards.double().view(-1, group_size)[:, [[j for j in range(group_size) if j != "
-         "i] for i in range(group_size)]]; std = (others.var(dim=2, correction=0) * (group_size - 1)"
-         " / max(1, group_size - 2)).sqrt(); equal = equal"),
+         "i] for i in range(group_size)]]; std = (others.var(dim=2, correction=0) * (group_size - "
+         "1) / max(1, group_size - 2)).sqrt(); equal = equal"),
         (group_advantages, "torch.where(equal[:, None], 0.0, advantages)",
          "((groups - others.mean(dim=2)) / torch.where(std > 0, std + eps, 1.0))"),
         says="Mean and standard deviation are those of the other answers, as in NeMo-RL."),
