@@ -181,9 +181,10 @@ class Trial:
                 why = "it is random or keeps something between calls"
                 raise Unjudged(f"two calls with the same inputs differ ({two}), so {why}")
 
-    def answers(self, *mistakes: Mistake) -> list[Answer]:
-        """What the course's objective with these mistakes says of every probe."""
-        return [says(mistakes, self.kind, i, *self.settings(p).items()) for i, p in self.probes]
+    def answers(self, *mistakes: Mistake, to: list[int] | None = None) -> list[Answer]:
+        """What the course's objective with these mistakes says of every probe, or to these."""
+        asked = self.probes if to is None else [self.probes[i] for i in to]
+        return [says(mistakes, self.kind, i, *self.settings(p).items()) for i, p in asked]
 
     # ----- what is built in
 
@@ -326,20 +327,22 @@ class Trial:
         pairs = enumerate(zip(self.probes, self.got, right))
         wrong = [i for i, ((_, probe), got, r) in pairs if not self.agrees(probe, got, r)]
         named = [*self.facts]
-        explained = sum(same(self.got[i], self.answers(*named)[i]) for i in wrong)
+        mine = [self.got[i] for i in wrong]
+        explained = sum(map(same, mine, self.answers(*named, to=wrong)))
         while wrong and explained < len(wrong) and len(named) < most:
             best: tuple[int, int, Mistake] | None = None
             for form in self.forms:
                 if form.name in [earlier.name for earlier in named] or self.late():
                     continue
                 try:
-                    told = self.answers(*named, form)
+                    hits = sum(map(same, mine, self.answers(*named, form, to=wrong)))
                 except ValueError:  # in one place with another
                     continue
-                hits = sum(same(self.got[i], told[i]) for i in wrong)
+                if hits <= explained:
+                    continue
+                told = self.answers(*named, form)
                 spoilt = sum(not same(told[i], r) for i, r in enumerate(right) if i not in wrong)
-                more = hits > explained and hits >= spoilt
-                if more and (best is None or (hits, -spoilt) > best[:2]):
+                if hits >= spoilt and (best is None or (hits, -spoilt) > best[:2]):
                     best = hits, -spoilt, form
             if best is None:
                 break
