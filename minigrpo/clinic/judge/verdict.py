@@ -10,6 +10,7 @@ from typing import Any
 from minigrpo.clinic.catalogue import MISTAKES, NAMED, NOTES
 from minigrpo.clinic.judge import asking
 from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, Report, Unjudged, answer, same
+from minigrpo.clinic.judge.logits import FromLogits, from_logits
 from minigrpo.clinic.judge.probes import DEFAULTS, PROBES, Probe
 from minigrpo.clinic.judge.trial import Finding, Trial, course
 
@@ -38,7 +39,8 @@ def judge_loss(
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
-        given, judged = checked(built_in), Judged(function, names)
+        given, function = checked(built_in), from_logits(function, names)
+        judged = Judged(function, names)
         found = verdict_on(judged, given)
         raises = found.verdict == "not judged" and "it raises" in found.text
         if raises or found.mistakes[:1] == ["advantages_along_the_tokens"]:
@@ -88,7 +90,9 @@ def report(trial: Trial, finding: Finding) -> Report:
         (probe, theirs, got) for probe, theirs, got in off
         if not finding.forms or not same(got, answer(sick, probe, trial.settings(probe)))
     ]  # fmt: skip
-    entries, notes = [], []
+    entries, notes, layout = [], [], []
+    if isinstance(trial.judged.function, FromLogits):
+        entries, notes, layout = trial.judged.function.told()
     for form in finding.forms:
         if form.name in NOTES or form in trial.variants:
             notes.append((form.name, [NOTES.get(form.name, form.sentence)]))
@@ -118,6 +122,7 @@ def report(trial: Trial, finding: Finding) -> Report:
     lines = [head[verdict]]
     if trial.judged.unused:
         lines.append(f"Not used, so not judged: {', '.join(trial.judged.unused)}.")
+    lines += layout
     entries += [("unknown", unknown)] * bool(unknown)
     for name, words in entries + [(f"note: {name}", words) for name, words in notes]:
         lines += ["", name, *(f"  {line}" for line in words)]
