@@ -149,7 +149,8 @@ class FromLogits:
             else:
                 given[name] = longer(x, layout.others, layout.others_from, self.filling)
         if self.flat:  # nearly alike, so any shift and temperature have nearly the same ratio
-            nearly = (1e-3 * torch.arange(VOCABULARY)).expand_as(given["log_probs"])
+            nearly = 1e-3 * torch.arange(VOCABULARY) - math.log(VOCABULARY)
+            nearly = nearly.expand_as(given["log_probs"])
             self.leaf, self.ids = nearly.to(given["log_probs"]).clone().requires_grad_(), ids
             given |= dict.fromkeys(self.made, self.leaf.detach()) | {"log_probs": self.leaf * 1}
         given = {self.made.get(name, name): x for name, x in given.items()}
