@@ -57,7 +57,8 @@ def test_every_mistake_is_found_by_name_in_a_copy_of_our_objective(judged, mista
     cautions = report.cautions if mistake in MISTAKES else []  # other forms may earn one besides
     assert [*report.mistakes, *report.notes, *cautions] == [mistake.name]
     assert report.passed == (mistake.name in {*CAUTIONS, *NOTES})
-    assert NOTES.get(mistake.name, mistake.sentence) in report.text
+    told = " ".join(report.more.split())
+    assert NOTES.get(mistake.name, mistake.sentence) in told
 
 
 def test_several_mistakes_at_once_are_all_named(judged):
@@ -70,8 +71,8 @@ def test_what_has_no_name_is_shown_where_no_name_explains_it(judged):
     source = copy_with(NAMED["max_for_min"]).replace("loss + kl_weight", twice)
     report = judged(source, "grpo_loss")
     assert report.mistakes == ["max_for_min"] and twice in source
-    named, unnamed = report.text.split("\nunknown\n")
-    assert "under the reference" in unnamed.split("\n\n")[0] and "reference" not in named
+    assert "under the reference" in report.details["unknown"]["case"]
+    assert "reference" not in report.details["mistakes"]["max_for_min"]["case"]
 
 
 @pytest.mark.parametrize("function", ["grpo_loss", "group_advantages"])
@@ -139,7 +140,7 @@ def loss(logps, old_logps, adv, mask, *, ref_log_probs=None, how="sequence_mean"
 def test_a_plain_rewrite_in_another_style_passes(judged):
     report = judged(LOOPS)
     assert report.passed and not report.mistakes and not report.cautions, report.text
-    assert "has: kl_correction_without_the_gradient_of_the_ratio." in report.text
+    assert report.details["not_shown"] == ["kl_correction_without_the_gradient_of_the_ratio"]
 
 
 # TRL ----------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ BAD = [
     (HEAD + "import sys; sys.exit(0)", "it raises SystemExit: 0"),
     (HEAD + "advantages -= 1; " + RIGHT, "changes its input advantages in place"),
     (HEAD + "completion_mask[:] = 0; " + RIGHT, "changes its input completion_mask in place"),
-    (HEAD + "assert log_probs is None", "it raises AssertionError."),
+    (HEAD + "assert log_probs is None", "it raises AssertionError, at mine.py:3 in loss."),
     ("def loss(old, old_log_prob, adv, mask): return 0", "found (old, old_log_prob, adv, mask)"),
     (HEAD + "return log_probs.sum() * torch.rand(())", "two calls with the same inputs differ"),
     ("n = [0]\n" + HEAD + "n[0] += 1; return log_probs.sum() * n[0]", "keeps something between"),

@@ -10,8 +10,10 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +61,9 @@ class Report(NamedTuple):
     mistakes: list[str]
     notes: list[str]
     cautions: list[str]
-    text: str
+    text: str  # one screen
+    more: str  # with everything that a maintainer might ask
+    details: dict[str, Any]  # the same as JSON
 
     @property
     def passed(self) -> bool:
@@ -71,11 +75,44 @@ class Report(NamedTuple):
 
 
 def unjudged(why: object) -> Report:
-    return Report("not judged", [], [], [], f"Not judged: {why}.")
+    text, details = f"Not judged: {why}.", {"verdict": "not judged", "why": str(why)}
+    return Report("not judged", [], [], [], text, text, details)
 
 
-def judge_file(target: str, built_in: dict[str, Any], seconds: float = 60) -> Report:
-    """Judge in a process of its own, which may hang, print without end, or end Python."""
+SEARCH = 30.0
+"""Seconds that the search for a name may take."""
+
+
+class Clock:
+    """How long somebody's code has run."""
+
+    def __init__(self) -> None:
+        self.before, self.since = 0.0, None
+
+    def __enter__(self) -> None:
+        self.since = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.before, self.since = self.seconds(), None
+
+    def seconds(self) -> float:
+        return self.before + (time.perf_counter() - self.since if self.since else 0.0)
+
+
+THEIRS = Clock()
+
+
+def judge_file(
+    target: str,
+    built_in: dict[str, Any],
+    seconds: float = 60,
+    names: Mapping[str, str] = {},
+    like: str | None = None,
+) -> Report:
+    """Judge in a process of its own, which may hang, print without end, or end Python.
+
+    `seconds` are for what the file does; the search for a name has its own.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
         root = str(Path(__file__).resolve().parents[3])
@@ -83,14 +120,17 @@ def judge_file(target: str, built_in: dict[str, Any], seconds: float = 60) -> Re
         command = [sys.executable, "-B", "-m", "minigrpo.clinic.judge", "child", str(path)]
         quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         env = {**os.environ, "PYTHONPATH": python_path}
-        command.append(json.dumps([target, built_in]))
-        try:
-            ran = subprocess.run(command, timeout=seconds, env=env, **quiet)
-        except subprocess.TimeoutExpired:
-            return unjudged(f"it didn't finish within {seconds:g} seconds (--seconds)")
-        if not path.is_file():
+        command.append(json.dumps([target, built_in, seconds, {**names}, like]))
+        with contextlib.suppress(subprocess.TimeoutExpired):  # of what holds all of Python up
+            ran = subprocess.run(command, timeout=seconds + 4 * SEARCH, env=env, **quiet)
+            if path.is_file():
+                return Report(*json.loads(path.read_text("utf-8")))
             return unjudged(f"the file ended Python with exit code {ran.returncode}")
-        return Report(*json.loads(path.read_text("utf-8")))
+        return unjudged(too_slow(seconds))
+
+
+def too_slow(seconds: float) -> str:
+    return f"your code didn't finish within {seconds:g} seconds (--seconds)"
 
 
 def role(parameter: inspect.Parameter) -> str | None:
@@ -120,6 +160,7 @@ class Judged:
         self.dtype, self.single = torch.float64, False  # single: it answers in float32
         starred = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        names = self.checked(names, [p.name for p in named])
         self.roles = {p.name: to for p in named if (to := names.get(p.name, role(p)))}
         inputs = {to for to in self.roles.values() if to in NAMES and to not in OPTIONAL}
         rest = [p.name for p in named if p.default is p.empty and p.name not in self.roles]
@@ -132,13 +173,14 @@ class Judged:
         needed = {p.name for p in named if p.default is p.empty} & self.roles.keys()
         rest += [p for p in needed if NEEDS.get(self.roles[p], self.roles[p]) not in all_of]
         if len(rest) != len(missing) or inputs - {*KINDS[self.kind]} or twice:
-            found = [f"{theirs} is {to}" for theirs, to in self.roles.items() if to in inputs]
+            told = [f"{theirs} is {to}" for theirs, to in self.roles.items() if to in inputs]
+            asked = ", ".join(missing or KINDS[self.kind])
             raise Unjudged(
                 "expected the parameters (log_probs, old_log_probs, advantages, completion_mask), "
                 "or (rewards, group_size), or rewards and group_size in place of advantages, then "
                 f"options by name; found ({', '.join(p.name for p in parameters)})"
-                + f", where {', '.join(found)}; say --map theirs=ours for the others"
-                * bool(found)
+                + f". {', '.join(told)}; which are {asked}? Say --map theirs=ours"
+                * bool(told)
             )
         self.positional = missing if "*" in rest else []
         self.roles |= {} if self.positional else dict(zip(rest, missing))
@@ -152,6 +194,20 @@ class Judged:
         used = {p for p, to in self.roles.items() if to in inputs or to.split()[0] in self.options}
         self.unused = [p.name for p in named if p.name not in used | {*rest}]
         self.named = self.options & parts  # not only by **options
+
+    @staticmethod
+    def checked(
+        names: Mapping[str, str], parameters: list[str], more: Iterable[str] = ()
+    ) -> dict[str, str]:
+        """Theirs to ours, whichever came first."""
+        pairs = [pair if pair[0] in parameters else pair[::-1] for pair in names.items()]
+        names = {theirs: {"mask": "completion_mask"}.get(to, to) for theirs, to in pairs}
+        for theirs, to in names.items():
+            if theirs not in parameters:
+                raise Unjudged(f"expected one of {', '.join(parameters)} in --map, got {theirs!r}")
+            if to not in {*NAMES, *OPTIONS, *KNOWN, *more}:
+                raise Unjudged(f"expected one of {', '.join([*NAMES, *KNOWN, *more])}, got {to!r}")
+        return names
 
     @staticmethod
     def _kind(roles: set[str], rest: int) -> str:
@@ -176,7 +232,8 @@ class Judged:
             ours["clip low"], ours["clip high"] = ours["clip"]
         given = {k: v for k, v in {**arguments, **ours}.items() if k not in OPTIONAL or k in ours}
         named |= {name: given[to] for name, to in self.roles.items() if to in given}
-        value = self.function(*(arguments[role] for role in self.positional), **named)
+        with THEIRS:
+            value = self.function(*(arguments[role] for role in self.positional), **named)
         for name, x in before.items():
             if not torch.equal(arguments[name].nan_to_num(), x.nan_to_num()):
                 raise Unjudged(f"it changes its input {name} in place")
@@ -202,11 +259,13 @@ def answer(call: Callable[[dict, dict], Any], probe: Probe, settings: dict[str, 
             warnings.simplefilter("ignore")
             value = first(call(arguments, settings))
             if leaves and isinstance(value, Tensor) and value.requires_grad:
-                gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+                with THEIRS if isinstance(call, Judged) else contextlib.nullcontext():
+                    gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
     except Unjudged:
         raise
     except (Exception, SystemExit) as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0].strip(": ")
+        words = f"{type(error).__name__}: {error}".splitlines()[0].strip(": ")
+        return words + (at_line(error, call.function) if isinstance(call, Judged) else "")
     _check(value, probe)
     if isinstance(call, Judged):
         call.connected |= value.requires_grad or not leaves
@@ -215,6 +274,14 @@ def answer(call: Callable[[dict, dict], Any], probe: Probe, settings: dict[str, 
     pairs = zip(gradients, leaves)
     slopes = [torch.zeros_like(x) if g is None else g.double() for g, x in pairs]
     return [value.reshape(()) if leaves else value, *slopes]
+
+
+def at_line(error: BaseException, function: Callable) -> str:
+    """Where in the function's own file."""
+    code = getattr(getattr(function, "forward", function), "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
+    return f", at {Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 
 def _check(value: Any, probe: Probe) -> None:

@@ -8,12 +8,15 @@ import importlib.util
 import json
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from minigrpo.clinic.judge.asking import Unjudged, judge_file, unjudged
+from minigrpo.clinic.judge.asking import THEIRS, Report, Unjudged, judge_file, too_slow, unjudged
 from minigrpo.clinic.judge.verdict import judge_loss
 from minigrpo.files import atomic_path
+from minigrpo.objective import VARIANTS
 
 HELP = """\
 Your function gets (log_probs, old_log_probs, advantages, completion_mask), and those options of
@@ -75,15 +78,27 @@ def load(target: str) -> Any:
 
 
 def child(path: str, words: str) -> None:
-    target, built_in = json.loads(words)
+    target, built_in, seconds, names, like = json.loads(words)
     built_in = {k: tuple(v) if isinstance(v, list) else v for k, v in built_in.items()}
+
+    def end(report: Report) -> None:
+        with atomic_path(path) as unfinished:
+            unfinished.write_text(json.dumps(report, default=str), "utf-8")
+        os._exit(0)
+
+    def watch() -> None:
+        while THEIRS.seconds() < seconds:
+            time.sleep(min(0.1, seconds))
+        end(unjudged(too_slow(seconds)))
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
-        report = judge_loss(load(target), **built_in)
+        with THEIRS:
+            function = load(target)
+        report = judge_loss(function, names, like, **built_in)
     except Unjudged as error:
         report = unjudged(error)
-    with atomic_path(path) as unfinished:
-        unfinished.write_text(json.dumps(report), "utf-8")
-    os._exit(0)
+    end(report)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,13 +111,21 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    pairs: dict[str, Any] = dict(nargs="+", default=[])
     parser.add_argument("target", metavar="file.py:function")
-    parser.add_argument("--set", nargs="+", default=[], metavar="name=value", help="built in")
-    parser.add_argument("--seconds", type=float, default=60, help="how long it may take (60)")
+    parser.add_argument("--map", metavar="theirs=ours", help="what its parameters are", **pairs)
+    parser.add_argument("--as", dest="like", choices=[*VARIANTS], help="what it has to be")
+    parser.add_argument("--set", metavar="name=value", help="what it has built in", **pairs)
+    parser.add_argument("--notes", action="store_true", help="a longer report")
+    parser.add_argument("--json", action="store_true", help="the longer report as JSON")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="how long your code may take (60)"
+    )
     chosen = parser.parse_args(arguments)
-    try:
-        report = judge_file(chosen.target, settings(chosen.set), chosen.seconds)
-    except Unjudged as error:
-        report = unjudged(error)
-    print(report)
+    names = dict(word.split("=", 1) for word in chosen.map if "=" in word)
+    if len(names) < len(chosen.map):
+        parser.error("expected --map theirs=ours")
+    built_in = settings(chosen.set)
+    report = judge_file(chosen.target, built_in, chosen.seconds, names, chosen.like)
+    print(json.dumps(report.details) if chosen.json else report.more if chosen.notes else report)
     return {"right": 0, "notes": 0, "mistake": 1, "not judged": 2, "unknown": 3}[report.verdict]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minigrpo.clinic.judge.asking import Judged, Unjudged, first, role
+from minigrpo.clinic.judge.asking import Judged, first, role
 from minigrpo.clinic.judge.probes import DEFAULTS
 
 OLD = r"(old|behaviou?r|sampl\w*|rollout|inference|generat\w*|prev)"
@@ -84,12 +84,13 @@ class Reading(NamedTuple):
         return names + [name for at, name in known.items() if self.temperature == at]
 
 
-def from_logits(function: Callable, names: Mapping[str, str]) -> Callable:
-    """The function, or if it takes logits, one that takes log-probs in their place."""
+def from_logits(function: Callable, names: Mapping[str, str]) -> tuple[Callable, Mapping[str, str]]:
+    """The function, or if it takes logits, one that takes log-probs in their place; and `names`."""
     try:
-        return FromLogits(function, names)
+        wrapped = FromLogits(function, names)
     except (TypeError, ValueError):
-        return function
+        return function, names
+    return wrapped, wrapped.names
 
 
 class FromLogits:
@@ -101,6 +102,7 @@ class FromLogits:
         self.temperature = TEMPERATURE
         self.theirs: dict[str, str] = {}  # how it calls what is ours
         parameters = [p for p in signature.parameters.values() if p.kind != p.VAR_POSITIONAL]
+        names = Judged.checked(names, [p.name for p in parameters], THEIRS)
         self.roles = {p.name: names.get(p.name) or role(p) for p in parameters}
         for name, known in self.roles.items():
             fitting = (to for to, pattern in THEIRS.items() if re.fullmatch(pattern, name))
@@ -121,7 +123,8 @@ class FromLogits:
         ]
         self.__signature__ = signature.replace(parameters=by_name)
         self.roles |= {name: name for name in ours.values()}
-        self.reading = self.find_out(names)
+        self.names = {p.name: names[p.name] for p in by_name if p.name in names}
+        self.reading = self.find_out()
 
     def __call__(self, **given: Any) -> Any:
         layout, logits_from, ids_from, mask_from, *_ = self.reading
@@ -168,9 +171,9 @@ class FromLogits:
         temperature = self.reading.temperature
         return logits * temperature + 1 if temperature else logits
 
-    def find_out(self, names: Mapping[str, str]) -> Reading:
+    def find_out(self) -> Reading:
         """The reading with the fewest mistakes, of all layouts in which nothing is raised."""
-        judged, found = Judged(self, names), []
+        judged, found = Judged(self, self.names), []
         masks, floats = (torch.bool, torch.long, torch.float64), (torch.float64, torch.float32)
         for layout, *form in product(LAYOUTS, (False, True), floats, masks):
             judged.per_token, judged.dtype, judged.mask = form
@@ -181,19 +184,23 @@ class FromLogits:
         usual = Reading(Layout(), 0, 0, 0)
         return min(found, key=lambda reading: len(self.mistakes_of(reading)), default=usual)
 
-    def told(self) -> tuple[list, list, list[str]]:
-        """Mistakes and notes, each with its sentences, and a line on what it was given."""
-        layout, ids = self.reading.layout, self.theirs["ids"]
-        mistakes = [(name, [SAYS[name]]) for name in self.mistakes_of(self.reading)]
-        as_read = ids == "input_ids" and not layout.logits and not mistakes
-        notes = [("logits_not_shifted", [TAKEN_AS_SHIFTED])] * as_read
-        t = {0: "T", 1: "T+1"}
-        words = f"Logits: given as (N, {t[layout.logits]}, V), with {ids} (N, {t[layout.ids]})"
+    def told(self) -> tuple[dict[str, dict], dict[str, dict]]:
+        """Mistakes and notes, each with its sentence."""
+        mistakes = {name: {"sentence": SAYS[name]} for name in self.mistakes_of(self.reading)}
+        as_read = self.theirs["ids"] == "input_ids" and self.reading.layout == Layout()
+        notes = {"logits_not_shifted": {"sentence": TAKEN_AS_SHIFTED}} if as_read else {}
+        return mistakes, notes
+
+    def given(self) -> str:
+        """In what form it was asked."""
+        layout, (t, longer_t) = self.reading.layout, ("T", "T+1")
+        words = f"Logits: given as (N, {longer_t if layout.logits else t}, V), with "
+        words += f"{self.theirs['ids']} (N, {longer_t if layout.ids else t})"
         if "temperature" in self.theirs:
             words += f", at a temperature of {TEMPERATURE}"
         elif self.reading.temperature not in (0, 1):
             words += f"; it divides them by {self.reading.temperature:.3g}"
-        return mistakes, notes, [words + "."]
+        return words + "."
 
     def mistakes_of(self, reading: Reading) -> list[str]:
         return reading.mistakes("temperature" in self.theirs)

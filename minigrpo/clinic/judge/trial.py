@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -28,6 +29,7 @@ from minigrpo.clinic.judge import asking
 from minigrpo.clinic.judge.asking import (
     NEEDS,
     REWARD,
+    THEIRS,
     Answer,
     Judged,
     Unjudged,
@@ -87,6 +89,7 @@ class Trial:
     def __init__(self, judged: Judged, built_in: dict[str, Any]) -> None:
         self.judged, self.kind, self.built_in = judged, judged.kind, built_in
         self.assumed, self.uncovered, self.turned = dict(built_in), {}, []
+        self.obstacles, self.ends = "", time.perf_counter() + asking.SEARCH
         self.about = about = {True: self.kind != "loss", False: self.kind != "advantages"}
         self.forms = [f for f in OTHER_FORMS + FORMS if about[f.lines[0][0] in ADVANTAGES]]
         self.measured: dict[str, list] = {}
@@ -276,7 +279,7 @@ class Trial:
         while wrong and explained < len(wrong) and len(named) < most:
             best: tuple[int, int, Mistake] | None = None
             for form in self.forms:
-                if form.name in [earlier.name for earlier in named]:
+                if form.name in [earlier.name for earlier in named] or self.late():
                     continue
                 try:
                     told = self.answers(*named, form)
@@ -293,6 +296,9 @@ class Trial:
             named.append(best[2])
         return Finding(named, wrong, explained, dict(self.assumed))
 
+    def late(self) -> bool:
+        return time.perf_counter() > self.ends + THEIRS.seconds()
+
     def finding(self) -> Finding:
         """`explain` with what was found out; if something stays open, with other settings too."""
         findings = [first := self.explain()]
@@ -301,6 +307,8 @@ class Trial:
         for values in product(*(BUILT_IN[option] for option in varied)):
             complete = findings[-1].explained == len(findings[-1].wrong)
             if complete and (len(findings[-1].forms) < 2 or "surrogate" not in varied):
+                break
+            if self.late():
                 break
             defaults = {option: DEFAULTS[option] for option in self.turned}
             self.assume(**{**defaults, **dict(zip(varied, values))})
@@ -386,19 +394,24 @@ class Trial:
                 of_entropy = torch.zeros_like(slope) if of_entropy is None else of_entropy
                 words = f"a batch of {tuple(slope.shape)} of TRL's {variant}"
                 cases.append((Probe(words, inputs, options), [loss, slope, of_entropy]))
-        asked = [(p, theirs) for p, theirs in cases if self.can_be_asked(p)]
+        known = {**DEFAULTS, **self.assumed}
+        free = self.judged.options - self.built_in.keys()
+        lacks = [[k for k, v in p.settings.items() if k not in free and known.get(k) != v]
+                 for p, _ in cases]  # fmt: skip
+        few = min(lacks, key=len, default=[])
+        theirs = {k: [*{repr(p.settings.get(k)) for p, _ in cases}] for k in few}
+        self.obstacles = "; ".join(
+            f"yours has {k}={known.get(k)!r}, theirs {' or '.join(sorted(theirs[k]))}" for k in few
+        )
+        asked = [case for case, less in zip(cases, lacks) if not less and self.covers(case[0])]
         if self.judged.single:  # rounding of rewards that are nearly alike, magnified by eps
             asked = [(p, t) for p, t in asked if not nearly_alike(**p.inputs)]
         return [(p, t, answer(self.judged, p, self.settings(p))) for p, t in asked], len(cases)
 
-    def can_be_asked(self, probe: Probe) -> bool:
-        known = {**DEFAULTS, **self.assumed}
-        free = self.judged.options - self.built_in.keys()
-        if probe.inputs.get("old_log_probs", 0) is None and "old_log_probs=None" in self.uncovered:
-            return False
-        uncovered = any(f"{k}={v!r}" in self.uncovered for k, v in probe.settings.items())
-        fits = all(k in free or known.get(k) == v for k, v in probe.settings.items())
-        return fits and not uncovered
+    def covers(self, probe: Probe) -> bool:
+        """Whether nothing is raised by an option of this case."""
+        first = probe.inputs.get("old_log_probs", 0) is None and "old_log_probs=None"
+        return not {first, *(f"{k}={v!r}" for k, v in probe.settings.items())} & {*self.uncovered}
 
 
 def nearly_alike(rewards: Tensor, group_size: int) -> bool:

@@ -13,52 +13,93 @@ from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, Report, Unjudge
 from minigrpo.clinic.judge.logits import FromLogits, from_logits
 from minigrpo.clinic.judge.probes import DEFAULTS, PROBES, Probe
 from minigrpo.clinic.judge.trial import Finding, Trial, course
+from minigrpo.objective import VARIANTS
 
-CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: how it is seen
-    "mask_by_multiplication": "with NaN under the mask, loss or gradient isn't finite",
-    "advantages_not_detached": "a gradient reaches advantages that carry a graph",
-    "old_log_probs_not_detached": "a gradient reaches old log-probs that carry a graph",
-    "equal_rewards_not_exactly_zero": "three rewards of 0.1 have advantages that aren't exactly 0",
-    "group_of_one_accepted": "a group of one is answered, and nothing is raised",
+CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: and how it's seen
+    "mask_by_multiplication": (
+        "masks by multiplication",
+        "with NaN under the mask, loss or gradient isn't finite",
+    ),
+    "advantages_not_detached": (
+        "advantages not detached",
+        "a gradient reaches advantages that carry a graph",
+    ),
+    "old_log_probs_not_detached": (
+        "old log-probs not detached",
+        "a gradient reaches old log-probs that carry a graph",
+    ),
+    "equal_rewards_not_exactly_zero": (
+        "equal rewards not exactly 0",
+        "three rewards of 0.1 have advantages that aren't exactly 0",
+    ),
+    "group_of_one_accepted": (
+        "a group of one accepted",
+        "a group of one is answered, and nothing is raised",
+    ),
 }
-UNSEEN = """\
-What no judge of a loss can see: how the log-probs were scored (the shift by one, the temperature),
-what the mask holds, the sampler, the reward, and the optimizer."""
+SCORING = "how the log-probs were scored (the shift by one, the temperature), "
+UNSEEN = (
+    f"What no judge of a loss can see: {SCORING}what the mask holds, the sampler, the reward, and "
+    "the optimizer."
+)
+HEADS = {
+    "right": "Nothing wrong was found.",
+    "notes": "Right, with notes: {}.",
+    "unknown": "Unknown: not a variant that the judge knows.",
+    "mistake": "Mistake: {}.",
+}
 
 
 def judge_loss(
-    function: Callable | str, names: Mapping[str, str] = MappingProxyType({}), **built_in: Any
+    function: Callable | str,
+    names: Mapping[str, str] = MappingProxyType({}),
+    like: str | None = None,
+    **built_in: Any,
 ) -> Report:
     """Judge a loss, or a function that makes advantages.
 
-    `built_in` are options of `grpo_loss` or `group_advantages` that it has built in. "file.py:name"
-    is judged in a process of its own, as `python -m minigrpo.clinic judge` does.
+    `names` says what its parameters are, theirs to ours, where their names don't; `like` is one of
+    `minigrpo.objective.VARIANTS` that it has to be; `built_in` are options of `grpo_loss` or
+    `group_advantages` that it has built in. "file.py:name" is judged in a process of its own, as
+    `grpo-judge` does.
     """
     if isinstance(function, str):
-        return asking.judge_file(function, built_in)
+        return asking.judge_file(function, built_in, names=names, like=like)
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
-        given, function = checked(built_in), from_logits(function, names)
+        given, (function, names) = checked(built_in), from_logits(function, names)
         judged = Judged(function, names)
-        found = verdict_on(judged, given)
+        found = verdict_on(judged, given, like)
         raises = found.verdict == "not judged" and "it raises" in found.text
         if raises or found.mistakes[:1] == ["advantages_along_the_tokens"]:
             judged = Judged(function, names)
             judged.per_token = True
-            again = verdict_on(judged, given)
+            again = verdict_on(judged, given, like)
             found = again if again.passed or again.mistakes and raises else found
         return found
     except Unjudged as error:
         return asking.unjudged(error)
 
 
-def verdict_on(judged: Judged, built_in: dict[str, Any]) -> Report:
+def verdict_on(judged: Judged, built_in: dict[str, Any], like: str | None) -> Report:
     try:
-        trial = Trial(judged, built_in)
+        trial = Trial(judged, {**asked_for(like, judged), **built_in})
         return report(trial, trial.finding())
     except Unjudged as error:
         return asking.unjudged(error)
+
+
+def asked_for(like: str | None, judged: Judged) -> dict[str, Any]:
+    """What an algorithm has built in, but for numbers, and what the function leaves open."""
+    if like is not None and like not in VARIANTS:
+        raise Unjudged(f"expected one of {', '.join(VARIANTS)}, got {like!r}")
+    wanted = {"level": "token", "surrogate": "clip", "baseline": "mean", **VARIANTS[like or "grpo"]}
+    kinds = {"loss": (False,), "advantages": (True,)}.get(judged.kind, (False, True))
+    return {
+        k: v for k, v in wanted.items()
+        if like and k != "clip" and (k in REWARD) in kinds and k not in judged.options
+    }  # fmt: skip
 
 
 def checked(built_in: dict[str, Any]) -> dict[str, Any]:
@@ -81,86 +122,131 @@ def checked(built_in: dict[str, Any]) -> dict[str, Any]:
 
 
 def report(trial: Trial, finding: Finding) -> Report:
-    """The verdict in words."""
+    """The verdict in words, short and long, and as a dictionary."""
     right, wrong = trial.answers(), finding.wrong
-    trl, stored = trial.trl()
-    sick = course(*finding.forms)
-    off = [case for case in trl if not trial.agrees(*case[::2], case[1])]
-    off = [
-        (probe, theirs, got) for probe, theirs, got in off
-        if not finding.forms or not same(got, answer(sick, probe, trial.settings(probe)))
-    ]  # fmt: skip
-    entries, notes, layout = [], [], []
-    if isinstance(trial.judged.function, FromLogits):
-        entries, notes, layout = trial.judged.function.told()
+    logits = trial.judged.function
+    mistakes, notes = logits.told() if isinstance(logits, FromLogits) else ({}, {})
     for form in finding.forms:
         if form.name in NOTES or form in trial.variants:
-            notes.append((form.name, [NOTES.get(form.name, form.sentence)]))
+            notes[form.name] = {"sentence": NOTES.get(form.name, form.sentence)}
             continue
         answers = trial.answers(form)
         seen = [i for i in wrong if not same(answers[i], right[i])]  # where it alone would be seen
         explained = [i for i in seen if same(answers[i], trial.got[i])]
         at = min(explained or seen or wrong, key=lambda i: trial.probes[i][1].size)
-        case = trial.probes[at][1], right[at], trial.got[at]
-        entries.append((form.name, [form.sentence, *example(*case)]))
+        case = example(trial.probes[at][1], right[at], trial.got[at])
+        mistakes[form.name] = {"sentence": form.sentence, **case}
+
     told = trial.answers(*finding.forms)
     odd = [(trial.probes[i][1], told[i], trial.got[i]) for i in wrong]
     odd = [case for case in odd if not same(*case[1:])]
-    unknown = []
-    if odd or (not wrong and off):
-        count = len(trial.probes) - len(odd) if odd else len(trl) - len(off)
-        words = f"It's right in {count} of {len(trial.probes) if odd else len(trl)} cases, and "
-        words += "otherwise in some that no name here explains. If that's a variant, it's meant."
-        unknown = [words, *example(*min(odd or off, key=lambda case: case[0].size))]
+    trl, stored = trial.trl()
+    off = [case for case in trl if not trial.agrees(*case[::2], case[1])]
+    sick = course(*finding.forms)
+    off_still = [
+        (probe, theirs, got) for probe, theirs, got in off
+        if not finding.forms or not same(got, answer(sick, probe, trial.settings(probe)))
+    ]  # fmt: skip
+    unknown = {}
+    if odd or (not wrong and off_still):
+        of = len(trial.probes) if odd else len(trl)
+        words = f"It's right in {of - len(odd or off_still)} of {of} cases, and otherwise in some "
+        words += "that no name here explains. If that's a variant, it's meant."
+        case = example(*min(odd or off_still, key=lambda case: case[0].size))
+        unknown = {"sentence": words, **case}
     elif not wrong and trial.kind != "advantages" and trial.reads_padding():
-        unknown = ["Loss or gradient depends on what is under the mask."]
+        unknown = {"sentence": "Loss or gradient depends on what is under the mask."}
+
+    verdict = "mistake" if mistakes else "unknown" if unknown else "notes" if notes else "right"
     cautions = trial.cautions()
-    verdict = "mistake" if entries else "unknown" if unknown else "notes" if notes else "right"
-    head = {"right": "Nothing wrong was found.", "unknown": "Not a variant that the judge knows."}
-    head |= {"notes": f"Right, with {len(notes)} note{'s' * (len(notes) > 1)}."}
-    head |= {"mistake": f"{len(entries)} mistake{'s' * (len(entries) > 1)}"}
-    lines = [head[verdict]]
-    if trial.judged.unused:
-        lines.append(f"Not used, so not judged: {', '.join(trial.judged.unused)}.")
-    lines += layout
-    entries += [("unknown", unknown)] * bool(unknown)
-    for name, words in entries + [(f"note: {name}", words) for name, words in notes]:
-        lines += ["", name, *(f"  {line}" for line in words)]
-    for name in cautions:
-        seen = f"Seen here: {CAUTIONS[name]}. TRL's own code does it too, so it's no mistake."
-        lines += ["", f"careful: {name}", f"  {NAMED[name].sentence}", f"  {seen}"]
-    lines += ["", *coverage(trial, right, trl, off, stored), UNSEEN]
-    mistakes = [name for name, _ in entries if name != "unknown"]
-    return Report(verdict, mistakes, [name for name, _ in notes], cautions, "\n".join(lines))
+    details = {
+        "verdict": verdict, "mistakes": mistakes, "unknown": unknown, "notes": notes,
+        "cautions": cautions, "not_used": trial.judged.unused, "read_as": trial.judged.roles,
+        "built_in": built_in(trial, finding), "not_covered": trial.uncovered,
+        "given": logits.given() if isinstance(logits, FromLogits) else "",
+        "cases": len(trial.probes), "not_shown": blind(trial, right),
+        "trl": {"agree": len(trl) - len(off), "explained": len(off) - len(off_still),
+                "asked": len(trl), "stored": stored, "obstacles": trial.obstacles},
+    }  # fmt: skip
+    texts = in_words(details), in_words(details, long=True)
+    return Report(verdict, [*mistakes], [*notes], cautions, *texts, details)
 
 
-def example(probe: Probe, right: Answer, got: Answer) -> list[str]:
-    words = probe.what, asking.shown(right), asking.shown(got)
-    return [f"{name:<10}{word}" for name, word in zip(("case", "expected", "got"), words)]
+def example(probe: Probe, right: Answer, got: Answer) -> dict[str, str]:
+    """A case in words; of a large one, only where the answers differ."""
+    where, (expected, given) = "", map(asking.shown, (right, got))
+    if len(expected + given) > 160 and not isinstance(right, str) and not isinstance(got, str):
+        pairs = [(r - g).abs().nan_to_num(float("inf")) for r, g in zip(right, got)]
+        part = max(range(len(pairs)), key=lambda i: pairs[i].max())
+        at = int(pairs[part].argmax())
+        index = [at // pairs[part].shape[-1], at % pairs[part].shape[-1]] if part else []
+        where = f", the gradient at row, column {index}" if part else ", the value"
+        expected, given = (f"{x[part].flatten()[at]:.5g}" for x in (right, got))
+    return {"case": probe.what + where, "expected": expected, "got": given}
 
 
-def coverage(trial: Trial, right: list[Answer], trl: list, off: list, stored: int) -> list[str]:
-    """What the verdict rests on."""
-    single = [form for form in trial.forms if form in MISTAKES]
-    plain = [m for m in single if m.name not in CAUTIONS]
-    blind = [m.name for m in plain if all(map(same, trial.answers(m), right))]
-    lines = ["What this covers"]
-    if trl:
-        what = "value and gradient" if trial.kind == "loss" else "every advantage"
-        lines.append(f"  {len(trl) - len(off)} of {len(trl)} of TRL's answers agree, {what}.")
-    if len(trl) < stored:
-        less = f"{stored - len(trl)} of TRL's {stored}"
+def built_in(trial: Trial, finding: Finding) -> dict[str, Any]:
+    """What it seems to have built in, as far as it shows."""
+    known = {k: v for k, v in trial.assumed.items() if k in trial.turned or k == "max_length"}
+    on_policy = "ratio_against_itself_though_there_are_old_log_probs"
+    hidden = {"clip", "surrogate"} if on_policy in [form.name for form in finding.forms] else {}
+    return {k: v for k, v in known.items() if k not in hidden}
+
+
+def blind(trial: Trial, right: list[Answer]) -> list[str]:
+    """The named mistakes that wouldn't show."""
+    plain = [m for m in trial.forms if m in MISTAKES and m.name not in CAUTIONS]
+    names = [m.name for m in plain if all(map(same, trial.answers(m), right))]
+    return [*dict.fromkeys(names)]
+
+
+def in_words(details: dict[str, Any], long: bool = False) -> str:
+    """One screen, or with everything that a maintainer might ask."""
+    names = ", ".join(details["mistakes"] or details["notes"])
+    unseen = UNSEEN.replace(SCORING, "") if details["given"] else UNSEEN
+    lines = [HEADS[details["verdict"]].format(names)]
+    if details["not_used"]:
+        lines.append(f"Not used, so not judged: {', '.join(details['not_used'])}.")
+    lines += [details["given"]] * bool(details["given"])
+    entries = [*details["mistakes"].items(), *details["notes"].items()]
+    entries += [("unknown", details["unknown"])] * bool(details["unknown"])
+    for name, entry in entries:
+        head = f"{name} (a note)" if name in details["notes"] else name
+        lines += ["", *[head] * (name != "unknown"), *paragraph(entry["sentence"])]
+        lines += [f"  {k:<10}{entry[k]}" for k in ("case", "expected", "got") if k in entry]
+    lines += [""]
+    trl = details["trl"]
+    if trl["asked"]:
+        words = f"{trl['agree']} of {trl['asked']} of TRL's answers agree"
+        more = f"; {trl['explained']} others do but for what is said above"
+        lines.append(words + more * bool(trl["explained"]) + ".")
+    elif trl["stored"]:
+        lines.append(f"None of TRL's answers could be asked: {trl['obstacles']}.")
+    if details["built_in"]:
+        words = ", ".join(f"{k}={v!r}" for k, v in details["built_in"].items())
+        lines += paragraph(f"Built in, as it seems: {words}. If you meant otherwise: --set.", "")
+    if details["cautions"]:
+        brief = ", ".join(CAUTIONS[name][0] for name in details["cautions"])
+        lines += paragraph(f"True of TRL's own code, too: {brief}.", "")
+    if not long:
+        return "\n".join([*lines, "What this covers, and what not: --notes."])
+    for name in details["cautions"]:
+        seen = f"Seen here: {CAUTIONS[name][1]}. TRL's own code does it too, so it's no mistake."
+        lines += ["", f"careful: {name}", *paragraph(NAMED[name].sentence), *paragraph(seen)]
+    lines += ["", "What this covers"]
+    lines += [f"  {theirs} is {ours}." for theirs, ours in details["read_as"].items()]
+    if 0 < trl["asked"] < trl["stored"]:
+        less = f"{trl['stored'] - trl['asked']} of TRL's {trl['stored']} answers"
         lines.append(f"  {less} can't be asked: it lacks their settings.")
-    if trial.kind == "rewards":
+    if not trl["stored"]:
         lines.append("  TRL's stored answers start from advantages, so none was compared.")
-    lines.append(f"  {len(single) - len(blind)} of {len(single)} named mistakes would show.")
-    if blind:
-        told = f"These wouldn't, with the options it has: {', '.join(blind)}."
-        lines += wrap(told, 100, initial_indent="  ", subsequent_indent="    ")
-    built_in = {k: v for k, v in trial.assumed.items() if k in trial.turned or k == "max_length"}
-    if trial.turned:
-        words = ", ".join(f"{k}={v!r}" for k, v in built_in.items())
-        lines.append(f"  It seems to have built in {words}. If you meant otherwise, use --set.")
-    for option, error in trial.uncovered.items():
+    if details["not_shown"]:
+        names = ", ".join(details["not_shown"])
+        lines += paragraph(f"With the options it has, these mistakes wouldn't show: {names}.")
+    for option, error in details["not_covered"].items():
         lines.append(f"  Not covered: {option}, where it raises {error}.")
-    return lines
+    return "\n".join([*lines, *paragraph(unseen)])
+
+
+def paragraph(words: str, indent: str = "  ") -> list[str]:
+    return wrap(words, 98, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
