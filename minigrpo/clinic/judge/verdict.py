@@ -11,6 +11,7 @@ from minigrpo.clinic.catalogue import MISTAKES, NAMED, NOTES
 from minigrpo.clinic.judge import asking
 from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, Report, Unjudged, answer, same
 from minigrpo.clinic.judge.logits import FromLogits, from_logits
+from minigrpo.clinic.judge.micro_batches import NAME, SAYS, MicroBatches
 from minigrpo.clinic.judge.probes import DEFAULTS, PROBES, Probe
 from minigrpo.clinic.judge.trial import Finding, Trial, course
 from minigrpo.objective import VARIANTS
@@ -157,6 +158,9 @@ def report(trial: Trial, finding: Finding) -> Report:
     elif not wrong and trial.kind != "advantages" and trial.reads_padding():
         unknown = {"sentence": "Loss or gradient depends on what is under the mask."}
 
+    parts = MicroBatches(trial)
+    if parts.odd and not mistakes:
+        mistakes[NAME] = {"sentence": SAYS, **example(*parts.odd)}
     verdict = "mistake" if mistakes else "unknown" if unknown else "notes" if notes else "right"
     cautions = trial.cautions()
     details = {
@@ -164,6 +168,7 @@ def report(trial: Trial, finding: Finding) -> Report:
         "cautions": cautions, "not_used": trial.judged.unused, "read_as": trial.judged.roles,
         "built_in": built_in(trial, finding), "not_covered": trial.uncovered,
         "given": logits.given() if isinstance(logits, FromLogits) else "",
+        "micro_batches": "" if mistakes else parts.words,
         "cases": len(trial.probes), "not_shown": blind(trial, right),
         "trl": {"agree": len(trl) - len(off), "explained": len(off) - len(off_still),
                 "asked": len(trl), "stored": stored, "obstacles": trial.obstacles},
@@ -225,6 +230,8 @@ def in_words(details: dict[str, Any], long: bool = False) -> str:
     if details["built_in"]:
         words = ", ".join(f"{k}={v!r}" for k, v in details["built_in"].items())
         lines += paragraph(f"Built in, as it seems: {words}. If you meant otherwise: --set.", "")
+    if details["micro_batches"]:
+        lines += paragraph(details["micro_batches"], "")
     if details["cautions"]:
         brief = ", ".join(CAUTIONS[name][0] for name in details["cautions"])
         lines += paragraph(f"True of TRL's own code, too: {brief}.", "")
