@@ -115,7 +115,7 @@ class FromLogits:
         self.by_label = "completion_mask" not in self.roles.values()  # -100 is masked
         ours |= {self.theirs["ids"]: "completion_mask"} if self.by_label else {}
         self.zeros = {name: 0.0 for name, to in self.roles.items() if to == "entropy_weight"}
-        gone = self.zeros.keys() | {*self.theirs.values()} - ours.keys()
+        gone = {*self.theirs.values()} - ours.keys()
         by_name = [
             p.replace(name=ours.get(p.name, p.name), kind=max(p.kind, p.KEYWORD_ONLY))
             for p in parameters
@@ -159,7 +159,7 @@ class FromLogits:
         given = {self.made.get(name, name): x for name, x in given.items()}
         others = {"ids": ids, "temperature": self.temperature}
         given |= {self.theirs[to]: x for to, x in others.items() if to in self.theirs}
-        return self.function(**given, **self.zeros)
+        return self.function(**(self.zeros | given))
 
     def logits(self, log_probs: Tensor, ids: Tensor) -> Tensor:
         """(N, T), (N, T) -> (N, T, V): those at which these tokens have these log-probs."""
@@ -191,8 +191,8 @@ class FromLogits:
         notes = {"logits_not_shifted": {"sentence": TAKEN_AS_SHIFTED}} if as_read else {}
         return mistakes, notes
 
-    def given(self) -> str:
-        """In what form it was asked."""
+    def details(self, roles: dict[str, str]) -> dict[str, Any]:
+        """Of the report: in what form it was asked, and what its parameters are."""
         layout, (t, longer_t) = self.reading.layout, ("T", "T+1")
         words = f"Logits: given as (N, {longer_t if layout.logits else t}, V), with "
         words += f"{self.theirs['ids']} (N, {longer_t if layout.ids else t})"
@@ -200,7 +200,9 @@ class FromLogits:
             words += f", at a temperature of {TEMPERATURE}"
         elif self.reading.temperature not in (0, 1):
             words += f"; it divides them by {self.reading.temperature:.3g}"
-        return words + "."
+        read_as = {theirs: to for to, theirs in self.theirs.items()}
+        read_as |= {name: to for name, to in roles.items() if name not in OURS.values()}
+        return {"given": f"{words}.", "read_as": read_as}
 
     def mistakes_of(self, reading: Reading) -> list[str]:
         return reading.mistakes("temperature" in self.theirs)

@@ -167,12 +167,13 @@ def report(trial: Trial, finding: Finding) -> Report:
         "verdict": verdict, "mistakes": mistakes, "unknown": unknown, "notes": notes,
         "cautions": cautions, "not_used": trial.judged.unused, "read_as": trial.judged.roles,
         "built_in": built_in(trial, finding), "not_covered": trial.uncovered,
-        "given": logits.given() if isinstance(logits, FromLogits) else "",
         "micro_batches": "" if mistakes else parts.words,
         "cases": len(trial.probes), "not_shown": blind(trial, right),
         "trl": {"agree": len(trl) - len(off), "explained": len(off) - len(off_still),
                 "asked": len(trl), "stored": stored, "obstacles": trial.obstacles},
     }  # fmt: skip
+    if isinstance(logits, FromLogits):
+        details |= logits.details(trial.judged.roles)
     texts = in_words(details), in_words(details, long=True)
     return Report(verdict, [*mistakes], [*notes], cautions, *texts, details)
 
@@ -208,11 +209,11 @@ def blind(trial: Trial, right: list[Answer]) -> list[str]:
 def in_words(details: dict[str, Any], long: bool = False) -> str:
     """One screen, or with everything that a maintainer might ask."""
     names = ", ".join(details["mistakes"] or details["notes"])
-    unseen = UNSEEN.replace(SCORING, "") if details["given"] else UNSEEN
+    unseen = UNSEEN.replace(SCORING, "") if "given" in details else UNSEEN
     lines = [HEADS[details["verdict"]].format(names)]
     if details["not_used"]:
         lines.append(f"Not used, so not judged: {', '.join(details['not_used'])}.")
-    lines += [details["given"]] * bool(details["given"])
+    lines += [details["given"]] if "given" in details else []
     entries = [*details["mistakes"].items(), *details["notes"].items()]
     entries += [("unknown", details["unknown"])] * bool(details["unknown"])
     for name, entry in entries:
