@@ -237,3 +237,15 @@ def test_a_loss_of_log_probs_is_asked_as_before():
     report = judge_loss(loss)
     assert report.verdict == "right" and "Logits" not in report.text
     assert "the shift by one" in report.more
+
+
+def every_k3(new, ref, weights=lambda new: 1.0):
+    new, ref = new.log_softmax(dim=-1), ref.log_softmax(dim=-1)
+    return (weights(new) * k3_of(ref - new)).sum(dim=-1)
+
+
+def test_a_kl_over_the_vocabulary_is_told_by_its_weights():
+    report = judge_loss(with_a_reference(lambda new, ref, ids: every_k3(new, ref)))
+    assert report.mistakes == ["k3_summed_over_the_vocabulary"] and not report.details["unknown"]
+    report = judge_loss(with_a_reference(lambda new, ref, ids: every_k3(new, ref, torch.exp)))
+    assert (report.verdict, report.notes) == ("notes", ["kl_over_the_vocabulary"])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minigrpo.clinic.judge.asking import Judged, first, role
-from minigrpo.clinic.judge.probes import DEFAULTS
+from minigrpo.clinic.judge.probes import DEFAULTS, rows
 
 OLD = r"(old|behaviou?r|sampl\w*|rollout|inference|generat\w*|prev)"
 THEIRS = {  # how what comes with logits is called; the first that fits counts
@@ -42,6 +42,11 @@ SAYS = {
     "temperature_after_the_softmax": "The log-probs are divided by the temperature. The logits "
     "should be, before the softmax.",
     "logits_without_a_softmax": "The logits are used as log-probs, without log_softmax.",
+    "k3_summed_over_the_vocabulary": "The KL term sums k3 over the vocabulary without weights. A "
+    "sum needs the policy's probabilities as weights, and the estimate takes the sampled token "
+    "alone.",
+    "kl_over_the_vocabulary": "The KL term is no estimate from the sampled token: it's the exact "
+    "sum over the vocabulary.",
 }
 TAKEN_AS_SHIFTED = (  # a note with the name of the mistake
     "It scores logits[:, t] with input_ids[:, t]. That's right where the logits were shifted by "
@@ -99,7 +104,7 @@ class FromLogits:
     def __init__(self, function: Callable, names: Mapping[str, str]) -> None:
         signature = inspect.signature(getattr(function, "forward", function))
         self.function, self.flat, self.filling = function, False, -0.5
-        self.temperature = TEMPERATURE
+        self.temperature, self.kl, self.sent = TEMPERATURE, "", {}
         self.theirs: dict[str, str] = {}  # how it calls what is ours
         parameters = [p for p in signature.parameters.values() if p.kind != p.VAR_POSITIONAL]
         names = Judged.checked(names, [p.name for p in parameters], THEIRS)
@@ -124,10 +129,16 @@ class FromLogits:
         self.__signature__ = signature.replace(parameters=by_name)
         self.roles |= {name: name for name in ours.values()}
         self.names = {p.name: names[p.name] for p in by_name if p.name in names}
-        self.reading = self.find_out()
+        self.reading = self.find_out(judged := Judged(self, self.names))
+        if over := self.over_the_vocabulary(judged):  # said, and then kept out of the rest
+            self.kl = over
+            self.zeros |= {name: 0.0 for name, to in self.roles.items() if to == "kl_weight"}
+            kept = [p for p in by_name if p.name not in {"ref_log_probs", *self.zeros}]
+            self.__signature__ = signature.replace(parameters=kept)
 
     def __call__(self, **given: Any) -> Any:
         layout, logits_from, ids_from, mask_from, *_ = self.reading
+        given = ({"ref_log_probs": given["log_probs"].detach()} if self.kl else {}) | given
         name_of = {self.roles.get(name): name for name in given}
         count, width = given["log_probs"].shape
         ids = torch.arange(width + layout.ids) + 2 * torch.arange(count)[:, None]
@@ -148,7 +159,8 @@ class FromLogits:
             x = x if to == "advantages" else x - less
             if name in self.made:
                 filling = torch.arange(VOCABULARY, 0, -1) / 2
-                given[name] = longer(self.logits(x, own), layout.logits, logits_from, filling)
+                self.sent[name] = self.logits(x, own)
+                given[name] = longer(self.sent[name], layout.logits, logits_from, filling)
             else:
                 given[name] = longer(x, layout.others, layout.others_from, self.filling)
         if self.flat:  # nearly alike, so any shift and temperature have nearly the same ratio
@@ -171,24 +183,48 @@ class FromLogits:
         temperature = self.reading.temperature
         return logits * temperature + 1 if temperature else logits
 
-    def find_out(self) -> Reading:
+    def find_out(self, judged: Judged) -> Reading:
         """The reading with the fewest mistakes, of all layouts in which nothing is raised."""
-        judged, found = Judged(self, self.names), []
+        found = []
         masks, floats = (torch.bool, torch.long, torch.float64), (torch.float64, torch.float32)
         for layout, *form in product(LAYOUTS, (False, True), floats, masks):
             judged.per_token, judged.dtype, judged.mask = form
-            found += [reading] if (reading := self.read(judged, layout)) else []
-            if reading and not self.mistakes_of(reading):
-                break
+            if reading := self.read(judged, layout):
+                found.append((len(self.mistakes_of(reading)), reading, form))
+                if not found[-1][0]:
+                    break
         self.flat = False
-        usual = Reading(Layout(), 0, 0, 0)
-        return min(found, key=lambda reading: len(self.mistakes_of(reading)), default=usual)
+        _, reading, form = min(
+            found, key=lambda f: f[0], default=(0, Reading(Layout(), 0, 0, 0), form)
+        )
+        judged.per_token, judged.dtype, judged.mask = form
+        return reading
+
+    def over_the_vocabulary(self, judged: Judged) -> str:
+        """Which sum over the vocabulary the KL term is, if it is one."""
+        if "ref_logits" not in self.theirs or "kl_weight" not in judged.options:
+            return ""
+        usual, (alike, apart) = (
+            {**DEFAULTS, "max_length": 5},
+            (rows([[1]], [1]), rows([[1]], [0], kl=2.0)),
+        )
+        try:
+            unit = first(judged(alike.inputs, usual))
+            kl = first(judged(apart.inputs, {**usual, "kl_weight": 1.0})) / -unit
+        except Exception:
+            return ""
+        new, ref = (self.sent[name].log_softmax(-1) for name in ("log_probs", "ref_log_probs"))
+        k3 = (ref - new).expm1() - (ref - new)
+        sums = {"k3_summed_over_the_vocabulary": k3, "kl_over_the_vocabulary": k3 * new.exp()}
+        return next((k for k, v in sums.items() if abs(v.sum() / kl - 1) < 1e-5), "")
 
     def told(self) -> tuple[dict[str, dict], dict[str, dict]]:
         """Mistakes and notes, each with its sentence."""
         mistakes = {name: {"sentence": SAYS[name]} for name in self.mistakes_of(self.reading)}
         as_read = self.theirs["ids"] == "input_ids" and self.reading.layout == Layout()
         notes = {"logits_not_shifted": {"sentence": TAKEN_AS_SHIFTED}} if as_read else {}
+        if self.kl:
+            (notes if self.kl.startswith("kl") else mistakes)[self.kl] = {"sentence": SAYS[self.kl]}
         return mistakes, notes
 
     def details(self, roles: dict[str, str]) -> dict[str, Any]:
