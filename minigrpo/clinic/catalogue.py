@@ -58,7 +58,8 @@ MISTAKES = [  # those that the judge of losses names
         says="The ratio is upside down: it should be new over old, exp(log_probs - "
         "old_log_probs)."),
     mistake("one_ratio_for_the_batch",
-        (policy_ratio, "return log_ratio.exp()", "return log_ratio.sum().exp()[None, None]"),
+        (policy_ratio, 'if level == "token":', "if True:"),
+        (policy_ratio, "return log_ratio.exp()", "return log_ratio.sum().exp().expand_as(mask)"),
         says="The log-ratios of all rows are added up before exp, so there's one ratio for the "
         "whole batch. Every row needs its own."),
     mistake("geometric_ratio_divides_by_the_width",
@@ -82,14 +83,14 @@ MISTAKES = [  # those that the judge of losses names
     mistake("max_for_min", (clipped_surrogate, "torch.minimum(", "torch.maximum("),
         says="The surrogate takes the maximum of the clipped and the unclipped term. It should "
         "take the minimum."),
-    mistake("clamp_without_min", (clipped_surrogate, "torch.minimum(ratio * advantages, ", "("),
-        says="The clamped ratio is used alone, without the minimum. A good token that has become "
-        "less likely then loses its gradient."),
     mistake("negative_advantages_clipped_on_the_wrong_side",
         (clipped_surrogate, "torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high)",
          "(ratio.clamp(max=1 + high)"),
         says="At negative advantages the clip acts on the wrong side: it should stop the gradient "
         "below 1 - low, and leave it alone above."),
+    mistake("clamp_without_min", (clipped_surrogate, "torch.minimum(ratio * advantages, ", "("),
+        says="The clamped ratio is used alone, without the minimum. A good token that has become "
+        "less likely then loses its gradient."),
     mistake("clip_low_and_high_swapped",
         (clipped_surrogate, "low, high = clip", "high, low = clip"),
         says="The two bounds of the clip are swapped: the first belongs below 1, the second "
@@ -300,8 +301,9 @@ NOTES = {  # named mistakes that are none under a condition, and what is told in
     "by G - 1, and the papers don't say. The advantages are sqrt(G / (G - 1)) larger.",
     "masked_row_divides_by_zero": "A row without a token is 0 divided by 0. That's right as long "
     "as every row has one.",
-    "dr_grpo_divides_by_the_width": "Dr. GRPO's sum is divided by the width of this batch. That's "
-    "right where every batch is as wide as completions may be long.",
+    "dr_grpo_divides_by_the_width": "The sum of all tokens is divided by the rows times the width "
+    "of this batch. That's Dr. GRPO where every batch is as wide as completions may be long. A "
+    "mean would leave the padding out.",
     "std_over_the_batch": "The standard deviation is that of the whole batch, as with TRL's "
     "scale_rewards='batch'.",
     "masked_rows_leave_the_denominator": "A row without a token leaves the mean, as in verl. In "

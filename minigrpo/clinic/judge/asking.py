@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -245,12 +245,20 @@ class Judged:
             ours["clip low"], ours["clip high"] = ours["clip"]
         given = {k: v for k, v in {**arguments, **ours}.items() if k not in OPTIONAL or k in ours}
         named |= {name: given[to] for name, to in self.roles.items() if to in given}
-        with THEIRS:
-            value = self.function(*(arguments[role] for role in self.positional), **named)
+        value = self.function(*(arguments[role] for role in self.positional), **named)
         for name, x in before.items():
             if not torch.equal(arguments[name].nan_to_num(), x.nan_to_num()):
                 raise Unjudged(f"it changes its input {name} in place")
         return value
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """For somebody's code: what it prints and warns of goes nowhere, and its clock runs."""
+    with open(os.devnull, "w") as no, contextlib.redirect_stdout(no), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with THEIRS:
+            yield
 
 
 def first(value: Any) -> Any:
@@ -259,7 +267,8 @@ def first(value: Any) -> Any:
         return value["loss"]
     if isinstance(getattr(value, "loss", None), Tensor):
         return value.loss
-    return value[0] if isinstance(value, tuple) and value else value
+    value = value[0] if isinstance(value, tuple) and value else value
+    return torch.as_tensor(value) if hasattr(value, "__array_interface__") else value  # of numpy
 
 
 def answer(call: Callable[[dict, dict], Any], probe: Probe, settings: dict[str, Any]) -> Answer:
@@ -268,12 +277,10 @@ def answer(call: Callable[[dict, dict], Any], probe: Probe, settings: dict[str, 
     leaves = [arguments[k].requires_grad_() for k in ("log_probs", "entropy") if k in arguments]
     gradients: Any = [None] * len(leaves)
     try:
-        with open(os.devnull, "w") as no, contextlib.redirect_stdout(no), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quietly() if isinstance(call, Judged) else contextlib.nullcontext():
             value = first(call(arguments, settings))
             if leaves and isinstance(value, Tensor) and value.requires_grad:
-                with THEIRS if isinstance(call, Judged) else contextlib.nullcontext():
-                    gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+                gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
     except Unjudged:
         raise
     except (Exception, SystemExit) as error:

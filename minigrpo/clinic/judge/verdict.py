@@ -39,6 +39,7 @@ CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: and h
     ),
 }
 SCORING = "how the log-probs were scored (the shift by one, the temperature), "
+WIDTH = NAMED["mean_over_the_padding"]
 UNSEEN = (
     f"What no judge of a loss can see: {SCORING}what the mask holds, the sampler, the reward, and "
     "the optimizer."
@@ -128,7 +129,9 @@ def report(trial: Trial, finding: Finding) -> Report:
     logits = trial.judged.function
     mistakes, notes = logits.told() if isinstance(logits, FromLogits) else ({}, {})
     for form in finding.forms:
-        if form.name in NOTES or form in trial.variants:
+        if form.lines == WIDTH.lines and "how" in trial.turned:  # the same sum, if it's no mean
+            form = NAMED["dr_grpo_divides_by_the_width"]
+        if not trial.mistakes([form]):
             notes[form.name] = {"sentence": NOTES.get(form.name, form.sentence)}
             continue
         answers = trial.answers(form)
@@ -168,7 +171,8 @@ def report(trial: Trial, finding: Finding) -> Report:
         "cautions": cautions, "not_used": trial.judged.unused, "read_as": trial.judged.roles,
         "built_in": built_in(trial, finding), "not_covered": trial.uncovered,
         "micro_batches": "" if mistakes else parts.words,
-        "cases": len(trial.probes), "not_shown": blind(trial, right),
+        "cases": len(trial.probes), "off": len(wrong),
+        "explained": finding.explained, "not_shown": blind(trial, right),
         "trl": {"agree": len(trl) - len(off), "explained": len(off) - len(off_still),
                 "asked": len(trl), "stored": stored, "obstacles": trial.obstacles},
     }  # fmt: skip
