@@ -77,6 +77,12 @@ def cut_everywhere(logits, labels, old_log_probs, advantages, mask):
     return surrogate(new, old if old is None else old[:, 1:], advantages, mask[:, 1:])
 
 
+def all_beside_the_logits(logits, input_ids, old_log_probs, advantages, mask):
+    """Old log-probs and mask stand where the logits do."""
+    new, old = gathered(logits[:, :-1], input_ids[:, 1:]), old_log_probs
+    return surrogate(new, old if old is None else old[:, :-1], advantages, mask[:, :-1])
+
+
 def padded(logits, tokens, old_log_probs, advantages, mask):
     new = F.pad(gathered(logits[:, :-1], tokens[:, 1:]), (1, 0))
     return surrogate(new, old_log_probs, advantages, mask)
@@ -132,6 +138,7 @@ class PerToken(nn.Module):
     ("loss", "words"),
     [
         (cut_everywhere, "with labels (N, T+1)."),
+        (all_beside_the_logits, "with input_ids (N, T+1)."),
         (padded, "with tokens (N, T+1)."),
         (own_ids, "(N, T+1, V), with completion_ids (N, T), at a temperature of 0.7."),
         (old_logits_too, "(N, T+1, V), with actions (N, T), at a temperature of 0.7."),
@@ -165,7 +172,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_named(name):
     report = judge_loss(loss_with(**WRONG[name]))
-    assert report.mistakes == [name.strip()] and report.verdict == "mistake"
+    assert report.mistakes == [name.strip()] and not report.details["unknown"]
     assert SAYS[name.strip()] in " ".join(report.text.split())
 
 
@@ -174,7 +181,8 @@ def test_log_probs_that_are_divided_by_the_temperature():
         new = gathered(logits[:, :-1], input_ids[:, 1:]) / temperature
         return surrogate(new, old_log_probs, advantages, mask)
 
-    assert judge_loss(loss).mistakes == ["temperature_after_the_softmax"]
+    report = judge_loss(loss)
+    assert report.mistakes == ["temperature_after_the_softmax"] and not report.details["unknown"]
 
 
 def test_own_ids_with_the_wrong_logits():
@@ -186,11 +194,10 @@ def test_own_ids_with_the_wrong_logits():
 
 
 def test_other_mistakes_are_named_beside_them():
-    report = judge_loss(loss_with(better=torch.maximum))
-    assert report.mistakes == ["max_for_min"]
-    report = judge_loss(loss_with(better=torch.maximum, heat=torch.mul, mask_at=LAST))
-    names = {"mask_off_by_one", "temperature_multiplied", "max_for_min"}
-    assert {*report.mistakes} == names and len(report.mistakes) == 3
+    clamped = dict(better=lambda unclipped, clipped: clipped)
+    assert judge_loss(loss_with(**clamped)).mistakes == ["clamp_without_min"]
+    report = judge_loss(loss_with(**clamped, heat=torch.mul, mask_at=LAST))
+    assert report.mistakes == ["mask_off_by_one", "temperature_multiplied", "clamp_without_min"]
 
 
 def with_a_reference(kl):
@@ -228,6 +235,15 @@ def test_names_can_be_said():
     assert report.verdict == "right" and "written is ids." in report.more
     report = judge_loss(loss, {"written": "logit"})
     assert report.verdict == "not judged" and "ids, temperature, got 'logit'" in report.text
+
+
+def test_what_it_raises_is_told_with_the_line():
+    def loss(logits, input_ids, old_log_probs, advantages, mask):
+        return logits.no_such_thing
+
+    report = judge_loss(loss)
+    assert report.verdict == "not judged" and "no_such_thing" in report.text
+    assert "test_judge_logits.py:" in report.text
 
 
 def test_a_loss_of_log_probs_is_asked_as_before():

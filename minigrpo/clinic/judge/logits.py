@@ -33,8 +33,8 @@ TEMPERATURE, VOCABULARY = 0.7, 8
 SAYS = {
     "logits_not_shifted": "The logits are scored with the wrong tokens. logits[:, t] has read the "
     "tokens up to t and predicts t + 1, so logits[:, :-1] goes with input_ids[:, 1:].",
-    "mask_off_by_one": "The mask is off by one: it's cut like the logits, mask[:, :-1]. The tokens "
-    "that are scored are those of mask[:, 1:].",
+    "mask_off_by_one": "The mask is off by one. It's cut like the logits, mask[:, :-1], and the "
+    "tokens that are scored are those of mask[:, 1:].",
     "temperature_ignored": "The temperature is a parameter that changes nothing. The logits should "
     "be divided by it.",
     "temperature_multiplied": "The logits are multiplied by the temperature. They should be "
@@ -76,13 +76,14 @@ class Reading(NamedTuple):
     ids_from: int
     mask_from: int
     temperature: float = 1.0  # 0: no softmax at all
-    after: bool = False  # what comes out of it is divided by the temperature
+    after: bool = False  # what comes out of it, or of none, is divided by the temperature
 
     def mistakes(self, given: bool) -> list[str]:
         """By name; `given` is whether the temperature is a parameter."""
-        shifted = (self.logits_from, self.ids_from) == (0, self.layout.ids)
+        layout, shifted = self.layout, (self.logits_from, self.ids_from) == (0, self.layout.ids)
         names = [] if shifted else ["logits_not_shifted"]
-        names += ["mask_off_by_one"] * (shifted and self.mask_from != self.layout.mask)
+        if shifted and self.mask_from != layout.mask and layout.others == layout.others_from:
+            names.append("mask_off_by_one")  # where old log-probs aren't cut like that, too
         names += ["logits_without_a_softmax"] * (self.temperature == 0)
         one = "temperature_after_the_softmax" if self.after else "temperature_ignored"
         known = {1.0: one, 1 / TEMPERATURE: "temperature_multiplied"} if given else {}
@@ -104,6 +105,7 @@ class FromLogits:
     def __init__(self, function: Callable, names: Mapping[str, str]) -> None:
         signature = inspect.signature(getattr(function, "forward", function))
         self.function, self.flat, self.filling = function, False, -0.5
+        self.__code__ = getattr(getattr(function, "forward", function), "__code__", None)
         self.temperature, self.kl, self.sent = TEMPERATURE, "", {}
         self.theirs: dict[str, str] = {}  # how it calls what is ours
         parameters = [p for p in signature.parameters.values() if p.kind != p.VAR_POSITIONAL]
@@ -280,7 +282,7 @@ class FromLogits:
             measured = 1e-3 * (high - low) / math.log(p[1] / p[0])
         for known in (1.0, TEMPERATURE, 1 / TEMPERATURE):
             measured = known if abs(measured - known) < 1e-2 else measured
-        after = measured == 1 and not warm.allclose(slope, rtol=1e-4, atol=1e-9)
+        after = measured in (0, 1) and not warm.allclose(slope, rtol=1e-4, atol=1e-9)
         return Reading(layout, *where, measured, after)
 
     @staticmethod
