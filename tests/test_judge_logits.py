@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from minigrpo.clinic.judge import judge_loss
 from minigrpo.clinic.judge.logits import SAYS
+from minigrpo.objective import grpo_loss
 
 FIRST, LAST, ALL = slice(1, None), slice(None, -1), slice(None)  # cut off the first, the last, none
 
@@ -222,6 +223,15 @@ def test_a_reference_in_logits():
     assert (report.verdict, report.mistakes) == ("right", []) and "80 of 80" in report.text
     wrong = with_a_reference(lambda new, ref, ids: k3_of(gathered(new, ids) - gathered(ref, ids)))
     assert judge_loss(wrong).mistakes == ["k3_with_the_opposite_sign"]
+
+
+def test_every_option_reaches_a_loss_that_takes_logits():
+    def loss(logits, input_ids, old_log_probs, advantages, mask, temperature=1.0, **options):
+        new = gathered(logits[:, :-1] / temperature, input_ids[:, 1:])
+        return grpo_loss(new, old_log_probs, advantages, mask, **options)
+
+    report = judge_loss(loss)
+    assert report.verdict == "right" and "440 of 440 of TRL's answers agree" in report.text
 
 
 def test_names_can_be_said():

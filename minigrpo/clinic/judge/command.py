@@ -39,6 +39,11 @@ A method like TRL's, which asks a model, gets one that answers with the given lo
             prompt_ids=ids, prompt_mask=ids, completion_ids=ids, completion_mask=ids,
             advantages=advantages, old_per_token_logps=old_log_probs, num_items_in_batch=ids.sum()))
 
+With logits and input_ids (or labels, completion_ids, ...) in place of log_probs, it's given logits
+in which the tokens have these log-probs, and the shift by one and a temperature are judged, too.
+A num_items_in_batch, a global_batch_size and the like get the count of the whole batch, and two
+parts of it have to add up.
+
 What your function has built in is found out from its answers, or you say it:
 --set how=token_mean clip=0.2,0.28
 """

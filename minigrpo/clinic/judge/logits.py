@@ -141,7 +141,7 @@ class FromLogits:
     def __call__(self, **given: Any) -> Any:
         layout, logits_from, ids_from, mask_from, *_ = self.reading
         given = ({"ref_log_probs": given["log_probs"].detach()} if self.kl else {}) | given
-        name_of = {self.roles.get(name): name for name in given}
+        name_of = {self.roles.get(name) or name: name for name in given}
         count, width = given["log_probs"].shape
         ids = torch.arange(width + layout.ids) + 2 * torch.arange(count)[:, None]
         ids = ids % VOCABULARY
@@ -179,8 +179,8 @@ class FromLogits:
         """(N, T), (N, T) -> (N, T, V): those at which these tokens have these log-probs."""
         x = log_probs * self.temperature if self.reading.after else log_probs
         taken = ids[..., None] == torch.arange(VOCABULARY)
-        others = (torch.arange(VOCABULARY) * 0.3).expand(taken.shape)
-        others = others.masked_fill(taken, -torch.inf).log_softmax(-1).to(x.dtype)
+        others = (0.3 * torch.arange(VOCABULARY).to(x)).expand(taken.shape)
+        others = others.masked_fill(taken, -torch.inf).log_softmax(-1)
         logits = torch.where(taken, x[..., None], (-x.expm1()).log()[..., None] + others)
         temperature = self.reading.temperature
         return logits * temperature + 1 if temperature else logits
@@ -262,28 +262,27 @@ class FromLogits:
             except Exception:
                 return None
         self.filling, self.temperature = -0.5, TEMPERATURE
-        slope, other, warm = (x.double() for x in slopes)
-        seen = slope.abs().amax(-1) > 1e-9  # (N, S)
-        if not slope.allclose(other, rtol=1e-4, atol=1e-9) or not seen.any():
+        slope, other, warm = (x.double() / slopes[0].abs().max() for x in slopes)
+        seen = slope.abs().amax(-1) > 1e-6  # (N, S)
+        if not seen.any() or not alike(slope, other):
             return None
-        taken = slope.abs().argmax(-1)
-        at = [(self.ids[i].tolist() + [-1], int(taken[i, s]), int(s)) for i, s in seen.nonzero()]
-        shifts = {ids.index(token) - s if token in ids else None for ids, token, s in at}
+        taken, ids = slope.abs().argmax(-1), self.ids.tolist()
+        at = [(ids[i], int(taken[i, s]), s) for i, s in seen.nonzero().tolist()]
+        shifts = {row.index(token) - s if token in row else None for row, token, s in at}
         if len(shifts) > 1 or None in shifts:
             return None
-        where = self.places(seen, mask.bool(), layout, shifts.pop())
-        if not where:
+        if (where := self.places(seen, mask.bool(), layout, *shifts)) is None:
             return None
         i, s = seen.nonzero()[0].tolist()
-        low, high = [v for v in range(VOCABULARY) if v != taken[i, s]][:: VOCABULARY - 2]
-        p = slope[i, s, [low, high]] / slope[i, s, taken[i, s]]
-        measured = 0.0
-        if (p.abs() > 1e-9).all():
-            measured = 1e-3 * (high - low) / math.log(p[1] / p[0])
-        for known in (1.0, TEMPERATURE, 1 / TEMPERATURE):
-            measured = known if abs(measured - known) < 1e-2 else measured
-        after = measured in (0, 1) and not warm.allclose(slope, rtol=1e-4, atol=1e-9)
-        return Reading(layout, *where, measured, after)
+        others = [v for v in range(VOCABULARY) if v != taken[i, s]]
+        p, q = (slope[i, s, others[:: len(others) - 1]] / slope[i, s, taken[i, s]]).tolist()
+        measured = 0.0  # without a softmax the others have no part in it
+        if p < -1e-6 and q < -1e-6:
+            measured = 1e-3 * (others[-1] - others[0]) / (math.log(q / p) or 1.0)
+        usual = TEMPERATURE if "temperature" in self.theirs and measured else measured
+        near = [t for t in (1.0, TEMPERATURE, 1 / TEMPERATURE) if abs(measured - t) < 1e-2]
+        measured = near[0] if near else usual
+        return Reading(layout, *where, measured, measured in (0, 1) and not alike(slope, warm))
 
     @staticmethod
     def places(
@@ -300,6 +299,10 @@ class FromLogits:
             if told.equal(seen) and 0 <= start + shift <= layout.ids:
                 return start, start + shift, mask_from
         return None
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    return a.allclose(b, rtol=1e-4, atol=1e-6)
 
 
 def longer(x: Tensor, by: int, start: int, filling: Any) -> Tensor:
