@@ -9,7 +9,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,12 @@ OPTIONS = {  # and options: those with a number by default
     "clip low": rf"{CLIP}(_low|_lower|_min)?",
     "clip high": rf"{CLIP}_(high|higher|upper|max)",
     "max_length": r"max_(completion_|response_|gen(eration)?_)?(len(gth)?|tokens)",
+}
+MANY = r"((num|n|total|global|batch|whole|valid)_)+"
+COUNTS = {  # of a larger batch to divide by
+    "whole": "whole",
+    "whole tokens": rf"{MANY}(tokens|toks|items)(_in_batch)?|loss_denominator",
+    "whole rows": rf"{MANY}(rows|seqs|sequences|samples|batch_size)(_in_batch)?",
 }
 KNOWN = {*BUILT_IN, "max_length", *OPTIONAL}
 REWARD = {"scale", "baseline", "eps"}  # options of `group_advantages`
@@ -73,6 +79,7 @@ def role(parameter: inspect.Parameter) -> str | None:
     if name in KNOWN:
         return "clip low" if name == "clip" and number else name
     table = OPTIONS if number else NAMES if usual is None else NAMES | OPTIONS
+    table = table if number else table | COUNTS
     if not (number or usual is None or usual is parameter.empty):
         return None
     return next((to for to, names in table.items() if re.fullmatch(names, name)), None)
@@ -125,19 +132,23 @@ class Judged:
         options = (parts | self.by_star) - theirs
         self.options = {k for k in options if NEEDS.get(k, k) in options}
         used = {p for p, to in self.roles.items() if to in inputs or to.split()[0] in self.options}
+        self.counts = {p for p, to in self.roles.items() if to in COUNTS}
+        used |= self.counts if self.kind != "advantages" else set()
         self.unused = [p.name for p in named if p.name not in used | {*rest}]
         self.named = self.options & parts  # not only by **options
 
     @staticmethod
-    def checked(names: Mapping[str, str], parameters: list[str]) -> dict[str, str]:
+    def checked(
+        names: Mapping[str, str], parameters: list[str], more: Iterable[str] = ()
+    ) -> dict[str, str]:
         """Theirs to ours, whichever came first."""
         pairs = [pair if pair[0] in parameters else pair[::-1] for pair in names.items()]
         names = {theirs: {"mask": "completion_mask"}.get(to, to) for theirs, to in pairs}
         for theirs, to in names.items():
             if theirs not in parameters:
                 raise Unjudged(f"expected one of {', '.join(parameters)} in --map, got {theirs!r}")
-            if to not in {*NAMES, *OPTIONS, *KNOWN}:
-                raise Unjudged(f"expected one of {', '.join([*NAMES, *KNOWN])}, got {to!r}")
+            if to not in {*NAMES, *OPTIONS, *COUNTS, *KNOWN, *more}:
+                raise Unjudged(f"expected one of {', '.join([*NAMES, *KNOWN, *more])}, got {to!r}")
         return names
 
     @staticmethod
@@ -156,6 +167,10 @@ class Judged:
             rows = arguments["advantages"][:, None]
             arguments["advantages"] = rows.expand_as(arguments["log_probs"]).clone()
         before = {k: v.detach().clone() for k, v in arguments.items() if isinstance(v, Tensor)}
+        if self.counts and (mask := inputs.get("completion_mask")) is not None:
+            count = inputs.get("whole") or (len(mask), max(1, int(mask.sum())))
+            each = map(torch.tensor, count)
+            arguments |= {"whole": count, **dict(zip(("whole rows", "whole tokens"), each))}
         ours = {k: v for k, v in settings.items() if k in self.options}
         ours |= {k: arguments[k] for k in OPTIONAL if k in self.options and k in arguments}
         named = {k: v for k, v in ours.items() if k in self.by_star}

@@ -60,6 +60,11 @@ Where it asks a model, something is put in the model's place that answers with t
         my_trainer.score = lambda *args, **options: log_probs
         batch = {"old": old_log_probs, "advantages": advantages, "mask": completion_mask}
         return my_trainer.training_step(None, batch)
+
+With logits and input_ids (or labels, completion_ids, ...) in place of log_probs, it's given logits
+in which the tokens have these log-probs, and the shift by one and a temperature are judged, too. A
+num_items_in_batch, a global_batch_size and the like get the count of the whole batch, and two parts
+of it have to add up.
 """
 
 
