@@ -19,8 +19,8 @@ from textwrap import dedent
 
 import pytest
 
-from minigrpo.clinic.judge.asking import Unjudged
 from minigrpo.clinic.judge.command import HELP, load, main
+from minigrpo.clinic.judge.report import Unjudged
 from minigrpo.clinic.judge.verdict import judge_loss
 
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs TRL")

@@ -68,7 +68,7 @@ def test_the_command_has_the_options_of_the_table(capsys):
     helped = capsys.readouterr().out
     told = [re.match(r"`(--[a-z]+)", option)[1] for option, _ in rows("option")]
     assert sorted(told) == sorted(re.findall(r"^  (--[a-z]+)", helped, re.MULTILINE))
-    (algorithms,) = (what for option, what in rows("option") if "--as" in option)
+    algorithms = dict(rows("option"))["`--as dapo`"]
     assert re.findall(r"`(\w+)`", algorithms) == [*objective.VARIANTS]
     assert " ".join(helped.split()).count(", ".join([*objective.VARIANTS][:-1])) == 1
 

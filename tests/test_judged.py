@@ -11,7 +11,7 @@ import pytest
 import readme
 import store
 
-from minigrpo.clinic.judge.asking import unjudged
+from minigrpo.clinic.judge.report import unjudged
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "judged.md").read_text("utf-8")

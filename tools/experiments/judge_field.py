@@ -34,7 +34,7 @@ from typing import Any
 import store
 
 from minigrpo.clinic.catalogue import NAMED, NOTES, VARIANTS, dual_clip, k3_up_to
-from minigrpo.clinic.judge.asking import judge_file
+from minigrpo.clinic.judge.report import judge_file
 from minigrpo.files import atomic_path
 
 FILE = "judged.json"
