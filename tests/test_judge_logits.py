@@ -84,6 +84,11 @@ def all_beside_the_logits(logits, input_ids, old_log_probs, advantages, mask):
     return surrogate(new, old if old is None else old[:, :-1], advantages, mask[:, :-1])
 
 
+def old_beside_the_logits(logits, input_ids, old_log_probs, advantages, mask):
+    new, old = gathered(logits[:, :-1], input_ids[:, 1:]), old_log_probs
+    return surrogate(new, old if old is None else old[:, :-1], advantages, mask)
+
+
 def padded(logits, tokens, old_log_probs, advantages, mask):
     new = F.pad(gathered(logits[:, :-1], tokens[:, 1:]), (1, 0))
     return surrogate(new, old_log_probs, advantages, mask)
@@ -140,6 +145,7 @@ class PerToken(nn.Module):
     [
         (cut_everywhere, "with labels (N, T+1)."),
         (all_beside_the_logits, "with input_ids (N, T+1)."),
+        (old_beside_the_logits, "with input_ids (N, T+1)."),
         (padded, "with tokens (N, T+1)."),
         (own_ids, "(N, T+1, V), with completion_ids (N, T), at a temperature of 0.7."),
         (old_logits_too, "(N, T+1, V), with actions (N, T), at a temperature of 0.7."),
