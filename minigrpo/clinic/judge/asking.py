@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import os
 import re
-import subprocess
-import sys
-import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from minigrpo.clinic.judge.probes import BUILT_IN, KINDS, OPTIONAL, Probe
+from minigrpo.clinic.judge.report import Unjudged
 
 LP = r"(log_?p\w*|lps?)"
 NAMES = {  # how inputs are called, here and elsewhere; the first that fits counts
@@ -56,39 +53,6 @@ Answer = list[Tensor] | str
 """A value, and its gradients with respect to log_probs and entropy; or what was raised."""
 
 
-class Unjudged(Exception):
-    """Why there is no verdict, in one sentence."""
-
-
-class Report(NamedTuple):
-    """What the judge found; printed, it is the text."""
-
-    verdict: str  # "right", "notes", "unknown", "mistake", or "not judged"
-    mistakes: list[str]
-    notes: list[str]
-    cautions: list[str]
-    text: str  # one screen
-    more: str  # with everything that a maintainer might ask
-    details: dict[str, Any]  # the same as JSON
-
-    @property
-    def passed(self) -> bool:
-        """Right, perhaps with notes."""
-        return self.verdict in ("right", "notes")
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def unjudged(why: object) -> Report:
-    text, details = f"Not judged: {why}.", {"verdict": "not judged", "why": str(why)}
-    return Report("not judged", [], [], [], text, text, details)
-
-
-SEARCH = 30.0
-"""Seconds that the search for a name may take."""
-
-
 class Clock:
     """How long somebody's code has run."""
 
@@ -106,37 +70,6 @@ class Clock:
 
 
 THEIRS = Clock()
-
-
-def judge_file(
-    target: str,
-    built_in: dict[str, Any],
-    seconds: float = 60,
-    names: Mapping[str, str] = {},
-    like: str | None = None,
-) -> Report:
-    """Judge in a process of its own, which may hang, print without end, or end Python.
-
-    `seconds` are for what the file does; the search for a name has its own.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "report.json"
-        root = str(Path(__file__).resolve().parents[3])
-        python_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-B", "-m", "minigrpo.clinic.judge", "child", str(path)]
-        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        env = {**os.environ, "PYTHONPATH": python_path}
-        command.append(json.dumps([target, built_in, seconds, {**names}, like]))
-        with contextlib.suppress(subprocess.TimeoutExpired):  # of what holds all of Python up
-            ran = subprocess.run(command, timeout=seconds + 4 * SEARCH, env=env, **quiet)
-            if path.is_file():
-                return Report(*json.loads(path.read_text("utf-8")))
-            return unjudged(f"the file ended Python with exit code {ran.returncode}")
-        return unjudged(too_slow(seconds))
-
-
-def too_slow(seconds: float) -> str:
-    return f"your code didn't finish within {seconds:g} seconds (--seconds)"
 
 
 def role(parameter: inspect.Parameter) -> str | None:
@@ -163,7 +96,7 @@ class Judged:
             kind = type(function).__name__
             raise Unjudged(f"expected a function with a signature, got {kind}") from None
         self.function, self.mask, self.connected = function, torch.bool, False
-        self.per_token = False  # whether advantages are (N, T)
+        self.per_token: bool | str = False  # whether advantages are (N, T); or "needed"
         self.dtype, self.single = torch.float64, False  # single: it answers in float32
         starred = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]

@@ -13,39 +13,58 @@ import time
 from pathlib import Path
 from typing import Any
 
-from minigrpo.clinic.judge.asking import THEIRS, Report, Unjudged, judge_file, too_slow, unjudged
-from minigrpo.clinic.judge.verdict import judge_loss
+from minigrpo.clinic.judge.report import Report, Unjudged, judge_file, too_slow, unjudged
 from minigrpo.files import atomic_path
-from minigrpo.objective import VARIANTS
 
 HELP = """\
-Your function gets (log_probs, old_log_probs, advantages, completion_mask), and those options of
-minigrpo.objective.grpo_loss that it has. It returns the loss, or a tuple that begins with it. With
-(rewards, group_size) it's judged as a function that makes advantages, and with rewards and
-group_size in place of advantages as a loss from rewards. Wrap anything else in a file of its own:
+Your function gets log_probs, old_log_probs (perhaps None), advantages and completion_mask, by these
+names or usual ones (per_token_logps, adv, response_mask), and those options of
+minigrpo.objective.grpo_loss that it has. With (rewards, group_size) it's judged as one that makes
+advantages, and with both in place of advantages as a loss from rewards.
 
-    from my_trainer import loss as mine
+  lines in a loop        copy those between the log-probs and backward() into a function
+  other names            --map theirs=ours
+  advantages per token   (N, T) is tried where (N,) doesn't do
+  what it returns        the loss, a tuple that begins with it, or a dict or dataclass with `loss`
+  a module               an instance: my_loss = MyLoss() and file.py:my_loss
+  what it has built in   is found out from its answers, or --set how=token_mean clip=0.2,0.28
+  what it has to be      --as dapo
+
+    grpo-judge my_trainer.py:my_loss --map pi=log_probs mu=old_log_probs
+
+The loss of an installed library, by the library's own settings, or what you wrote for it: a
+subclass of GRPOTrainer (add name=value for what its __init__ sets), a policy loss in verl's form, a
+class like PolicyLoss, GRPOLoss or ClippedPGLossFn. TRL and verl have "advantages", too:
+
+    grpo-judge --from trl loss_type=dapo beta=0.04
+    grpo-judge --from trl advantages scale_rewards=none
+    grpo-judge --from trl my_trainer.py:MyTrainer my_weight=0.5
+    grpo-judge --from verl loss_mode=vanilla loss_agg_mode=token-mean kl_loss_type=low_var_kl
+    grpo-judge --from openrlhf policy_loss_type=gspo
+    grpo-judge --from torchtune loss=GRPOLoss
+    grpo-judge --from nemo_rl token_level_loss=True
+
+Anything else is wrapped in a file of its own:
+
+    from my_trainer import policy_loss
 
     def loss(log_probs, old_log_probs, advantages, completion_mask, clip=(0.2, 0.2)):
         old = log_probs.detach() if old_log_probs is None else old_log_probs
-        return mine(log_probs, old, advantages[:, None], completion_mask.float(), *clip)
+        return policy_loss(log_probs, old, advantages[:, None], completion_mask.float(), *clip)
 
-A method like TRL's, which asks a model, gets one that answers with the given log-probs:
+Where it asks a model, something is put in the model's place that answers with the log-probs:
+
+    import my_trainer
 
     def loss(log_probs, old_log_probs, advantages, completion_mask):
-        trainer._get_per_token_logps_and_entropies = lambda *a, **k: (log_probs, None, None)
-        ids = completion_mask.long()
-        return trainer._compute_loss(None, dict(
-            prompt_ids=ids, prompt_mask=ids, completion_ids=ids, completion_mask=ids,
-            advantages=advantages, old_per_token_logps=old_log_probs, num_items_in_batch=ids.sum()))
+        my_trainer.score = lambda *args, **options: log_probs
+        batch = {"old": old_log_probs, "advantages": advantages, "mask": completion_mask}
+        return my_trainer.training_step(None, batch)
 
 With logits and input_ids (or labels, completion_ids, ...) in place of log_probs, it's given logits
-in which the tokens have these log-probs, and the shift by one and a temperature are judged, too.
-A num_items_in_batch, a global_batch_size and the like get the count of the whole batch, and two
-parts of it have to add up.
-
-What your function has built in is found out from its answers, or you say it:
---set how=token_mean clip=0.2,0.28
+in which the tokens have these log-probs, and the shift by one and a temperature are judged, too. A
+num_items_in_batch, a global_batch_size and the like get the count of the whole batch, and two parts
+of it have to add up.
 """
 
 
@@ -61,8 +80,12 @@ def settings(words: list[str]) -> dict[str, Any]:
     return chosen
 
 
-def load(target: str) -> Any:
-    """The function of file.py:function."""
+def load(target: str | list[str]) -> Any:
+    """The function of file.py:function, or what the words after --from name."""
+    if isinstance(target, list):
+        from minigrpo.clinic.judge import adapters  # which loads torch
+
+        return adapters.ready(*target, load=load, settings=settings)
     name, _, function = target.rpartition(":")
     path = Path(name)
     if not name or not path.is_file():
@@ -91,6 +114,12 @@ def child(path: str, words: str) -> None:
             unfinished.write_text(json.dumps(report, default=str), "utf-8")
         os._exit(0)
 
+    try:
+        from minigrpo.clinic.judge.asking import THEIRS  # here: they load torch
+        from minigrpo.clinic.judge.verdict import judge_loss
+    except (ImportError, OSError) as error:
+        end(unjudged(f"the judge itself can't be loaded: {error}"))
+
     def watch() -> None:
         while THEIRS.seconds() < seconds:
             time.sleep(min(0.1, seconds))
@@ -117,9 +146,16 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     pairs: dict[str, Any] = dict(nargs="+", default=[])
-    parser.add_argument("target", metavar="file.py:function")
+    parser.add_argument("target", metavar="file.py:function", nargs="?")
+    of = "trl, verl, openrlhf, torchtune or nemo_rl, then its settings"
+    parser.add_argument("--from", dest="library", metavar="word", help=of, **pairs)
     parser.add_argument("--map", metavar="theirs=ours", help="what its parameters are", **pairs)
-    parser.add_argument("--as", dest="like", choices=[*VARIANTS], help="what it has to be")
+    parser.add_argument(
+        "--as",
+        dest="like",
+        metavar="dapo",
+        help="grpo, dr_grpo, dapo, gspo, cispo or rloo: what it has to be",
+    )
     parser.add_argument("--set", metavar="name=value", help="what it has built in", **pairs)
     parser.add_argument("--notes", action="store_true", help="a longer report")
     parser.add_argument("--json", action="store_true", help="the longer report as JSON")
@@ -130,7 +166,10 @@ def main(arguments: list[str] | None = None) -> int:
     names = dict(word.split("=", 1) for word in chosen.map if "=" in word)
     if len(names) < len(chosen.map):
         parser.error("expected --map theirs=ours")
-    built_in = settings(chosen.set)
-    report = judge_file(chosen.target, built_in, chosen.seconds, names, chosen.like)
+    words = [*chosen.library, *filter(None, [chosen.target])]
+    if not words:
+        parser.error("expected file.py:function, or --from and a library")
+    built_in, target = settings(chosen.set), words if chosen.library else chosen.target
+    report = judge_file(target, built_in, chosen.seconds, names, chosen.like)
     print(json.dumps(report.details) if chosen.json else report.more if chosen.notes else report)
     return {"right": 0, "notes": 0, "mistake": 1, "not judged": 2, "unknown": 3}[report.verdict]

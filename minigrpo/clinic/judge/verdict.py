@@ -9,10 +9,11 @@ from typing import Any
 
 from minigrpo.clinic.catalogue import MISTAKES, NAMED, NOTES
 from minigrpo.clinic.judge import asking
-from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, Report, Unjudged, answer, same
+from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, answer, same
 from minigrpo.clinic.judge.logits import FromLogits, from_logits
 from minigrpo.clinic.judge.micro_batches import NAME, SAYS, MicroBatches
 from minigrpo.clinic.judge.probes import DEFAULTS, PROBES, Probe
+from minigrpo.clinic.judge.report import Report, Unjudged, judge_file, unjudged
 from minigrpo.clinic.judge.trial import Finding, Trial, course
 from minigrpo.objective import VARIANTS
 
@@ -38,6 +39,10 @@ CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: and h
         "a group of one is answered, and nothing is raised",
     ),
 }
+PER_TOKEN = (
+    "Judged with an advantage per token, (N, T). With one per row, (N,), they would run along the "
+    "tokens wherever N = T."
+)
 SCORING = "how the log-probs were scored (the shift by one, the temperature), "
 WIDTH = NAMED["mean_over_the_padding"]
 UNSEEN = (
@@ -66,7 +71,7 @@ def judge_loss(
     `grpo-judge` does.
     """
     if isinstance(function, str):
-        return asking.judge_file(function, built_in, names=names, like=like)
+        return judge_file(function, built_in, names=names, like=like)
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
@@ -76,12 +81,12 @@ def judge_loss(
         raises = found.verdict == "not judged" and "it raises" in found.text
         if raises or found.mistakes[:1] == ["advantages_along_the_tokens"]:
             judged = Judged(function, names)
-            judged.per_token = True
+            judged.per_token = "needed" if raises else True
             again = verdict_on(judged, given, like)
             found = again if again.passed or again.mistakes and raises else found
         return found
     except Unjudged as error:
-        return asking.unjudged(error)
+        return unjudged(error)
 
 
 def verdict_on(judged: Judged, built_in: dict[str, Any], like: str | None) -> Report:
@@ -89,7 +94,7 @@ def verdict_on(judged: Judged, built_in: dict[str, Any], like: str | None) -> Re
         trial = Trial(judged, {**asked_for(like, judged), **built_in})
         return report(trial, trial.finding())
     except Unjudged as error:
-        return asking.unjudged(error)
+        return unjudged(error)
 
 
 def asked_for(like: str | None, judged: Judged) -> dict[str, Any]:
@@ -128,6 +133,8 @@ def report(trial: Trial, finding: Finding) -> Report:
     right, wrong = trial.answers(), finding.wrong
     logits = trial.judged.function
     mistakes, notes = logits.told() if isinstance(logits, FromLogits) else ({}, {})
+    if trial.judged.per_token is True:
+        notes["advantages_per_token"] = {"sentence": PER_TOKEN}
     for form in finding.forms:
         if form.lines == WIDTH.lines and "how" in trial.turned:  # the same sum, if it's no mean
             form = NAMED["dr_grpo_divides_by_the_width"]
