@@ -226,9 +226,8 @@ class FromLogits:
         as_read = self.theirs["ids"] == "input_ids" and self.reading.layout == Layout()
         notes = {"logits_not_shifted": {"sentence": TAKEN_AS_SHIFTED}} if as_read else {}
         if self.kl:
-            (notes if self.kl.startswith("kl") else mistakes)[self.kl] = {
-                "sentence": OF_LOGITS[self.kl]
-            }
+            kind = notes if self.kl == "kl_over_the_vocabulary" else mistakes
+            kind[self.kl] = {"sentence": OF_LOGITS[self.kl]}
         return mistakes, notes
 
     def details(self, roles: dict[str, str]) -> dict[str, Any]:
