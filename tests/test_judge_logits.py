@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from minigrpo.clinic.judge import judge_loss
-from minigrpo.clinic.judge.logits import SAYS
+from minigrpo.clinic.judge.logits import OF_LOGITS
 from minigrpo.objective import grpo_loss
 
 FIRST, LAST, ALL = slice(1, None), slice(None, -1), slice(None)  # cut off the first, the last, none
@@ -84,6 +84,11 @@ def all_beside_the_logits(logits, input_ids, old_log_probs, advantages, mask):
     return surrogate(new, old if old is None else old[:, :-1], advantages, mask[:, :-1])
 
 
+def old_beside_the_logits(logits, input_ids, old_log_probs, advantages, mask):
+    new, old = gathered(logits[:, :-1], input_ids[:, 1:]), old_log_probs
+    return surrogate(new, old if old is None else old[:, :-1], advantages, mask)
+
+
 def padded(logits, tokens, old_log_probs, advantages, mask):
     new = F.pad(gathered(logits[:, :-1], tokens[:, 1:]), (1, 0))
     return surrogate(new, old_log_probs, advantages, mask)
@@ -126,20 +131,12 @@ def from_rewards(logits, input_ids, old_log_probs, rewards, group_size, mask):
     return surrogate(gathered(logits[:, :-1], input_ids[:, 1:]), old_log_probs, A, mask)
 
 
-class PerToken(nn.Module):
-    def forward(self, logits, target_ids, advantages, generator_logprobs, loss_mask):
-        new = gathered(logits, target_ids)
-        old = new.detach() if generator_logprobs is None else generator_logprobs
-        ratio = (new - old).exp()
-        values = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) * loss_mask
-        return values.sum() / loss_mask.sum().clamp(min=1)
-
-
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
         (cut_everywhere, "with labels (N, T+1)."),
         (all_beside_the_logits, "with input_ids (N, T+1)."),
+        (old_beside_the_logits, "with input_ids (N, T+1)."),
         (padded, "with tokens (N, T+1)."),
         (own_ids, "(N, T+1, V), with completion_ids (N, T), at a temperature of 0.7."),
         (old_logits_too, "(N, T+1, V), with actions (N, T), at a temperature of 0.7."),
@@ -147,7 +144,6 @@ class PerToken(nn.Module):
         (with_a_bonus, "so not judged: entropy_coef."),
         (at_one_temperature, "it divides them by 0.6."),
         (from_rewards, "(N, T+1, V)"),
-        (PerToken(), "(N, T, V), with target_ids (N, T)."),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
@@ -155,6 +151,26 @@ def test_other_forms_that_are_right(loss, words):
     report = judge_loss(loss)
     assert (report.verdict, report.mistakes, report.notes) == ("right", [], []), report.text
     assert words in report.text
+
+
+class PerToken(nn.Module):
+    def __init__(self, heat):
+        super().__init__()
+        self.heat = heat
+
+    def forward(self, logits, target_ids, advantages, generator_logprobs, loss_mask, temperature):
+        new = gathered(self.heat(logits, temperature), target_ids)
+        old = new.detach() if generator_logprobs is None else generator_logprobs
+        ratio = (new - old).exp()
+        values = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) * loss_mask
+        return values.sum() / loss_mask.sum().clamp(min=1)
+
+
+def test_a_module_that_is_given_an_advantage_per_token():
+    report = judge_loss(PerToken(torch.div))
+    assert (report.verdict, report.notes) == ("notes", ["advantages_per_token"])
+    assert "given as (N, T, V), with target_ids (N, T)" in report.text
+    assert judge_loss(PerToken(torch.mul)).mistakes == ["temperature_multiplied"]
 
 
 WRONG = {
@@ -174,7 +190,7 @@ WRONG = {
 def test_what_is_wrong_is_named(name):
     report = judge_loss(loss_with(**WRONG[name]))
     assert report.mistakes == [name.strip()] and not report.details["unknown"]
-    assert SAYS[name.strip()] in " ".join(report.text.split())
+    assert OF_LOGITS[name.strip()] in " ".join(report.text.split())
 
 
 def test_log_probs_that_are_divided_by_the_temperature():

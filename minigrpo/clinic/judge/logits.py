@@ -30,7 +30,7 @@ THEIRS = {  # how what comes with logits is called; the first that fits counts
 }  # fmt: skip
 OURS = {"logits": "log_probs", "old_logits": "old_log_probs", "ref_logits": "ref_log_probs"}
 TEMPERATURE, VOCABULARY = 0.7, 8
-SAYS = {
+OF_LOGITS = {
     "logits_not_shifted": "The logits are scored with the wrong tokens. logits[:, t] has read the "
     "tokens up to t and predicts t + 1, so logits[:, :-1] goes with input_ids[:, 1:].",
     "mask_off_by_one": "The mask is off by one. It's cut like the logits, mask[:, :-1], and the "
@@ -222,11 +222,12 @@ class FromLogits:
 
     def told(self) -> tuple[dict[str, dict], dict[str, dict]]:
         """Mistakes and notes, each with its sentence."""
-        mistakes = {name: {"sentence": SAYS[name]} for name in self.mistakes_of(self.reading)}
+        mistakes = {name: {"sentence": OF_LOGITS[name]} for name in self.mistakes_of(self.reading)}
         as_read = self.theirs["ids"] == "input_ids" and self.reading.layout == Layout()
         notes = {"logits_not_shifted": {"sentence": TAKEN_AS_SHIFTED}} if as_read else {}
         if self.kl:
-            (notes if self.kl.startswith("kl") else mistakes)[self.kl] = {"sentence": SAYS[self.kl]}
+            kind = notes if self.kl == "kl_over_the_vocabulary" else mistakes
+            kind[self.kl] = {"sentence": OF_LOGITS[self.kl]}
         return mistakes, notes
 
     def details(self, roles: dict[str, str]) -> dict[str, Any]:

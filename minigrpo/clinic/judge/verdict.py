@@ -10,7 +10,7 @@ from typing import Any
 from minigrpo.clinic.catalogue import MISTAKES, NAMED, NOTES
 from minigrpo.clinic.judge import asking
 from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, answer, same
-from minigrpo.clinic.judge.logits import FromLogits, from_logits
+from minigrpo.clinic.judge.logits import OF_LOGITS, FromLogits, from_logits
 from minigrpo.clinic.judge.micro_batches import NAME, SAYS, MicroBatches
 from minigrpo.clinic.judge.probes import DEFAULTS, PROBES, Probe
 from minigrpo.clinic.judge.report import Report, Unjudged, judge_file, unjudged
@@ -79,11 +79,14 @@ def judge_loss(
         judged = Judged(function, names)
         found = verdict_on(judged, given, like)
         raises = found.verdict == "not judged" and "it raises" in found.text
-        if raises or found.mistakes[:1] == ["advantages_along_the_tokens"]:
+        others = [name for name in found.mistakes if name not in OF_LOGITS]
+        if raises or others[:1] == ["advantages_along_the_tokens"]:
             judged = Judged(function, names)
             judged.per_token = "needed" if raises else True
             again = verdict_on(judged, given, like)
-            found = again if again.passed or again.mistakes and raises else found
+            only_of_logits = again.mistakes and {*again.mistakes} <= OF_LOGITS.keys()
+            better = again.passed or only_of_logits or again.mistakes and raises
+            found = again if better else found
         return found
     except Unjudged as error:
         return unjudged(error)
@@ -149,8 +152,7 @@ def report(trial: Trial, finding: Finding) -> Report:
         mistakes[form.name] = {"sentence": form.sentence, **case}
 
     told = trial.answers(*finding.forms)
-    odd = [(trial.probes[i][1], told[i], trial.got[i]) for i in wrong]
-    odd = [case for case in odd if not same(*case[1:])]
+    odd = [(trial.probes[i][1], told[i], trial.got[i]) for i in trial.open(finding.forms)]
     trl, stored = trial.trl()
     off = [case for case in trl if not trial.agrees(*case[::2], case[1])]
     sick = course(*finding.forms)
