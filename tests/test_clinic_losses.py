@@ -11,7 +11,7 @@ import time
 import pytest
 
 from minigrpo import objective
-from minigrpo.clinic.catalogue import FORMS, MISTAKES, NAMED, NOTES, Mistake
+from minigrpo.clinic.catalogue import FORMS, MISTAKES, NAMED, NOTES, VARIANTS, Mistake
 from minigrpo.clinic.judge.command import judge_file, load, main, settings
 from minigrpo.clinic.judge.trial import ADVANTAGES
 from minigrpo.clinic.judge.trl_answers import Case
@@ -45,8 +45,8 @@ def judged(tmp_path):
 
 
 def test_they_have_names_of_their_own_and_sentences():
-    assert len(MISTAKES) == len({mistake.name for mistake in MISTAKES}) == 42
-    assert len(NAMED) > 42 and all(m.sentence.endswith(".") for m in MISTAKES)
+    assert len(MISTAKES) == len({mistake.name for mistake in MISTAKES}) == 45
+    assert len(NAMED) > 45 and all(m.sentence.endswith(".") for m in MISTAKES)
 
 
 @pytest.mark.parametrize("mistake", FORMS, ids=lambda m: m.name)
@@ -59,6 +59,13 @@ def test_every_mistake_is_found_by_name_in_a_copy_of_our_objective(judged, mista
     assert report.passed == (mistake.name in {*CAUTIONS, *NOTES})
     told = " ".join(report.more.split())
     assert NOTES.get(mistake.name, mistake.sentence) in told
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda m: m.name)
+def test_every_variant_is_a_note_in_a_copy_of_our_objective(judged, variant):
+    function = "group_advantages" if variant.lines[0][0] in ADVANTAGES else "grpo_loss"
+    report = judged(copy_with(variant), function)
+    assert report.notes == [variant.name] and not report.mistakes, report.text
 
 
 def test_several_mistakes_at_once_are_all_named(judged):
@@ -244,6 +251,122 @@ def loss(log_probs, old_log_probs, rewards, group_size, completion_mask, clip=(0
 def test_a_loss_from_rewards(judged, names):
     report = judged(copy_with(*map(NAMED.get, names)) + FROM_REWARDS)
     assert [*report.mistakes, *report.notes, *report.cautions] == names, report.text
+
+
+NAMES_OR_NOTES = """
+import torch
+import torch.nn.functional as F
+
+def gain(logps, old, adv, low=0.2, high=0.2):
+    ratio, a = (logps - old).exp(), adv[:, None]
+    return torch.min(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
+
+def rows(values, mask):
+    return -((values * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+
+def shifted_left(logps, old, adv, mask):
+    return rows(gain(logps, old, adv)[:, :-1], mask[:, 1:])
+
+def shifted_right(logps, old, adv, mask):
+    return rows(gain(logps, old, adv)[:, 1:], mask[:, :-1])
+
+def kl_clamped(logps, old, adv, mask, ref_log_probs):
+    d = logps.exp().clamp_min(1e-6).log() - ref_log_probs.exp().clamp_min(1e-6).log()
+    return rows(gain(logps, old, adv) - 0.03 * ((-d).exp() - 1 + d), mask)
+
+def kl_div(logps, old, adv, mask, ref_log_probs):
+    kl = F.kl_div(logps, ref_log_probs, log_target=True, reduction="none")
+    return rows(gain(logps, old, adv) - 0.03 * kl, mask)
+
+def kl_div_of_the_other(logps, old, adv, mask, ref_log_probs):
+    kl = F.kl_div(ref_log_probs, logps, log_target=True, reduction="none")
+    return rows(gain(logps, old, adv) - 0.03 * kl, mask)
+
+def kl_div_nan(logps, old, adv, mask, ref_log_probs, beta=0.03):
+    kl = F.kl_div(logps, ref_log_probs, reduction="none")
+    return rows(gain(logps, old, adv) - beta * kl, mask)
+
+def kl_to_the_old(logps, old, adv, mask, ref_log_probs):
+    x = (logps - old).exp()
+    return rows(gain(logps, old, adv) - 0.03 * (x - x.log() - 1), mask)
+
+def no_clip(logps, old, adv, mask):
+    return rows((logps - old).exp() * adv[:, None], mask)
+
+def no_clip_of_sequences(logps, old, adv, mask):
+    return -(((logps - old) * mask).sum(1).exp() * adv).mean()
+
+def no_lower_bound(logps, old, adv, mask):
+    return rows(gain(logps, old, adv, low=1e9), mask)
+
+def no_upper_bound(logps, old, adv, mask):
+    return rows(gain(logps, old, adv, high=1e9), mask)
+
+def max_for_min(logps, old, adv, mask):
+    return rows(-gain(logps, old, -adv, high=0.272), mask)
+
+def summed_over_the_width(logps, old, adv, mask):
+    return -(gain(logps, old, adv) * mask).sum() / mask.shape[1]
+
+def numbers(logps, old, adv, mask, ref_log_probs):
+    d = ref_log_probs - logps
+    return rows(gain(logps, old, adv, high=0.272) - 0.03 * (d.exp() - 1 - d), mask)
+
+def cap_of_10(logps, old, adv, mask):
+    return rows((logps - old).exp().clamp(max=10).detach() * adv[:, None] * logps, mask)
+
+def no_eps(rewards, group_size):
+    g = rewards.view(-1, group_size)
+    return ((g - g.mean(1, keepdim=True)) / g.std(1, keepdim=True)).view(-1)
+
+def population_and_eps(rewards, group_size):
+    g = rewards.view(-1, group_size)
+    return ((g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True, correction=0) + 1e-3)).view(-1)
+
+def of_the_others(rewards, group_size):
+    out = []
+    for i in range(len(rewards)):
+        k = i - i % group_size
+        others = torch.cat([rewards[k:i], rewards[i + 1 : k + group_size]])
+        std = others.std() if group_size > 2 else others[0] - others[0]
+        a = rewards[i] - others.mean()
+        out.append(a / (std + 1e-6) if std > 0 else a)
+    return torch.stack(out)
+
+def ranks(rewards, group_size):
+    return rewards.view(-1, group_size).argsort(1).argsort(1).double().view(-1) - 0.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "names", "words"),
+    [
+        ("shifted_left", "mask_off_by_one", ""),
+        ("shifted_right", "mask_off_by_one", ""),
+        ("kl_clamped", "kl_clamped_where_tokens_are_unlikely", "kl_weight=0.03"),
+        ("kl_div", "kl_div_of_sampled_tokens", "kl_weight=0.03"),
+        ("kl_div_of_the_other", "kl_div_of_sampled_tokens", "kl_weight=0.03"),
+        ("kl_div_nan", "kl_div_without_log_target", ""),
+        ("kl_to_the_old", "kl_against_the_old_policy", "kl_weight=0.03"),
+        ("no_clip", "no_clip", ""),
+        ("no_clip_of_sequences", "no_clip", "level='sequence'"),
+        ("no_lower_bound", "no_lower_bound", "clip=(1.0, 0.2)"),
+        ("no_upper_bound", "no_upper_bound", "clip=(0.2, inf)"),
+        ("max_for_min", "max_for_min", ""),
+        ("summed_over_the_width", "sum_over_the_rows", ""),
+        ("numbers", "", "clip=(0.2, 0.272), kl_weight=0.03"),
+        ("cap_of_10", "", "clip=(0.2, 9.0)"),
+        ("no_eps", "std_without_eps", ""),
+        ("population_and_eps", "population_std", "eps=0.001"),
+        ("of_the_others", "std_of_the_others", ""),
+        ("ranks", "unknown", ""),
+    ],
+)
+def test_names_notes_and_numbers_in_another_style(judged, function, names, words):
+    report = judged(NAMES_OR_NOTES, function)
+    unknown = ["unknown"] * (report.verdict == "unknown")
+    assert [*report.mistakes, *report.notes, *unknown] == names.split(), report.more
+    assert words in " ".join(report.more.split())
 
 
 # bad input ----------------------------------------------------------------------------------

@@ -51,6 +51,9 @@ def planted(*mistakes: str | Line) -> AbstractContextManager[None]:
 # fmt: off
 ROW_MEANS = "(values.sum(dim=-1) / _count(mask, dim=-1)).sum() / rows"
 STD = "groups.std(dim=1, keepdim=True)"
+MASK = "mask = completion_mask.bool()"
+RIGHT = "torch.nn.functional.pad({}[:, :-1].bool(), (1, 0))"  # one token to the right
+K3 = "torch.expm1(-d) + d"
 MISTAKES = [  # those that the judge of losses names
     mistake("old_over_new",
         (policy_ratio, "_unmasked(log_probs, mask) - _unmasked(old_log_probs, mask)",
@@ -118,6 +121,14 @@ MISTAKES = [  # those that the judge of losses names
         (grpo_loss, "kl_estimate(new, ref, estimator=estimator)", "ref - new"),
         says="The KL term is ref_log_probs - log_probs, k1 with the opposite sign, which as a loss "
         "pushes every token up alike."),
+    mistake("kl_div_of_sampled_tokens",
+        (kl_estimate, K3, "ref_log_probs.exp() * -d"),
+        says="The KL term is p (log p - log q), as in F.kl_div, which is right if it's summed over "
+        "the vocabulary. At sampled tokens it counts the probability twice: take k3."),
+    mistake("kl_div_without_log_target",
+        (kl_estimate, K3, "torch.xlogy(ref_log_probs, ref_log_probs) - ref_log_probs * log_probs"),
+        says="The KL term is NaN: F.kl_div takes its target as probabilities unless "
+        "log_target=True, and the logarithm of a log-prob isn't a number."),
     mistake("kl_without_a_gradient",
         (grpo_loss, "kl = kl_estimate(new, ref", "kl = kl_estimate(new.detach(), ref"),
         says="The KL term has a value and no gradient, so it keeps the policy from nothing."),
@@ -138,6 +149,10 @@ MISTAKES = [  # those that the judge of losses names
     mistake("mask_in_the_denominator_only", (aggregate, "_unmasked(per_token, mask)", "per_token"),
         says="The mask is missing in the numerator: the sum runs over the padding, the count "
         "doesn't."),
+    mistake("mask_off_by_one",
+        (grpo_loss, MASK, "mask = torch.nn.functional.pad(completion_mask[:, 1:].bool(), (0, 1))"),
+        says="The mask is one token off, so that a row gains a token that isn't its own, or loses "
+        "its first or last. Log-probs begin with the second token, and the mask has to, too."),
     mistake("mean_over_the_padding", (aggregate, ROW_MEANS, "values.mean()"),
         says="The mean is taken over all columns, padding included, so a short row weighs less "
         "than a long one."),
@@ -207,7 +222,9 @@ OTHERS = [  # what no judge of a loss can see, so that nobody is told of it
         (grpo_loss, "mask)).detach()", "mask))")),
     mistake("gradient_of_k1",  # with the value of k3, so that the KL of every patient has one ruler
         (kl_estimate, "torch.expm1(-d) + d", "torch.expm1(-d).detach() + d")),
-    mistake("std_without_eps", (group_advantages, f"({STD} + eps)", STD)),
+    mistake("std_without_eps", (group_advantages, f"({STD} + eps)", STD),
+        says="Nothing is added to the standard deviation, so equal rewards are 0 divided by 0, and "
+        "their advantages are NaN."),
     mistake("rounding_above_the_eps", (group_advantages, "rewards.double()", "rewards.float()"),
         (group_advantages, "groups.mean(dim=1, keepdim=True)",
          "groups.sum(1, keepdim=True) / group_size"),
@@ -263,17 +280,41 @@ def dual_clip(c: float) -> Mistake:
         "times its size.")
 
 
+def cut_off(c: float) -> Mistake:
+    """A truncated importance weight."""
+    return mistake("ratio_cut_off", *NAMED["negative_advantages_clipped_on_the_wrong_side"].lines,
+        says=f"No ratio counts as more than {c:g}, at negative advantages too, and nothing stops "
+        "it below. That's a truncated importance weight; as PPO's clip it would be on the wrong "
+        "side where the advantage is negative.")
+
+
 FORMS = MISTAKES + [
     alike("groups_mix_prompts",  # and not back again
           (group_advantages, ".double().view(-1, group_size)", ".double().view(group_size, -1).T")),
+    alike("kl_div_of_sampled_tokens",  # the other way around
+          (kl_estimate, K3, "log_probs.exp() * d")),
+    alike("kl_div_without_log_target",  # whatever it is multiplied by
+          *NAMED["kl_div_without_log_target"].lines, (grpo_loss, "if kl_weight:", "if True:")),
+    alike("std_without_eps",
+          (group_advantages, " + eps)\n    elif", ")\n    elif"),
+          (group_advantages, "torch.where(equal[:, None], 0.0, advantages)", "advantages")),
     alike("mean_over_the_batch",  # and the std around that mean
           *NAMED["mean_over_the_batch"].lines, (group_advantages, STD, ROOT)),
     alike("mask_in_the_denominator_only",  # with a gradient for the padding
           *NAMED["mask_in_the_denominator_only"].lines, *NAMED["padding_read"].lines),
     alike("masked_row_divides_by_zero",  # with the gradient of a product with the mask
           *NAMED["masked_row_divides_by_zero"].lines, *NAMED["mask_by_multiplication"].lines),
+    alike("kl_against_the_old_policy",  # with the opposite sign
+          (grpo_loss, "kl_estimate(new, ref", "kl_estimate(old, new")),
     alike("kl_without_a_gradient",  # and of the old policy
           (grpo_loss, "kl_estimate(new, ref, estimator=estimator)", "old - ref")),
+    alike("mask_off_by_one",  # to the other side
+          (grpo_loss, MASK, f"mask = {RIGHT.format('completion_mask')}")),
+    alike("mask_off_by_one",  # and not for what is read
+          (aggregate, "(per_token, mask), whole", "(per_token, mask := "
+           f"{RIGHT.format('mask')}), whole")),
+    alike("sum_over_the_rows",  # each divided by the width
+          (aggregate, "(rows * max_length)", "values.shape[1]")),
     alike("mean_over_the_padding",  # without any mask
           (aggregate, ROW_MEANS, "per_token.mean()"), *NAMED["padding_read"].lines),
 ]
@@ -286,13 +327,31 @@ VARIANTS = [  # published, or right under a condition, and not the course's obje
     mistake("k3_times_one", (grpo_loss, "kl = kl * ratio if kl_correction else kl",
          "kl = kl * (new - new.detach()).exp()"),
         says="The KL term is multiplied by a ratio of 1 with a gradient, as on-policy."),
+    mistake("kl_clamped_where_tokens_are_unlikely",
+        (kl_estimate, "d = log_probs - ref_log_probs\n",
+         "d = log_probs.clamp(min=-30) - ref_log_probs.clamp(min=-30)\n"),
+        says="The probabilities in the KL term are clamped, as with clamp_min(1e-6). A token less "
+        "likely than that has no KL and no gradient of it. Log-probs need no clamp."),
     mistake("token_sum", (aggregate, "(rows * max_length)", "max_length"),
         says="All tokens of the batch are summed, so the step grows with the batch, unless "
         "something else divides."),
+    mistake("std_of_the_others",
+        (group_advantages, "equal = equal",
+         "others = rewards.double().view(-1, group_size)[:, [[j for j in range(group_size) if j != "
+         "i] for i in range(group_size)]]; std = (others.var(dim=2, correction=0) * (group_size - "
+         "1) / max(1, group_size - 2)).sqrt(); equal = equal"),
+        (group_advantages, "torch.where(equal[:, None], 0.0, advantages)",
+         "((groups - others.mean(dim=2)) / torch.where(std > 0, std + eps, 1.0))"),
+        says="Mean and standard deviation are those of the other answers, as in NeMo-RL."),
     alike("masked_rows_leave_the_denominator", *NAMED["masked_rows_leave_the_denominator"].lines),
     alike("masked_rows_leave_the_denominator",
           (aggregate, "(rows * max_length)", "(mask.any(dim=-1).sum() * max_length)")),
 ]
+NO_CLIP = {  # no lines, but settings: which of the two bounds isn't there
+    (True, True): mistake("no_clip"),
+    (True, False): mistake("no_lower_bound"),
+    (False, True): mistake("no_upper_bound"),
+}
 NOTES = {  # named mistakes that are none under a condition, and what is told instead
     "ratio_against_itself_though_there_are_old_log_probs": "On-policy. The ratio compares the "
     "policy with itself, which is right with one update per batch. With more it takes the old "
@@ -308,5 +367,11 @@ NOTES = {  # named mistakes that are none under a condition, and what is told in
     "scale_rewards='batch'.",
     "masked_rows_leave_the_denominator": "A row without a token leaves the mean, as in verl. In "
     "TRL it's a 0 that counts.",
+    "no_clip": "There's no clip, so no ratio loses its gradient. That's right with one update per "
+    "batch. With more, nothing keeps the policy near the old one.",
+    "no_lower_bound": "The clip has no lower bound: at a negative advantage a token keeps its "
+    "gradient, however unlikely it has become.",
+    "no_upper_bound": "The clip has no upper bound: at a positive advantage a token keeps its "
+    "gradient, however likely it has become.",
 }
 # fmt: on

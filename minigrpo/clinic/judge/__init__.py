@@ -1,6 +1,14 @@
 """The judge of losses: is this GRPO loss right?"""
 
-from minigrpo.clinic.judge.asking import Report
-from minigrpo.clinic.judge.verdict import judge_loss
+from importlib import import_module
+from typing import Any
 
-__all__ = ["Report", "judge_loss"]
+_WHERE = {"Report": "report", "assert_grpo_loss": "testing", "judge_loss": "verdict"}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for: the command itself needs no torch."""
+    if name in _WHERE:
+        return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

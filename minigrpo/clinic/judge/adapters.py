@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigrpo.clinic.judge.asking import Unjudged, first
+from minigrpo.clinic.judge.asking import first
 from minigrpo.clinic.judge.probes import KINDS
+from minigrpo.clinic.judge.report import Unjudged
 from minigrpo.clinic.judge.trl_answers import NAMES
 
 CLIP = {"clip": (0.2, 0.2)}

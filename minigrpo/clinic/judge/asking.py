@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import os
 import re
-import subprocess
-import sys
-import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from minigrpo.clinic.judge.probes import BUILT_IN, KINDS, OPTIONAL, Probe
+from minigrpo.clinic.judge.report import Unjudged
 
 LP = r"(log_?p\w*|lps?)"
 NAMES = {  # how inputs are called, here and elsewhere; the first that fits counts
@@ -41,6 +38,12 @@ OPTIONS = {  # and options: those with a number by default
     "clip high": rf"{CLIP}_(high|higher|upper|max)",
     "max_length": r"max_(completion_|response_|gen(eration)?_)?(len(gth)?|tokens)",
 }
+MANY = r"((num|n|total|global|batch|whole|valid)_)+"
+COUNTS = {  # of a larger batch to divide by
+    "whole": "whole",
+    "whole tokens": rf"{MANY}(tokens|toks|items)(_in_batch)?|loss_denominator",
+    "whole rows": rf"{MANY}(rows|seqs|sequences|samples|batch_size)(_in_batch)?",
+}
 KNOWN = {*BUILT_IN, "max_length", *OPTIONAL}
 REWARD = {"scale", "baseline", "eps"}  # options of `group_advantages`
 NEEDS = {"kl_weight": "ref_log_probs", "estimator": "ref_log_probs",
@@ -48,39 +51,6 @@ NEEDS = {"kl_weight": "ref_log_probs", "estimator": "ref_log_probs",
 
 Answer = list[Tensor] | str
 """A value, and its gradients with respect to log_probs and entropy; or what was raised."""
-
-
-class Unjudged(Exception):
-    """Why there is no verdict, in one sentence."""
-
-
-class Report(NamedTuple):
-    """What the judge found; printed, it is the text."""
-
-    verdict: str  # "right", "notes", "unknown", "mistake", or "not judged"
-    mistakes: list[str]
-    notes: list[str]
-    cautions: list[str]
-    text: str  # one screen
-    more: str  # with everything that a maintainer might ask
-    details: dict[str, Any]  # the same as JSON
-
-    @property
-    def passed(self) -> bool:
-        """Right, perhaps with notes."""
-        return self.verdict in ("right", "notes")
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def unjudged(why: object) -> Report:
-    text, details = f"Not judged: {why}.", {"verdict": "not judged", "why": str(why)}
-    return Report("not judged", [], [], [], text, text, details)
-
-
-SEARCH = 30.0
-"""Seconds that the search for a name may take."""
 
 
 class Clock:
@@ -102,37 +72,6 @@ class Clock:
 THEIRS = Clock()
 
 
-def judge_file(
-    target: str | list[str],
-    built_in: dict[str, Any],
-    seconds: float = 60,
-    names: Mapping[str, str] = {},
-    like: str | None = None,
-) -> Report:
-    """Judge in a process of its own, which may hang, print without end, or end Python.
-
-    `seconds` are for what the file does; the search for a name has its own.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "report.json"
-        root = str(Path(__file__).resolve().parents[3])
-        python_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-B", "-m", "minigrpo.clinic.judge", "child", str(path)]
-        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        env = {**os.environ, "PYTHONPATH": python_path}
-        command.append(json.dumps([target, built_in, seconds, {**names}, like]))
-        with contextlib.suppress(subprocess.TimeoutExpired):  # of what holds all of Python up
-            ran = subprocess.run(command, timeout=seconds + 4 * SEARCH, env=env, **quiet)
-            if path.is_file():
-                return Report(*json.loads(path.read_text("utf-8")))
-            return unjudged(f"the file ended Python with exit code {ran.returncode}")
-        return unjudged(too_slow(seconds))
-
-
-def too_slow(seconds: float) -> str:
-    return f"your code didn't finish within {seconds:g} seconds (--seconds)"
-
-
 def role(parameter: inspect.Parameter) -> str | None:
     """What is passed as this parameter, if its name tells: an input, or an option."""
     name, usual = parameter.name, parameter.default
@@ -140,6 +79,7 @@ def role(parameter: inspect.Parameter) -> str | None:
     if name in KNOWN:
         return "clip low" if name == "clip" and number else name
     table = OPTIONS if number else NAMES if usual is None else NAMES | OPTIONS
+    table = table if number else table | COUNTS
     if not (number or usual is None or usual is parameter.empty):
         return None
     return next((to for to, names in table.items() if re.fullmatch(names, name)), None)
@@ -156,7 +96,7 @@ class Judged:
             kind = type(function).__name__
             raise Unjudged(f"expected a function with a signature, got {kind}") from None
         self.function, self.mask, self.connected = function, torch.bool, False
-        self.per_token = False  # whether advantages are (N, T)
+        self.per_token: bool | str = False  # whether advantages are (N, T); or "needed"
         self.dtype, self.single = torch.float64, False  # single: it answers in float32
         starred = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
@@ -192,19 +132,23 @@ class Judged:
         options = (parts | self.by_star) - theirs
         self.options = {k for k in options if NEEDS.get(k, k) in options}
         used = {p for p, to in self.roles.items() if to in inputs or to.split()[0] in self.options}
+        self.counts = {p for p, to in self.roles.items() if to in COUNTS}
+        used |= self.counts if self.kind != "advantages" else set()
         self.unused = [p.name for p in named if p.name not in used | {*rest}]
         self.named = self.options & parts  # not only by **options
 
     @staticmethod
-    def checked(names: Mapping[str, str], parameters: list[str]) -> dict[str, str]:
+    def checked(
+        names: Mapping[str, str], parameters: list[str], more: Iterable[str] = ()
+    ) -> dict[str, str]:
         """Theirs to ours, whichever came first."""
         pairs = [pair if pair[0] in parameters else pair[::-1] for pair in names.items()]
         names = {theirs: {"mask": "completion_mask"}.get(to, to) for theirs, to in pairs}
         for theirs, to in names.items():
             if theirs not in parameters:
                 raise Unjudged(f"expected one of {', '.join(parameters)} in --map, got {theirs!r}")
-            if to not in {*NAMES, *OPTIONS, *KNOWN}:
-                raise Unjudged(f"expected one of {', '.join([*NAMES, *KNOWN])}, got {to!r}")
+            if to not in {*NAMES, *OPTIONS, *COUNTS, *KNOWN, *more}:
+                raise Unjudged(f"expected one of {', '.join([*NAMES, *KNOWN, *more])}, got {to!r}")
         return names
 
     @staticmethod
@@ -223,6 +167,10 @@ class Judged:
             rows = arguments["advantages"][:, None]
             arguments["advantages"] = rows.expand_as(arguments["log_probs"]).clone()
         before = {k: v.detach().clone() for k, v in arguments.items() if isinstance(v, Tensor)}
+        if self.counts and (mask := inputs.get("completion_mask")) is not None:
+            count = inputs.get("whole") or (len(mask), max(1, int(mask.sum())))
+            each = map(torch.tensor, count)
+            arguments |= {"whole": count, **dict(zip(("whole rows", "whole tokens"), each))}
         ours = {k: v for k, v in settings.items() if k in self.options}
         ours |= {k: arguments[k] for k in OPTIONAL if k in self.options and k in arguments}
         named = {k: v for k, v in ours.items() if k in self.by_star}

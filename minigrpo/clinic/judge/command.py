@@ -13,11 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from minigrpo.clinic.judge import adapters
-from minigrpo.clinic.judge.asking import THEIRS, Report, Unjudged, judge_file, too_slow, unjudged
-from minigrpo.clinic.judge.verdict import judge_loss
+from minigrpo.clinic.judge.report import Report, Unjudged, judge_file, too_slow, unjudged
 from minigrpo.files import atomic_path
-from minigrpo.objective import VARIANTS
 
 HELP = """\
 Your function gets log_probs, old_log_probs (perhaps None), advantages and completion_mask, by these
@@ -63,6 +60,11 @@ Where it asks a model, something is put in the model's place that answers with t
         my_trainer.score = lambda *args, **options: log_probs
         batch = {"old": old_log_probs, "advantages": advantages, "mask": completion_mask}
         return my_trainer.training_step(None, batch)
+
+With logits and input_ids (or labels, completion_ids, ...) in place of log_probs, it's given logits
+in which the tokens have these log-probs, and the shift by one and a temperature are judged, too. A
+num_items_in_batch, a global_batch_size and the like get the count of the whole batch, and two parts
+of it have to add up.
 """
 
 
@@ -81,6 +83,8 @@ def settings(words: list[str]) -> dict[str, Any]:
 def load(target: str | list[str]) -> Any:
     """The function of file.py:function, or what the words after --from name."""
     if isinstance(target, list):
+        from minigrpo.clinic.judge import adapters  # which loads torch
+
         return adapters.ready(*target, load=load, settings=settings)
     name, _, function = target.rpartition(":")
     path = Path(name)
@@ -110,6 +114,12 @@ def child(path: str, words: str) -> None:
             unfinished.write_text(json.dumps(report, default=str), "utf-8")
         os._exit(0)
 
+    try:
+        from minigrpo.clinic.judge.asking import THEIRS  # here: they load torch
+        from minigrpo.clinic.judge.verdict import judge_loss
+    except (ImportError, OSError) as error:
+        end(unjudged(f"the judge itself can't be loaded: {error}"))
+
     def watch() -> None:
         while THEIRS.seconds() < seconds:
             time.sleep(min(0.1, seconds))
@@ -137,10 +147,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     pairs: dict[str, Any] = dict(nargs="+", default=[])
     parser.add_argument("target", metavar="file.py:function", nargs="?")
-    of = f"{', '.join(adapters.LIBRARIES)}, then its settings"
+    of = "trl, verl, openrlhf, torchtune or nemo_rl, then its settings"
     parser.add_argument("--from", dest="library", metavar="word", help=of, **pairs)
     parser.add_argument("--map", metavar="theirs=ours", help="what its parameters are", **pairs)
-    parser.add_argument("--as", dest="like", choices=[*VARIANTS], help="what it has to be")
+    parser.add_argument(
+        "--as",
+        dest="like",
+        metavar="dapo",
+        help="grpo, dr_grpo, dapo, gspo, cispo or rloo: what it has to be",
+    )
     parser.add_argument("--set", metavar="name=value", help="what it has built in", **pairs)
     parser.add_argument("--notes", action="store_true", help="a longer report")
     parser.add_argument("--json", action="store_true", help="the longer report as JSON")

@@ -21,8 +21,10 @@ from minigrpo import objective
 from minigrpo.clinic.catalogue import (
     FORMS,
     NAMED,
+    NO_CLIP,
     NOTES,
     Mistake,
+    cut_off,
     dual_clip,
     k3_up_to,
 )
@@ -34,14 +36,32 @@ from minigrpo.clinic.judge.asking import (
     THEIRS,
     Answer,
     Judged,
-    Unjudged,
     answer,
     same,
 )
-from minigrpo.clinic.judge.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, Probe, groups, rows
+from minigrpo.clinic.judge.probes import (
+    BUILT_IN,
+    DEFAULTS,
+    OPTIONAL,
+    PROBES,
+    Probe,
+    groups,
+    one_token_each,
+    rows,
+)
+from minigrpo.clinic.judge.report import SEARCH, Unjudged
 from minigrpo.clinic.judge.trl_answers import SCALES, VARIANTS, Answers, translated
 from minigrpo.clinic.mistakes import sick_sources
 
+KL = (  # what is made of log-probs and how far they are above the others, in forms with a name
+    lambda new, d: math.expm1(-d) + d,
+    lambda new, d: math.expm1(d) - d,
+    lambda new, d: d * d / 2,
+    lambda new, d: d,
+    lambda new, d: -math.exp(new - d) * d,
+    lambda new, d: math.exp(new) * d,
+    lambda new, d: d - new,  # the gradient of F.kl_div without log_target
+)
 ADVANTAGES = (objective.group_advantages, objective.equal_groups)  # where those about them are
 
 
@@ -92,7 +112,7 @@ class Trial:
     def __init__(self, judged: Judged, built_in: dict[str, Any]) -> None:
         self.judged, self.kind, self.built_in = judged, judged.kind, built_in
         self.assumed, self.uncovered, self.turned = dict(built_in), {}, []
-        self.obstacles, self.ends = "", time.perf_counter() + asking.SEARCH
+        self.obstacles, self.ends = "", time.process_time() + SEARCH
         self.about = about = {True: self.kind != "loss", False: self.kind != "advantages"}
         self.forms = [f for f in OTHER_FORMS + FORMS if about[f.lines[0][0] in ADVANTAGES]]
         self.measured: dict[str, list] = {}
@@ -125,9 +145,8 @@ class Trial:
     def drop_what_is_not_read(self) -> None:
         """An option that changes no answer isn't one."""
         for option in sorted(self.judged.options - {*OPTIONAL, "max_length"}):
-            clip = option == "clip"  # a max for a min hides it where it's usually seen
-            probes = [p for p in PROBES[self.kind] if clip or option in p.settings]
-            usual = {option: (0.4, 0.4) if clip else DEFAULTS[option]}
+            probes = [p for p in PROBES[self.kind] if option in p.settings or option == "clip"]
+            usual = {option: (0.05, 0.05) if option == "clip" else DEFAULTS[option]}
             pairs = ((self.settings(p), {**self.settings(p), **usual}) for p in probes)
             replies = [[answer(self.judged, p, s) for s in two] for p, two in zip(probes, pairs)]
             if replies and all(same(*two) for two in replies):
@@ -172,9 +191,10 @@ class Trial:
                 why = "it is random or keeps something between calls"
                 raise Unjudged(f"two calls with the same inputs differ ({two}), so {why}")
 
-    def answers(self, *mistakes: Mistake) -> list[Answer]:
-        """What the course's objective with these mistakes says of every probe."""
-        return [says(mistakes, self.kind, i, *self.settings(p).items()) for i, p in self.probes]
+    def answers(self, *mistakes: Mistake, to: list[int] | None = None) -> list[Answer]:
+        """What the course's objective with these mistakes says of every probe, or to these."""
+        asked = self.probes if to is None else [self.probes[i] for i in to]
+        return [says(mistakes, self.kind, i, *self.settings(p).items()) for i, p in asked]
 
     # ----- what is built in
 
@@ -186,42 +206,74 @@ class Trial:
 
     def measure(self) -> None:
         """Numbers that it has built in, from cases so far off that they show."""
-        if self.kind == "advantages":
-            for spread in (2**-0.5, 0.5):  # of rewards 1 and 0, by G - 1 and by G
-                probe = groups([1e-3, 0], 2)
-                reply = answer(self.judged, probe, self.settings(probe))
-                found = 0.0 if isinstance(reply, str) else reply[0][0].item()
-                eps = 5e-4 / found - 1e-3 * spread if found else 0.0
-                if 1e-9 < eps < 1:
-                    self.measured.setdefault("eps", []).append(float(f"{eps:.3g}"))
+        if self.kind != "loss":
+            self.measured["eps"] = self.measured_eps()
             return
-        if self.kind != "loss" or not (unit := -self.token(1, 1)[1]):
+        if not (unit := (self.token(1, -1)[1] - self.token(1, 1)[1]) / 2):
             return
-        (up, slope), (more, _) = self.token(50, 1)[:2], self.token(500, 1)[:2]
-        (down, _), (less, _) = self.token(0.02, -1)[:2], self.token(0.002, -1)[:2]
-        (worst, _), (worse, _) = self.token(50, -1)[:2], self.token(500, -1)[:2]
-        flat = [abs(a - b) < 1e-9 * abs(a) for a, b in ((up, more), (down, less), (worst, worse))]
-        high = -up / unit - 1 if flat[0] else -slope / unit - 1  # CISPO has a slope there
-        low = 1 - down / unit if flat[1] else high  # if there's none, that may be the mistake
-        numbers = [float(f"{x:.5g}") for x in (low, high, worst / unit)]
-        if numbers[0] >= 0 and numbers[1] >= 0:
-            self.measured["clip"] = [(numbers[0], numbers[1]), (numbers[0], float("inf"))]
-        if flat[2] and numbers[2] > max(1.0, 1 + numbers[1]) + 1e-6:
-            self.variants.append(dual_clip(numbers[2]))
-        weight = {"kl_weight": 1.0} if "kl_weight" in self.judged.options else {}
-        kl = [self.token(1, 0, kl=far, **weight)[0] / unit for far in (1e-5, 1e-6)]
-        if abs(kl[0] - kl[1]) < 1e-9 * abs(kl[0]) and kl[0] > 0 and weight:
-            self.facts.append(k3_up_to(float(f"{kl[0]:.5g}")))
+        up, down, over, under = (
+            self.end(ratio, advantage) / abs(unit)
+            for ratio, advantage in ((50, 1), (0.02, -1), (50, -1), (0.02, 1))
+        )
+        if over < 1 < under:  # the ratio is upside down
+            over, under = under, over
+        # a clip has no end over 1 and under 1 on the other sides, so that may be the mistake
+        high = up - 1 if up == up else over - 1 if under == under else math.inf
+        low = 1 - down if down == down else 1 - under if under == under else 1.0
+        low = DEFAULTS["clip"][0] if low == 1.0 and over == up else low  # CISPO's is not used
+        clip = float(f"{low:.5g}"), float(f"{high:.5g}")
+        finite = math.isfinite(self.token(1, 1)[0])
+        if finite and 0 <= low < math.inf and high >= 0 and any(clip):
+            self.measured["clip"] = [clip]
+        if over == up >= 2 and down != down:
+            self.variants.append(cut_off(float(f"{up:.5g}")))
+        if over > 1 and over > up + 1e-6:
+            self.variants.append(dual_clip(float(f"{over:.5g}")))
+        weights = [1.0]
+        if "kl_weight" not in self.judged.options:
+            weights = self.measured["kl_weight"] = self.measured_kl_weights(unit)
+        for weight in weights[:1]:
+            named = {"kl_weight": 1.0} if "kl_weight" in self.judged.options else {}
+            kl = [self.token(1, 0, kl=far, **named)[0] / unit / weight for far in (1e-5, 1e-6)]
+            if abs(kl[0] - kl[1]) < 1e-9 * abs(kl[0]) and kl[0] > 0:
+                self.facts.append(k3_up_to(float(f"{kl[0]:.5g}")))
         self.variants += self.facts
         self.forms = [*self.variants[len(OTHER_FORMS) :], *self.forms]
-        d = math.log(2)
-        value = self.token(1, 0, kl=2.0)[0] / unit
-        for k in (d**2 / 2, math.exp(-d) - 1 + d):
-            if value > 1e-9:
-                self.measured.setdefault("kl_weight", []).append(float(f"{value / k:.4g}"))
+
+    def end(self, ratio: float, advantage: float) -> float:
+        """The size of the surrogate that a ratio ends at on its way there; NaN if it doesn't."""
+        near, far = (self.token(r, advantage)[0] - self.token(r, 0)[0] for r in (ratio, ratio**1.5))
+        return abs(near) if abs(near - far) < 1e-6 * abs(near) else math.nan
+
+    def measured_kl_weights(self, unit: float) -> list[float]:
+        """What a KL term is multiplied by, if it is one of those that there are names for."""
+        weights, points = [], ((-1.0, math.log(2)), (-2.0, -math.log(2)))
+        for old, ref in ((0, 1), (1, 0)):  # or against the old policy
+            asked = [self.token(math.exp(old * d), 0, kl=math.exp(ref * d), new=new)
+                     for new, d in points]  # fmt: skip
+            sizes = [(value if value == value else slope) / unit for value, slope, _ in asked]
+            for kl in KL:
+                first, second = (size / kl(*at) for size, at in zip(sizes, points))
+                if abs(first - second) < 1e-4 * abs(first) and abs(first) > 1e-9:
+                    weights.append(float(f"{abs(first):.4g}"))
+        return weights
+
+    def measured_eps(self) -> list[float]:
+        """What is added to the std, whatever that is, of rewards 1 and 0."""
+        probes = [groups([size, 0], 2) for size in (1e-3, 1.0)]
+        if self.kind == "rewards":  # where the gradient of the first token is half an advantage
+            probes = [one_token_each(probe) for probe in probes]
+        replies = [answer(self.judged, probe, self.settings(probe)) for probe in probes]
+        found = [0.0 if isinstance(r, str) else abs(r[-1].flatten()[0].item()) for r in replies]
+        if not all(found):
+            return []
+        found = [2 * x for x in found] if self.kind == "rewards" else found
+        small, large = 5e-4 / found[0], 0.5 / found[1]  # size times the std, plus eps
+        eps = small - 1e-3 * (large - small) / (1 - 1e-3)
+        return [float(f"{eps:.3g}")] if 5e-10 < eps < 1 and large > 1.01 * small else []
 
     def values_of(self, option: str) -> tuple:
-        return (*self.measured.get(option, ()), *BUILT_IN[option])
+        return tuple(self.measured.get(option) or BUILT_IN[option])
 
     def assume(self, **more: Any) -> None:
         """Take it that this is built in; a constant is found out."""
@@ -241,12 +293,15 @@ class Trial:
             self.assumed["max_length"] = max(integers, key=integers.count, default=1)
 
     def agreement(self, **more: Any) -> int:
-        """To how many probes the right code says the same. A wrong sign hides nothing else."""
+        """To how many probes the right code says the same. A wrong sign or NaN hides no more."""
         before = dict(self.assumed)
         self.assume(**more)
-        flipped = [got if isinstance(got, str) else [-x for x in got] for got in self.got]
-        pairs = zip(self.probes, self.got, flipped, self.answers(*self.facts))
-        count = sum(self.agrees(p, a, c) or self.agrees(p, b, c) for (_, p), a, b, c in pairs)
+        count = 0
+        for (_, probe), got, right in zip(self.probes, self.got, self.answers(*self.facts)):
+            if not isinstance(got, str) and got[0].isnan().all() and not isinstance(right, str):
+                right = [got[0], *right[1:]]
+            flipped = got if isinstance(got, str) else [-x for x in got]
+            count += self.agrees(probe, got, right) or self.agrees(probe, flipped, right)
         self.assumed = before
         return count
 
@@ -255,6 +310,13 @@ class Trial:
         known = self.judged.options | self.built_in.keys()
         wanted = [k for k in BUILT_IN if self.about[k in REWARD] and k not in known]
         self.turned = [k for k in wanted if k not in NEEDS or NEEDS[k] in self.judged.options]
+        self.assume(**{option: self.values_of(option)[0] for option in self.turned})
+        if "scale" in self.turned:
+            scales = product(
+                ([], [NAMED["population_std"]]), BUILT_IN["scale"], self.values_of("eps")
+            )
+            best = max(scales, key=lambda values: self.of_advantages(*values))
+            self.of_advantages(*best)
         if {"how", "level"} <= {*self.turned}:  # one after the other they mislead each other
             both = product(BUILT_IN["level"], BUILT_IN["how"])
             pairs = [{"level": level, "how": how} for level, how in both]
@@ -263,12 +325,12 @@ class Trial:
             value = max(self.values_of(option), key=lambda value: self.agreement(**{option: value}))
             self.assume(**{option: value})
         self.assume()
-        if self.kind != "loss" and not self.facts:  # larger advantages would hide the rest
-            before, self.facts = self.agreement(), [NAMED["population_std"]]
-            if self.agreement() <= before:
-                self.facts = []
-            else:
-                self.fit()
+
+    def of_advantages(self, facts: list[Mistake], scale: str, eps: float) -> int:
+        """Take it that advantages are made so; to how many probes the right code says the same."""
+        self.facts = facts
+        self.assume(scale=scale, **({"eps": eps} if "eps" in self.turned else {}))
+        return self.agreement()
 
     # ----- which mistakes
 
@@ -286,20 +348,22 @@ class Trial:
         pairs = enumerate(zip(self.probes, self.got, right))
         wrong = [i for i, ((_, probe), got, r) in pairs if not self.agrees(probe, got, r)]
         named = [*self.facts]
-        explained = sum(same(self.got[i], self.answers(*named)[i]) for i in wrong)
+        mine = [self.got[i] for i in wrong]
+        explained = sum(map(same, mine, self.answers(*named, to=wrong)))
         while wrong and explained < len(wrong) and len(named) < most:
             best: tuple[int, int, Mistake] | None = None
             for form in self.forms:
                 if form.name in [earlier.name for earlier in named] or self.late():
                     continue
                 try:
-                    told = self.answers(*named, form)
+                    hits = sum(map(same, mine, self.answers(*named, form, to=wrong)))
                 except ValueError:  # in one place with another
                     continue
-                hits = sum(same(self.got[i], told[i]) for i in wrong)
+                if hits <= explained:
+                    continue
+                told = self.answers(*named, form)
                 spoilt = sum(not same(told[i], r) for i, r in enumerate(right) if i not in wrong)
-                more = hits > explained and hits >= spoilt
-                if more and (best is None or (hits, -spoilt) > best[:2]):
+                if hits >= spoilt and (best is None or (hits, -spoilt) > best[:2]):
                     best = hits, -spoilt, form
             if best is None:
                 break
@@ -308,7 +372,7 @@ class Trial:
         return Finding(named, wrong, explained, dict(self.assumed))
 
     def late(self) -> bool:
-        return time.perf_counter() > self.ends + THEIRS.seconds()
+        return time.process_time() > self.ends + THEIRS.seconds()
 
     def mistakes(self, forms: list[Mistake]) -> list[Mistake]:
         """Without what is right under a condition."""
@@ -336,7 +400,27 @@ class Trial:
             key=lambda f: (f.explained - len(f.wrong), -len(self.mistakes(f.forms)), -len(f.forms)),
         )
         self.assumed = best.assumed
-        return best if 3 * best.explained >= 2 * len(best.wrong) else best._replace(forms=[])
+        forms = best.forms if 5 * best.explained >= 3 * len(best.wrong) else []
+        if best.explained < len(best.wrong):
+            forms = [f for f in forms if f not in self.mistakes([f]) or self.holds(f, best)]
+        return best._replace(forms=[*forms, *self.no_clip()])
+
+    def holds(self, form: Mistake, finding: Finding) -> bool:
+        """Whether a mistake explains what it would change, though other cases stay open."""
+        pairs = zip(self.answers(), self.answers(form))
+        seen = [i for i, (right, alone) in enumerate(pairs) if not same(right, alone)]
+        told = self.answers(*finding.forms)
+        odd = [i for i in seen if not same(told[i], self.got[i])]
+        return 2 * len(odd) <= len(seen) and all(self.probes[i][1].size > 1 for i in odd)
+
+    def no_clip(self) -> list[Mistake]:
+        """What is to be noted of a clip that isn't there."""
+        clip = self.assumed.get("clip")
+        if [clip] != self.measured.get("clip") or self.assumed.get("surrogate") == "cispo":
+            return []
+        low, high = clip
+        missing = NO_CLIP.get((low == 1.0, high == math.inf))
+        return [missing] if missing else []
 
     # ----- cautions
 
@@ -430,7 +514,9 @@ class Trial:
             f"yours has {k}={known.get(k)!r}, theirs {' or '.join(sorted(theirs[k]))}" for k in few
         )
         asked = [case for case, less in zip(cases, lacks) if not less and self.covers(case[0])]
-        if self.judged.single:  # rounding of rewards that are nearly alike, magnified by eps
+        if (
+            self.judged.single and self.kind == "advantages"
+        ):  # rounding of rewards that are nearly alike, magnified by eps
             asked = [(p, t) for p, t in asked if not nearly_alike(**p.inputs)]
         return [(p, t, answer(self.judged, p, self.settings(p))) for p, t in asked], len(cases)
 

@@ -9,8 +9,11 @@ from typing import Any
 
 from minigrpo.clinic.catalogue import MISTAKES, NAMED, NOTES
 from minigrpo.clinic.judge import asking
-from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, Report, Unjudged, answer, same
+from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, answer, same
+from minigrpo.clinic.judge.logits import FromLogits, from_logits
+from minigrpo.clinic.judge.micro_batches import NAME, SAYS, MicroBatches
 from minigrpo.clinic.judge.probes import DEFAULTS, PROBES, Probe
+from minigrpo.clinic.judge.report import Report, Unjudged, judge_file, unjudged
 from minigrpo.clinic.judge.trial import Finding, Trial, course
 from minigrpo.objective import VARIANTS
 
@@ -36,10 +39,15 @@ CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: and h
         "a group of one is answered, and nothing is raised",
     ),
 }
+PER_TOKEN = (
+    "Judged with an advantage per token, (N, T). With one per row, (N,), they would run along the "
+    "tokens wherever N = T."
+)
+SCORING = "how the log-probs were scored (the shift by one, the temperature), "
 WIDTH = NAMED["mean_over_the_padding"]
 UNSEEN = (
-    "What no judge of a loss can see: how the log-probs were scored (the shift by one, the "
-    "temperature), what the mask holds, the sampler, the reward, and the optimizer."
+    f"What no judge of a loss can see: {SCORING}what the mask holds, the sampler, the reward, and "
+    "the optimizer."
 )
 HEADS = {
     "right": "Nothing wrong was found.",
@@ -63,21 +71,22 @@ def judge_loss(
     `grpo-judge` does.
     """
     if isinstance(function, str):
-        return asking.judge_file(function, built_in, names=names, like=like)
+        return judge_file(function, built_in, names=names, like=like)
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
-        given, judged = checked(built_in), Judged(function, names)
+        given, (function, names) = checked(built_in), from_logits(function, names)
+        judged = Judged(function, names)
         found = verdict_on(judged, given, like)
         raises = found.verdict == "not judged" and "it raises" in found.text
         if raises or found.mistakes[:1] == ["advantages_along_the_tokens"]:
             judged = Judged(function, names)
-            judged.per_token = True
+            judged.per_token = "needed" if raises else True
             again = verdict_on(judged, given, like)
             found = again if again.passed or again.mistakes and raises else found
         return found
     except Unjudged as error:
-        return asking.unjudged(error)
+        return unjudged(error)
 
 
 def verdict_on(judged: Judged, built_in: dict[str, Any], like: str | None) -> Report:
@@ -85,7 +94,7 @@ def verdict_on(judged: Judged, built_in: dict[str, Any], like: str | None) -> Re
         trial = Trial(judged, {**asked_for(like, judged), **built_in})
         return report(trial, trial.finding())
     except Unjudged as error:
-        return asking.unjudged(error)
+        return unjudged(error)
 
 
 def asked_for(like: str | None, judged: Judged) -> dict[str, Any]:
@@ -122,7 +131,10 @@ def checked(built_in: dict[str, Any]) -> dict[str, Any]:
 def report(trial: Trial, finding: Finding) -> Report:
     """The verdict in words, short and long, and as a dictionary."""
     right, wrong = trial.answers(), finding.wrong
-    mistakes, notes = {}, {}
+    logits = trial.judged.function
+    mistakes, notes = logits.told() if isinstance(logits, FromLogits) else ({}, {})
+    if trial.judged.per_token is True:
+        notes["advantages_per_token"] = {"sentence": PER_TOKEN}
     for form in finding.forms:
         if form.lines == WIDTH.lines and "how" in trial.turned:  # the same sum, if it's no mean
             form = NAMED["dr_grpo_divides_by_the_width"]
@@ -156,17 +168,23 @@ def report(trial: Trial, finding: Finding) -> Report:
     elif not wrong and trial.kind != "advantages" and trial.reads_padding():
         unknown = {"sentence": "Loss or gradient depends on what is under the mask."}
 
+    parts = MicroBatches(trial)
+    if parts.odd and not mistakes:
+        mistakes[NAME] = {"sentence": SAYS, **example(*parts.odd)}
     verdict = "mistake" if mistakes else "unknown" if unknown else "notes" if notes else "right"
     cautions = trial.cautions()
     details = {
         "verdict": verdict, "mistakes": mistakes, "unknown": unknown, "notes": notes,
         "cautions": cautions, "not_used": trial.judged.unused, "read_as": trial.judged.roles,
         "built_in": built_in(trial, finding), "not_covered": trial.uncovered,
+        "micro_batches": "" if mistakes else parts.words,
         "cases": len(trial.probes), "off": len(wrong),
         "explained": finding.explained, "not_shown": blind(trial, right),
         "trl": {"agree": len(trl) - len(off), "explained": len(off) - len(off_still),
                 "asked": len(trl), "stored": stored, "obstacles": trial.obstacles},
     }  # fmt: skip
+    if isinstance(logits, FromLogits):
+        details |= logits.details(trial.judged.roles)
     texts = in_words(details), in_words(details, long=True)
     return Report(verdict, [*mistakes], [*notes], cautions, *texts, details)
 
@@ -202,9 +220,11 @@ def blind(trial: Trial, right: list[Answer]) -> list[str]:
 def in_words(details: dict[str, Any], long: bool = False) -> str:
     """One screen, or with everything that a maintainer might ask."""
     names = ", ".join(details["mistakes"] or details["notes"])
+    unseen = UNSEEN.replace(SCORING, "") if "given" in details else UNSEEN
     lines = [HEADS[details["verdict"]].format(names)]
     if details["not_used"]:
         lines.append(f"Not used, so not judged: {', '.join(details['not_used'])}.")
+    lines += [details["given"]] if "given" in details else []
     entries = [*details["mistakes"].items(), *details["notes"].items()]
     entries += [("unknown", details["unknown"])] * bool(details["unknown"])
     for name, entry in entries:
@@ -222,6 +242,8 @@ def in_words(details: dict[str, Any], long: bool = False) -> str:
     if details["built_in"]:
         words = ", ".join(f"{k}={v!r}" for k, v in details["built_in"].items())
         lines += paragraph(f"Built in, as it seems: {words}. If you meant otherwise: --set.", "")
+    if details["micro_batches"]:
+        lines += paragraph(details["micro_batches"], "")
     if details["cautions"]:
         brief = ", ".join(CAUTIONS[name][0] for name in details["cautions"])
         lines += paragraph(f"True of TRL's own code, too: {brief}.", "")
@@ -242,7 +264,7 @@ def in_words(details: dict[str, Any], long: bool = False) -> str:
         lines += paragraph(f"With the options it has, these mistakes wouldn't show: {names}.")
     for option, error in details["not_covered"].items():
         lines.append(f"  Not covered: {option}, where it raises {error}.")
-    return "\n".join([*lines, *paragraph(UNSEEN)])
+    return "\n".join([*lines, *paragraph(unseen)])
 
 
 def paragraph(words: str, indent: str = "  ") -> list[str]:
