@@ -509,7 +509,7 @@ class Trial:
             for p, _ in cases
         ]
         few = min(lacks, key=len, default=[])
-        theirs = {k: [*{repr(p.settings.get(k)) for p, _ in cases}] for k in few}
+        theirs = {k: [*{repr(p.settings[k]) for p, _ in cases if k in p.settings}] for k in few}
         self.obstacles = "; ".join(
             f"yours has {k}={known.get(k)!r}, theirs {' or '.join(sorted(theirs[k]))}" for k in few
         )
