@@ -53,7 +53,7 @@ def test_trls_own_are_right(words, built_in):
     assert built_in.items() <= report.details["built_in"].items()
     assert report.details["trl"]["agree"] == report.details["trl"]["asked"] > 0
     adds_up = "add up" in report.details["micro_batches"]
-    assert adds_up == (words in ("loss_type=dapo", "loss_type=cispo"))
+    assert adds_up == words.startswith(("loss_type=dapo", "loss_type=cispo"))
 
 
 MY_TRAINER = """
