@@ -25,7 +25,9 @@ from minigrpo.clinic.judge.trl_answers import NAMES
 
 CLIP = {"clip": (0.2, 0.2)}
 KL = {"ref_log_probs": Parameter.empty, "kl_weight": 0.0}
+WHOLE = {"batch_num_tokens": None}, {"global_batch_size": None}
 ENTROPY = {"entropy": Parameter.empty, "entropy_weight": 0.0}
+ITEMS = "num_items_in_batch"
 ACCELERATOR = SimpleNamespace(  # TRL's, of one process
     device=torch.device("cpu"),
     num_processes=1,
@@ -110,9 +112,8 @@ def trl_loss(trainer: Any, log_probs: Tensor, mask: Tensor, entropy: Tensor, **i
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: scored
     ids = torch.zeros_like(mask)  # nobody reads them
     prompt = {"prompt_ids": ids[:, :1], "prompt_mask": torch.ones_like(ids[:, :1])}
-    inputs = {k: v for k, v in inputs.items() if v is not None} | prompt
-    inputs |= {"completion_ids": ids, "completion_mask": mask, "num_items_in_batch": mask.sum()}
-    return trainer.compute_loss(None, inputs)
+    prompt |= {"completion_ids": ids, "completion_mask": mask, "num_items_in_batch": mask.sum()}
+    return trainer.compute_loss(None, prompt | {k: v for k, v in inputs.items() if v is not None})
 
 
 def trl_advantages(trainer: Any, rewards: Tensor) -> Tensor:
@@ -153,6 +154,7 @@ def trl(own: Any = None, **settings: Any) -> Callable:
             advantages=advantages,
             old_per_token_logps=old_log_probs,
             ref_per_token_logps=more.get("ref_log_probs"),
+            num_items_in_batch=more.get(ITEMS),
         )
 
     def advantages(rewards, group_size):
@@ -167,6 +169,7 @@ def trl(own: Any = None, **settings: Any) -> Callable:
     options |= {"kl_correction": False} if usual.beta and own is None else {}
     options |= {"max_length": 8} if usual.loss_type == "dr_grpo" else {}
     options |= ENTROPY if usual._entropy_bonus_enabled else {}
+    options |= {ITEMS: None} if usual.loss_type in ("dapo", "cispo", "vespo") else {}
     return asked(loss, "loss", **options)
 
 
@@ -181,10 +184,15 @@ def verl(own: Any = None, **settings: Any) -> Callable:
     ask = own or core.get_policy_loss_fn(settings.pop("loss_mode", "vanilla"))
     settings = {"strategy": "fsdp", "use_dynamic_bsz": True, "rollout_n": 1} | settings
 
-    def loss(log_probs, old, A, mask, clip, ref_log_probs=None, kl_weight=0.0, max_length=None):
+    usual = configs.ActorConfig(**settings)
+    whole = WHOLE[not usual.loss_agg_mode.startswith("token")]
+
+    def loss(
+        log_probs, old, A, mask, clip, ref_log_probs=None, kl_weight=0.0, max_length=None, **n
+    ):
         bounds = {"clip_ratio_low": clip[0], "clip_ratio_high": clip[1]}
         c = configs.ActorConfig(**settings | bounds)
-        c.global_batch_info["loss_scale_factor"] = max_length
+        c.global_batch_info.update(n, loss_scale_factor=max_length)
         policy = dict(old_log_prob=old, log_prob=log_probs, advantages=A, response_mask=mask)
         how = {"loss_agg_mode": c.loss_agg_mode}
         value = first(ask(**policy, **how, config=c, rollout_is_weights=None))
@@ -194,10 +202,9 @@ def verl(own: Any = None, **settings: Any) -> Callable:
             value = value + kl_weight * kl
         return value
 
-    usual = configs.ActorConfig(**settings)
     kl = usual.use_kl_loss or {"kl_loss_type", "kl_loss_coef"} & settings.keys()
-    constant = {"max_length": 8} if usual.loss_scale_factor else {}
-    return per_token(loss, **CLIP, **constant, **(KL if kl else {}))
+    options = {"max_length": 8} if usual.loss_scale_factor else {}
+    return per_token(loss, **CLIP, **options, **(KL if kl else {}), **whole)
 
 
 def verl_advantages(core: Any, adv_estimator: str = "grpo", **settings: Any) -> Callable:
@@ -218,25 +225,25 @@ def openrlhf(own: Any = None, kl_estimator: str | None = None, **settings: Any) 
     losses, utils = import_module("openrlhf.models.loss"), import_module("openrlhf.models.utils")
     kind = own or losses.PolicyLoss
     mean = getattr(losses, "aggregate_loss", utils.masked_mean)  # older ones don't have it
-    kind(**settings)
+    whole = WHOLE[not getattr(kind(**settings), "token_level_loss", True)]
+    whole = whole if whole.keys() <= signature(kind.forward).parameters.keys() else {}
 
-    def loss(log_probs, old, A, mask, clip, ref_log_probs=None, kl_weight=0.0):
+    def loss(log_probs, old, A, mask, clip, ref_log_probs=None, kl_weight=0.0, **n):
         policy = kind(**settings | {"clip_eps_low": clip[0], "clip_eps_high": clip[1]})
-        value = first(policy(log_probs, old, A, action_mask=mask))
+        value = first(policy(log_probs, old, A, action_mask=mask, **n))
         if kl_weight:
             kl = utils.compute_approx_kl(log_probs, ref_log_probs, kl_estimator=kl_estimator)
-            value = value + kl_weight * mean(kl, mask)
+            value = value + kl_weight * mean(kl, mask, **n)
         return value
 
-    return per_token(loss, **CLIP, **(KL if kl_estimator else {}))
+    return per_token(loss, **CLIP, **(KL if kl_estimator else {}), **whole)
 
 
 def torchtune(own: Any = None, **settings: Any) -> Callable:
     """GRPOLoss, or loss=GRPOCompletionLoss, GRPOSimpleLoss; or somebody's class."""
     name = settings.pop("loss", "GRPOLoss")
-    dev = [
-        p for p in ("rl", "grpo") if find_spec("torchtune.dev") and find_spec(f"torchtune.dev.{p}")
-    ]
+    there = find_spec("torchtune.dev")
+    dev = [p for p in ("rl", "grpo") if there and find_spec(f"torchtune.dev.{p}")]
     if not dev and not own:
         raise Unjudged("this torchtune has no GRPO loss: they are in torchtune.dev, from source")
     kind = own or getattr(import_module(f"torchtune.dev.{dev[0]}.loss"), name)
@@ -257,17 +264,19 @@ def nemo_rl(own: Any = None, **settings: Any) -> Callable:
     if unknown := settings.keys() - configured.__annotations__.keys():
         raise TypeError(f"ClippedPGLossConfig has no {', '.join(sorted(unknown))}")
 
-    def loss(log_probs, old, A, mask, clip, ref_log_probs, kl_weight):
+    whole = "global_valid_toks" if settings.get("token_level_loss", True) else "global_valid_seqs"
+
+    def loss(log_probs, old, A, mask, clip, ref_log_probs, kl_weight, **n):
         varied = dict(ratio_clip_min=clip[0], ratio_clip_max=clip[1])
         varied |= {"reference_policy_kl_penalty": kl_weight}
         columns = dict(token_mask=mask, advantages=A, prev_logprobs=old, generation_logprobs=old)
         columns |= {"reference_policy_logprobs": ref_log_probs}
         data = {k: torch.nn.functional.pad(v, (1, 0)) for k, v in columns.items()}  # the prompt
         data["sample_mask"] = torch.ones_like(mask[:, 0])
-        counts = data["sample_mask"].sum(), mask.sum()
-        return kind(configured(**settings | varied))(log_probs, data, *counts)
+        counts = dict(global_valid_seqs=data["sample_mask"].sum(), global_valid_toks=mask.sum())
+        return kind(configured(**settings | varied))(log_probs, data, **counts | n)
 
-    return per_token(loss, **CLIP, **KL)
+    return per_token(loss, **CLIP, **KL, **{whole: None})
 
 
 LIBRARIES = {f.__name__: f for f in (trl, verl, openrlhf, torchtune, nemo_rl)}

@@ -494,13 +494,14 @@ class Trial:
 
     def trl(self) -> tuple[list[tuple[Probe, Answer, Answer]], int]:
         """TRL's answers that the function can be asked for, each beside its own; of how many."""
-        stored, cases, usual = Answers(), [], {"baseline": "mean", "eps": 1e-4}
+        stored, cases = Answers(), []
         if self.kind == "advantages":
             for scale in SCALES:
                 for (r, size), theirs in zip(stored.reward_cases, stored.advantages(scale)):
                     words = f"rewards {r.tolist()} in groups of {size}"
                     inputs, options = {"rewards": r, "group_size": size}, {"scale": scale}
-                    cases.append((Probe(words, inputs, {**options, **usual}), [theirs]))
+                    options |= {"baseline": "mean"} | ({} if scale == "none" else {"eps": 1e-4})
+                    cases.append((Probe(words, inputs, options), [theirs]))
         for variant, words in VARIANTS.items() if self.kind == "loss" else ():
             options = {k: v for k, v in translated(**words).items() if v is not None}
             if options["kl_weight"]:
@@ -521,7 +522,7 @@ class Trial:
             for p, _ in cases
         ]
         few = min(lacks, key=len, default=[])
-        theirs = {k: [*{repr(p.settings.get(k)) for p, _ in cases}] for k in few}
+        theirs = {k: [*{repr(p.settings[k]) for p, _ in cases if k in p.settings}] for k in few}
         self.obstacles = "; ".join(
             f"yours has {k}={known.get(k)!r}, theirs {' or '.join(sorted(theirs[k]))}" for k in few
         )
