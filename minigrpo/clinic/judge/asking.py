@@ -97,7 +97,7 @@ class Judged:
             raise Unjudged(f"expected a function with a signature, got {kind}") from None
         self.function, self.mask, self.connected = function, torch.bool, False
         self.per_token: bool | str = False  # whether advantages are (N, T); or "needed"
-        self.dtype, self.single = torch.float64, False  # single: it answers in float32
+        self.dtype = torch.float64
         starred = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         names = self.checked(names, [p.name for p in named])
@@ -222,7 +222,6 @@ def answer(call: Callable[[dict, dict], Any], probe: Probe, settings: dict[str, 
     _check(value, probe)
     if isinstance(call, Judged):
         call.connected |= value.requires_grad or not leaves
-        call.single |= value.dtype == torch.float32
     value = value.detach().double()
     pairs = zip(gradients, leaves)
     slopes = [torch.zeros_like(x) if g is None else g.double() for g, x in pairs]

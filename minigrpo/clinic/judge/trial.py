@@ -418,8 +418,8 @@ class Trial:
 
     def holds(self, form: Mistake, finding: Finding) -> bool:
         """Whether a mistake explains what it would change, though other cases stay open."""
-        names = {other.name for other in finding.forms}
-        if names >= {"kl_against_the_old_policy", "ratio_against_itself_though_there_are_old_log_probs"}:
+        on_policy = NAMED["ratio_against_itself_though_there_are_old_log_probs"]
+        if form.name == "kl_against_the_old_policy" and on_policy in finding.forms:
             return False  # together they are no KL at all
         pairs = zip(self.answers(), self.answers(form))
         seen = [i for i, (right, alone) in enumerate(pairs) if not same(right, alone)]
@@ -527,9 +527,9 @@ class Trial:
             f"yours has {k}={known.get(k)!r}, theirs {' or '.join(sorted(theirs[k]))}" for k in few
         )
         asked = [case for case, less in zip(cases, lacks) if not less and self.covers(case[0])]
-        if (
-            self.judged.single and self.kind == "advantages"
-        ):  # rounding of rewards that are nearly alike, magnified by eps
+        numbers = [x for got in self.got if not isinstance(got, str) for x in got]
+        single = all(x.equal(x.float().double()) for x in numbers)
+        if single and self.kind == "advantages":  # whose rounding the eps magnifies
             asked = [(p, t) for p, t in asked if not nearly_alike(**p.inputs)]
         return [(p, t, answer(self.judged, p, self.settings(p))) for p, t in asked], len(cases)
 
