@@ -103,7 +103,7 @@ def groups(rewards: list[float], size: int, **settings: Any) -> Probe:
 ADVANTAGES = [
     groups([1, 0], 2),
     groups([10, 0], 2),
-    groups([1, 0], 2, eps=0.5),
+    groups([1, 0], 2, eps=2.0),
     groups([10, 8, 1, 0], 2),
     groups([100, 0, 1, 0], 2),
     groups([2, 0, 1, 1], 2),

@@ -495,7 +495,8 @@ class Trial:
             for p, _ in cases
         ]
         few = min(lacks, key=len, default=[])
-        theirs = {k: [*{repr(p.settings[k]) for p, _ in cases if k in p.settings}] for k in few}
+        near = [p.settings for (p, _), less in zip(cases, lacks) if less == few]
+        theirs = {k: {repr(settings[k]) for settings in near if k in settings} for k in few}
         self.obstacles = "; ".join(
             f"yours has {k}={known.get(k)!r}, theirs {' or '.join(sorted(theirs[k]))}" for k in few
         )
