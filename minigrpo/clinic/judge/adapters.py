@@ -157,8 +157,7 @@ def trl(own: Any = None, **settings: Any) -> Callable:
         )
 
     def advantages(rewards, group_size):
-        trainer = trl_trainer(kind, **settings, num_generations=group_size)
-        return trl_advantages(trainer, rewards)
+        return trl_advantages(trl_trainer(kind, **settings, num_generations=group_size), rewards)
 
     if own == "advantages":
         if not (version := metadata.version("trl")).startswith("1.16."):
@@ -183,9 +182,7 @@ def verl(own: Any = None, **settings: Any) -> Callable:
     usual = configs.ActorConfig(**settings)
     whole = WHOLE[not usual.loss_agg_mode.startswith("token")]
 
-    def loss(
-        log_probs, old, A, mask, clip, ref_log_probs=None, kl_weight=0.0, max_length=None, **n
-    ):
+    def loss(log_probs, old, A, mask, clip, ref_log_probs=None, kl_weight=0, max_length=None, **n):
         bounds = {"clip_ratio_low": clip[0], "clip_ratio_high": clip[1]}
         c = configs.ActorConfig(**settings | bounds)
         c.global_batch_info.update(n, loss_scale_factor=max_length)

@@ -107,9 +107,8 @@ class FromLogits:
         self.temperature, self.kl, self.sent = TEMPERATURE, "", {}
         parameters = [p for p in signature.parameters.values() if p.kind != p.VAR_POSITIONAL]
         names = Judged.checked(names, [p.name for p in parameters], THEIRS)
-        self.roles = {
-            p.name: names.get(p.name) or role(p) or fitting(THEIRS, p.name) for p in parameters
-        }
+        said = (names.get(p.name) or role(p) or fitting(THEIRS, p.name) for p in parameters)
+        self.roles = {p.name: to for p, to in zip(parameters, said)}
         self.theirs = {to: name for name, to in self.roles.items() if to in THEIRS}
         if not {"logits", "ids"} <= self.theirs.keys():
             raise ValueError("it takes no logits")
@@ -276,19 +275,16 @@ class FromLogits:
         return Reading(layout, *where, measured, measured in (0, 1) and not alike(slope, warm))
 
     @staticmethod
-    def places(
-        seen: Tensor, mask: Tensor, layout: Layout, shift: int
-    ) -> tuple[int, int, int] | None:
+    def places(seen: Tensor, mask: Tensor, layout: Layout, shift: int) -> list[int] | None:
         """Where logits, ids and mask begin, if these positions have a gradient."""
         width = mask.shape[1]
         long = longer(mask, layout.mask, layout.mask, False)
-        for all_of, mask_from, start in product(
-            (False, True), {layout.mask: 0, 0: 0}, range(layout.logits + 1)
-        ):
+        starts = product((False, True), {layout.mask: 0, 0: 0}, range(layout.logits + 1))
+        for all_of, mask_from, start in starts:
             cut = torch.ones_like(mask) if all_of else long[:, mask_from : mask_from + width]
             told = longer(cut, layout.logits, start, False)
             if told.equal(seen) and 0 <= start + shift <= layout.ids:
-                return start, start + shift, mask_from
+                return [start, start + shift, mask_from]
         return None
 
 
