@@ -245,9 +245,6 @@ def kl_to_the_old(logps, old, adv, mask, ref_log_probs):
     x = (logps - old).exp()
     return rows(gain(logps, old, adv) - 0.03 * (x - x.log() - 1), mask)
 
-def no_clip(logps, old, adv, mask):
-    return rows((logps - old).exp() * adv[:, None], mask)
-
 def no_clip_of_sequences(logps, old, adv, mask):
     return -(((logps - old) * mask).sum(1).exp() * adv).mean()
 
@@ -260,9 +257,6 @@ def no_upper_bound(logps, old, adv, mask):
 def max_for_min(logps, old, adv, mask):
     return rows(-gain(logps, old, -adv, high=0.272), mask)
 
-def summed_over_the_width(logps, old, adv, mask):
-    return -(gain(logps, old, adv) * mask).sum() / mask.shape[1]
-
 def numbers(logps, old, adv, mask, ref_log_probs):
     d = ref_log_probs - logps
     return rows(gain(logps, old, adv, high=0.272) - 0.03 * (d.exp() - 1 - d), mask)
@@ -273,10 +267,6 @@ def cap_of_10(logps, old, adv, mask):
 def no_eps(rewards, group_size):
     g = rewards.view(-1, group_size)
     return ((g - g.mean(1, keepdim=True)) / g.std(1, keepdim=True)).view(-1)
-
-def population_and_eps(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    return ((g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True, correction=0) + 1e-3)).view(-1)
 
 def of_the_others(rewards, group_size):
     out = []
@@ -303,16 +293,13 @@ def ranks(rewards, group_size):
         ("kl_div_of_the_other", "kl_div_of_sampled_tokens", "kl_weight=0.03"),
         ("kl_div_nan", "kl_div_without_log_target", ""),
         ("kl_to_the_old", "kl_against_the_old_policy", "kl_weight=0.03"),
-        ("no_clip", "no_clip", ""),
         ("no_clip_of_sequences", "no_clip", "level='sequence'"),
         ("no_lower_bound", "no_lower_bound", "clip=(1.0, 0.2)"),
         ("no_upper_bound", "no_upper_bound", "clip=(0.2, inf)"),
         ("max_for_min", "max_for_min", ""),
-        ("summed_over_the_width", "sum_over_the_rows", ""),
         ("numbers", "", "clip=(0.2, 0.272), kl_weight=0.03"),
         ("cap_of_10", "", "clip=(0.2, 9.0)"),
         ("no_eps", "std_without_eps", ""),
-        ("population_and_eps", "population_std", "eps=0.001"),
         ("of_the_others", "std_of_the_others", ""),
         ("ranks", "unknown", ""),
     ],

@@ -118,7 +118,7 @@ class Trial:
         probe, judged, known = PROBES[self.kind][0], self.judged, self.judged.options
         for dtype, options, mask in product(asking.FLOATS, (known, judged.named), asking.MASKS):
             judged.options, judged.mask, judged.dtype = options, mask, dtype
-            if not isinstance(answer(judged, probe, self.settings(probe)), str):
+            if not isinstance(self.reply(probe), str):
                 return
         judged.options, judged.mask, judged.dtype = known, torch.bool, torch.float64
 
