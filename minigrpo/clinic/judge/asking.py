@@ -176,12 +176,11 @@ class Judged:
             count = inputs.get("whole") or (len(mask), max(1, int(mask.sum())))
             each = map(torch.tensor, count)
             arguments |= {"whole": count, **dict(zip(("whole rows", "whole tokens"), each))}
-        ours = {k: v for k, v in settings.items() if k in self.options}
-        ours |= {k: arguments[k] for k in OPTIONAL if k in self.options and k in arguments}
-        named = {k: v for k, v in ours.items() if k in self.by_star}
-        if "clip" in ours:
-            ours["clip low"], ours["clip high"] = ours["clip"]
-        given = {k: v for k, v in {**arguments, **ours}.items() if k not in OPTIONAL or k in ours}
+        given = {**arguments, **settings}
+        given = {k: v for k, v in given.items() if k in self.options or k not in KNOWN}
+        named = {k: given[k] for k in self.by_star & given.keys()}
+        if "clip" in given:
+            given["clip low"], given["clip high"] = given["clip"]
         named |= {name: given[to] for name, to in self.roles.items() if to in given}
         value = self.function(*(arguments[role] for role in self.positional), **named)
         for name, x in before.items():
