@@ -77,6 +77,14 @@ def judge_loss(
         return unjudged(error)
 
 
+def verdict_on(judged: Judged, built_in: dict[str, Any], like: str | None) -> Report:
+    try:
+        trial = Trial(judged, {**asked_for(like, judged), **built_in})
+        return report(trial, trial.finding())
+    except Unjudged as error:
+        return unjudged(error)
+
+
 def assert_grpo_loss(function: Callable | str, **given: Any) -> None:
     """AssertionError with the report unless the loss is right; `given` as for `judge_loss`.
 
@@ -87,14 +95,6 @@ def assert_grpo_loss(function: Callable | str, **given: Any) -> None:
     report = judge_loss(function, **given)
     if not report.passed:
         raise AssertionError(report.text)
-
-
-def verdict_on(judged: Judged, built_in: dict[str, Any], like: str | None) -> Report:
-    try:
-        trial = Trial(judged, {**asked_for(like, judged), **built_in})
-        return report(trial, trial.finding())
-    except Unjudged as error:
-        return unjudged(error)
 
 
 def asked_for(like: str | None, judged: Judged) -> dict[str, Any]:
