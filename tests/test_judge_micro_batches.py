@@ -118,7 +118,8 @@ def test_a_count_that_is_not_read_is_said_and_no_mistake():
         return by_tokens(log_probs, old_log_probs, advantages, mask)
 
     report = judge_loss(loss)
-    assert report.verdict == "right" and "by their tokens" in report.details["micro_batches"]
+    assert report.verdict == "notes" and report.notes == ["whole_batch_not_counted"]
+    assert "by their tokens" in report.details["micro_batches"]
     assert "Not used, so not judged: num_items_in_batch." in report.text
 
 

@@ -159,6 +159,9 @@ MISTAKES = [  # those that the judge of losses names
     mistake("row_mean_for_token_mean", (aggregate, "values.sum() / tokens", ROW_MEANS),
         says="The token mean is computed as a mean of row means. It should be one sum over one "
         "count."),
+    mistake("token_mean_for_row_mean", (aggregate, ROW_MEANS, "values.sum() / tokens"),
+        says="The mean of row means is computed as one token mean, in which long rows weigh more. "
+        "Every row should have its own mean."),
     mistake("sum_over_the_rows", (aggregate, ".sum() / rows", ".sum()"),
         says="The rows are summed, so the step grows with the batch. They should be averaged."),
     mistake("dr_grpo_divides_by_the_width", (aggregate, "(rows * max_length)", "values.numel()"),

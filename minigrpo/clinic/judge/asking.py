@@ -41,9 +41,10 @@ OPTIONS = {  # and options: those with a number by default
 MANY = r"((num|n|total|global|batch|whole|valid)_)+"
 COUNTS = {  # of a larger batch to divide by
     "whole": "whole",
-    "whole tokens": rf"{MANY}(tokens|toks|items)(_in_batch)?|loss_denominator",
+    "whole tokens": rf"{MANY}(\w+_)?(tok(en)?s?|items)(_count|_in_batch)?|loss_denominator",
     "whole rows": rf"{MANY}(rows|seqs|sequences|samples|batch_size)(_in_batch)?",
 }
+ALSO = {"mask": "completion_mask", "num_items_in_batch": "whole tokens"}  # in --map
 KNOWN = {*BUILT_IN, "max_length", *OPTIONAL}
 REWARD = {"scale", "baseline", "eps"}  # options of `group_advantages`
 NEEDS = {"kl_weight": "ref_log_probs", "estimator": "ref_log_probs",
@@ -110,6 +111,12 @@ class Judged:
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         names = self.checked(names, [p.name for p in named])
         self.roles = {p.name: to for p in named if (to := names.get(p.name, role(p)))}
+        taken = set()  # of two that seem to be one thing, what is said or needed counts
+        for p in sorted(named, key=lambda p: (p.name not in names, p.default is not p.empty)):
+            to = self.roles.get(p.name)
+            if to in taken and p.default is not p.empty:
+                self.roles.pop(p.name, None)
+            taken.add(to)
         inputs = {to for to in self.roles.values() if to in NAMES and to not in OPTIONAL}
         required = [p.name for p in named if p.default is p.empty]
         rest = [name for name in required if name not in self.roles]
@@ -126,13 +133,13 @@ class Judged:
         twice = len(all_of) < len(self.roles)
         if len(rest) != len(missing) or inputs - {*KINDS[self.kind]} or twice:
             told = [f"{theirs} is {to}" for theirs, to in self.roles.items() if to in inputs]
-            asked = ", ".join(missing or KINDS[self.kind])
+            told += [f"what is {p}?" for p in rest] + [f"which is {role}?" for role in missing]
             raise Unjudged(
                 "expected the parameters (log_probs, old_log_probs, advantages, completion_mask), "
                 "or (rewards, group_size), or rewards and group_size in place of advantages, then "
                 f"options by name; found ({', '.join(p.name for p in parameters)})"
-                + f". {', '.join(told)}; which are {asked}? Say --map theirs=ours"
-                * bool(told)
+                + f". As far as they tell, {', '.join(told)} Say --map theirs=ours, where ours may "
+                "be num_items_in_batch, too; or give it a default" * bool(told)
             )
         self.positional = missing if "*" in rest else []
         self.roles |= {} if self.positional else dict(zip(rest, missing))
@@ -153,8 +160,8 @@ class Judged:
         names: Mapping[str, str], parameters: list[str], more: Iterable[str] = ()
     ) -> dict[str, str]:
         """Theirs to ours, whichever came first."""
-        pairs = [pair if pair[0] in parameters else pair[::-1] for pair in names.items()]
-        names = {theirs: {"mask": "completion_mask"}.get(to, to) for theirs, to in pairs}
+        pairs = [pair[::-1] if pair[1] in parameters else pair for pair in names.items()]
+        names = {theirs: ALSO.get(to, to) for theirs, to in pairs}
         for theirs, to in names.items():
             if theirs not in parameters:
                 raise Unjudged(f"expected one of {', '.join(parameters)} in --map, got {theirs!r}")

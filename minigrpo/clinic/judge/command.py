@@ -88,6 +88,8 @@ def load(target: str | list[str]) -> Any:
         return adapters.ready(*target, load=load, settings=settings)
     name, _, function = target.rpartition(":")
     path = Path(name)
+    if Path(target).is_file():
+        raise Unjudged(f"expected {target}:function, the function's name after a colon")
     if not name or not path.is_file():
         raise Unjudged(f"expected file.py:function, and there is no file {name or target!r}")
     sys.path.insert(0, str(path.resolve().parent))
@@ -162,5 +164,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("expected file.py:function, or --from and a library")
     built_in, target = settings(chosen.set), words if chosen.library else chosen.target
     report = judge_file(target, built_in, chosen.seconds, names, chosen.like)
-    print(json.dumps(report.details) if chosen.json else report.more if chosen.notes else report)
+    text = json.dumps(report.details) if chosen.json else report.more if chosen.notes else report
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # of head, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return {"right": 0, "notes": 0, "mistake": 1, "not judged": 2, "unknown": 3}[report.verdict]

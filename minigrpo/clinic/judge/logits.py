@@ -272,6 +272,8 @@ class FromLogits:
         usual = TEMPERATURE if "temperature" in self.theirs and measured else measured
         near = [t for t in (1.0, TEMPERATURE, 1 / TEMPERATURE) if abs(measured - t) < 1e-2]
         measured = near[0] if near else usual
+        brief = float(f"{measured:.4g}")
+        measured = brief if abs(brief - measured) < 2e-5 * measured else measured
         return Reading(layout, *where, measured, measured in (0, 1) and not alike(slope, warm))
 
     @staticmethod

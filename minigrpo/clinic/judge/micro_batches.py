@@ -38,6 +38,8 @@ class MicroBatches:
         for how in modes if trial.kind == "loss" else ():
             self.ask(how)
         self.judged.unused += [] if self.read else sorted(self.judged.counts)
+        by_tokens = self.words.endswith(WEIGHTS[3 / 8, 5 / 8])
+        self.ignored = sorted(self.judged.counts) if by_tokens and not self.read else []
 
     def ask(self, how: str) -> None:
         ratios = [[1.1, 0.9, 1, 1], [1.05, 1, 0.95, 1.1], [0.9, 1, 1, 1]]

@@ -116,11 +116,25 @@ class Trial:
     def choose_form(self) -> None:
         """The first dtype of the mask, and set of options, with which nothing is raised."""
         probe, judged, known = PROBES[self.kind][0], self.judged, self.judged.options
-        for dtype, options, mask in product(asking.FLOATS, (known, judged.named), asking.MASKS):
-            judged.options, judged.mask, judged.dtype = options, mask, dtype
+        shapes = (False, "needed") if self.kind == "loss" else (False,)
+        ways = product(shapes, asking.FLOATS, (known, judged.named), asking.MASKS)
+        for judged.per_token, judged.dtype, judged.options, judged.mask in ways:
             if not isinstance(self.reply(probe), str):
-                return
-        judged.options, judged.mask, judged.dtype = known, torch.bool, torch.float64
+                break
+        else:
+            judged.per_token, judged.options = False, known
+            judged.mask, judged.dtype = torch.bool, torch.float64
+        if self.kind == "loss" and not judged.per_token and not self.by_rows():
+            judged.per_token = True
+            judged.per_token = self.by_rows()
+
+    def by_rows(self) -> bool:
+        """Whether an advantage reaches the tokens of its row, and those alone."""
+        reply = self.reply(rows([[1, 1], [1, 1]], [1, -1]))
+        if isinstance(reply, str):
+            return False
+        (a, b), (c, d) = reply[1].tolist()
+        return abs(a - b) + abs(c - d) < 1e-6 * (abs(a) + abs(c)) < abs(a - c)
 
     def drop_what_is_not_read(self) -> None:
         """An option that changes no answer isn't one."""
@@ -369,7 +383,9 @@ class Trial:
 
     def mistakes(self, forms: list[Mistake]) -> list[Mistake]:
         """Without what is right under a condition."""
-        return [form for form in forms if form.name not in NOTES and form not in self.variants]
+        asked = {"std_over_the_batch"} if "scale" in self.built_in else set()
+        notes = NOTES.keys() - asked
+        return [form for form in forms if form.name not in notes and form not in self.variants]
 
     def finding(self) -> Finding:
         """`explain` with what was found out; if something stays open, with other settings too."""

@@ -10,7 +10,7 @@ from typing import Any
 from minigrpo.clinic.catalogue import MISTAKES, NAMED, NOTES
 from minigrpo.clinic.judge import asking
 from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, answer, same
-from minigrpo.clinic.judge.logits import OF_LOGITS, FromLogits, from_logits
+from minigrpo.clinic.judge.logits import FromLogits, from_logits
 from minigrpo.clinic.judge.micro_batches import NAME, SAYS, MicroBatches
 from minigrpo.clinic.judge.probes import DEFAULTS, PROBES, Probe
 from minigrpo.clinic.judge.report import Report, Unjudged, judge_file, unjudged
@@ -24,6 +24,10 @@ CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: and h
     "equal_rewards_not_exactly_zero": "three rewards of 0.1 have advantages that aren't exactly 0",
     "group_of_one_accepted": "a group of one is answered, and nothing is raised",
 }
+NOT_READ = (
+    "It divides by the tokens at hand, so micro-batches with unequally many don't add up to their "
+    "batch, although it could know the whole batch's count, and doesn't read"
+)
 PER_TOKEN = (
     "Judged with an advantage per token, (N, T). With one per row, (N,), they would run along the "
     "tokens wherever N = T."
@@ -62,24 +66,7 @@ def judge_loss(
             raise Unjudged(f"expected a function, got {type(function).__name__}")
         given, (function, names) = checked(built_in), from_logits(function, names)
         judged = Judged(function, names)
-        found = verdict_on(judged, given, like)
-        raises = found.verdict == "not judged" and "it raises" in found.text
-        others = [name for name in found.mistakes if name not in OF_LOGITS]
-        if raises or others[:1] == ["advantages_along_the_tokens"]:
-            judged = Judged(function, names)
-            judged.per_token = "needed" if raises else True
-            again = verdict_on(judged, given, like)
-            only_of_logits = again.mistakes and {*again.mistakes} <= OF_LOGITS.keys()
-            better = again.passed or only_of_logits or again.mistakes and raises
-            found = again if better else found
-        return found
-    except Unjudged as error:
-        return unjudged(error)
-
-
-def verdict_on(judged: Judged, built_in: dict[str, Any], like: str | None) -> Report:
-    try:
-        trial = Trial(judged, {**asked_for(like, judged), **built_in})
+        trial = Trial(judged, {**asked_for(like, judged), **given})
         return report(trial, trial.finding())
     except Unjudged as error:
         return unjudged(error)
@@ -138,6 +125,8 @@ def report(trial: Trial, finding: Finding) -> Report:
     for form in finding.forms:
         if form.lines == WIDTH.lines and "how" in trial.turned:  # the same sum, if it's no mean
             form = NAMED["dr_grpo_divides_by_the_width"]
+        if form.name == "token_sum" and "max_length" in trial.judged.options:
+            form = NAMED["sum_over_the_rows"]
         if not trial.mistakes([form]):
             notes[form.name] = {"sentence": NOTES.get(form.name, form.sentence)}
             continue
@@ -160,8 +149,8 @@ def report(trial: Trial, finding: Finding) -> Report:
     unknown = {}
     if odd or (not wrong and off_still):
         of = len(trial.probes) if odd else len(trl)
-        words = f"It's right in {of - len(odd or off_still)} of {of} cases, and otherwise in some "
-        words += "that no name here explains. If that's a variant, it's meant."
+        words = f"{of - len(odd or off_still)} of {of} answers are explained, the others aren't. "
+        words += "Perhaps it's a variant, and that's what it's meant to do. The smallest such case:"
         case = example(*min(odd or off_still, key=lambda case: case[0].size))
         unknown = {"sentence": words, **case}
     elif not wrong and trial.kind != "advantages" and trial.reads_padding():
@@ -170,6 +159,8 @@ def report(trial: Trial, finding: Finding) -> Report:
     parts = MicroBatches(trial)
     if parts.odd and not mistakes:
         mistakes[NAME] = {"sentence": SAYS, **example(*parts.odd)}
+    if parts.ignored:
+        notes["whole_batch_not_counted"] = {"sentence": f"{NOT_READ} {', '.join(parts.ignored)}."}
     verdict = "mistake" if mistakes else "unknown" if unknown else "notes" if notes else "right"
     cautions = trial.cautions()
     details = {
@@ -206,6 +197,7 @@ def built_in(trial: Trial, finding: Finding) -> dict[str, Any]:
     known = {k: v for k, v in trial.assumed.items() if k in trial.turned or k == "max_length"}
     on_policy = "ratio_against_itself_though_there_are_old_log_probs"
     hidden = {"clip", "surrogate"} if on_policy in [form.name for form in finding.forms] else {}
+    hidden = {*hidden, *["eps"] * (trial.assumed.get("scale") == "none")}
     return {k: v for k, v in known.items() if k not in hidden}
 
 
