@@ -12,9 +12,8 @@ import pytest
 
 from minigrpo import objective
 from minigrpo.clinic.catalogue import FORMS, MISTAKES, NAMED, NOTES, VARIANTS, Mistake
-from minigrpo.clinic.judge.command import judge_file, load, main, settings
+from minigrpo.clinic.judge.command import judge_file, load, main
 from minigrpo.clinic.judge.trial import ADVANTAGES
-from minigrpo.clinic.judge.trl_answers import Case
 from minigrpo.clinic.judge.verdict import CAUTIONS, judge_loss
 from minigrpo.clinic.mistakes import sick_sources
 
@@ -148,49 +147,7 @@ def test_a_plain_rewrite_in_another_style_passes(judged):
     report = judged(LOOPS)
     assert report.passed and not report.mistakes and not report.cautions, report.text
     assert report.details["not_shown"] == ["kl_correction_without_the_gradient_of_the_ratio"]
-
-
-# TRL ----------------------------------------------------------------------------------------
-
-
-def trl_as_a_loss(log_probs, old_log_probs, advantages, completion_mask, *, ref_log_probs, entropy,
-                  level, clip, surrogate, how, max_length=None, kl_weight, kl_correction,
-                  entropy_weight):  # fmt: skip
-    """TRL's own `_compute_loss` under our names."""
-    import trl_peer
-
-    average = {"sequence_mean": "grpo", "token_mean": "dapo", "constant": "dr_grpo"}[how]
-    if level == "sequence" or (surrogate == "cispo" and how != "token_mean"):
-        raise ValueError("TRL has no such setting")
-    case = Case(
-        log_probs, old_log_probs, ref_log_probs, entropy, advantages, completion_mask.long()
-    )
-    return trl_peer.compute(
-        case,
-        loss_type="cispo" if surrogate == "cispo" else average,
-        importance_sampling_level={"token": "token", "geometric": "sequence"}[level],
-        epsilon=clip[0],
-        epsilon_high=1 + clip[1] if surrogate == "cispo" else clip[1],
-        max_completion_length=max_length,
-        beta=kl_weight,
-        use_bias_correction_kl=kl_correction,
-        entropy_coef=entropy_weight,
-    )[0]
-
-
-def trl_as_advantages(rewards, group_size, *, scale):
-    import trl_peer
-
-    return trl_peer.trl_advantages(rewards, group_size, scale)[0]
-
-
-def test_trl_itself_passes_and_shows_which_mistakes_are_cautions():
-    pytest.importorskip("trl", reason="needs TRL")
-    report = judge_loss(trl_as_a_loss)
-    assert report.passed, report.text
-    advantages = judge_loss(trl_as_advantages)
-    assert advantages.passed, advantages.text
-    assert {*report.cautions, *advantages.cautions} == set(CAUTIONS)
+    assert "the shift by one" in report.more and "Logits" not in report.text
 
 
 # what is built in, and rewards in place of advantages ---------------------------------------
@@ -216,8 +173,6 @@ def test_what_was_meant_is_set(judged):
     source = BUILT_IN.replace("AVERAGE", AVERAGES["sequence_mean"]).replace("HIGH", "0.2")
     report = judged(source, how="token_mean")
     assert report.mistakes == ["row_mean_for_token_mean"], report.text
-    given = settings(["how=token_mean", "clip=0.2,0.28"])
-    assert given == {"how": "token_mean", "clip": (0.2, 0.28)}
 
 
 @pytest.mark.parametrize(
@@ -290,9 +245,6 @@ def kl_to_the_old(logps, old, adv, mask, ref_log_probs):
     x = (logps - old).exp()
     return rows(gain(logps, old, adv) - 0.03 * (x - x.log() - 1), mask)
 
-def no_clip(logps, old, adv, mask):
-    return rows((logps - old).exp() * adv[:, None], mask)
-
 def no_clip_of_sequences(logps, old, adv, mask):
     return -(((logps - old) * mask).sum(1).exp() * adv).mean()
 
@@ -305,9 +257,6 @@ def no_upper_bound(logps, old, adv, mask):
 def max_for_min(logps, old, adv, mask):
     return rows(-gain(logps, old, -adv, high=0.272), mask)
 
-def summed_over_the_width(logps, old, adv, mask):
-    return -(gain(logps, old, adv) * mask).sum() / mask.shape[1]
-
 def numbers(logps, old, adv, mask, ref_log_probs):
     d = ref_log_probs - logps
     return rows(gain(logps, old, adv, high=0.272) - 0.03 * (d.exp() - 1 - d), mask)
@@ -318,10 +267,6 @@ def cap_of_10(logps, old, adv, mask):
 def no_eps(rewards, group_size):
     g = rewards.view(-1, group_size)
     return ((g - g.mean(1, keepdim=True)) / g.std(1, keepdim=True)).view(-1)
-
-def population_and_eps(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    return ((g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True, correction=0) + 1e-3)).view(-1)
 
 def of_the_others(rewards, group_size):
     out = []
@@ -348,16 +293,13 @@ def ranks(rewards, group_size):
         ("kl_div_of_the_other", "kl_div_of_sampled_tokens", "kl_weight=0.03"),
         ("kl_div_nan", "kl_div_without_log_target", ""),
         ("kl_to_the_old", "kl_against_the_old_policy", "kl_weight=0.03"),
-        ("no_clip", "no_clip", ""),
         ("no_clip_of_sequences", "no_clip", "level='sequence'"),
         ("no_lower_bound", "no_lower_bound", "clip=(1.0, 0.2)"),
         ("no_upper_bound", "no_upper_bound", "clip=(0.2, inf)"),
         ("max_for_min", "max_for_min", ""),
-        ("summed_over_the_width", "sum_over_the_rows", ""),
         ("numbers", "", "clip=(0.2, 0.272), kl_weight=0.03"),
         ("cap_of_10", "", "clip=(0.2, 9.0)"),
         ("no_eps", "std_without_eps", ""),
-        ("population_and_eps", "population_std", "eps=0.001"),
         ("of_the_others", "std_of_the_others", ""),
         ("ranks", "unknown", ""),
     ],
@@ -417,16 +359,13 @@ def run(*arguments: str, cwd) -> subprocess.CompletedProcess:
     [
         ("while True: pass", 5, "didn't finish within 5 seconds"),
         ("import os; os._exit(0)", 60, "ended Python with exit code 0"),
-        (None, 60, "there is no file"),
     ],
 )
 def test_what_kills_a_process_kills_only_the_child(tmp_path, source, seconds, words):
-    path = tmp_path / "mine.py"
-    if source:
-        path.write_text(source)
+    (path := tmp_path / "mine.py").write_text(source)
     report = judge_file(f"{path}:loss", {}, seconds=seconds)
     assert report.verdict == "not judged" and words in report.text and "\n" not in report.text
-    assert [p.name for p in tmp_path.iterdir()] == (["mine.py"] if source else [])
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_nan_on_ordinary_input_is_a_finding_with_its_case(judged):
@@ -460,12 +399,10 @@ def test_what_is_set_and_how_long_it_may_take_reach_the_judge(tmp_path, capsys):
     assert "didn't finish within 0.01 seconds" in capsys.readouterr().out
 
 
-def test_the_exit_code_and_the_help(tmp_path):
+def test_the_exit_code(tmp_path):
     (tmp_path / "mine.py").write_text(copy_with(NAMED["max_for_min"]))
     ran = run("mine.py:grpo_loss", cwd=tmp_path)
     assert ran.returncode == 1 and "max_for_min" in ran.stdout and not ran.stderr
     ran = run("mine.py:grpo", cwd=tmp_path)
     assert ran.returncode == 2 and "Not judged: mine.py has no 'grpo'" in ran.stdout
     assert not ran.stderr and "aggregate" in ran.stdout
-    ran = run("--help", cwd=tmp_path)
-    assert ran.returncode == 0 and "def loss(" in ran.stdout and "--set" in ran.stdout

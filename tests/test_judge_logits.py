@@ -272,15 +272,6 @@ def test_what_it_raises_is_told_with_the_line():
     assert "test_judge_logits.py:" in report.text
 
 
-def test_a_loss_of_log_probs_is_asked_as_before():
-    def loss(log_probs, old_log_probs, advantages, mask):
-        return surrogate(log_probs, old_log_probs, advantages, mask)
-
-    report = judge_loss(loss)
-    assert report.verdict == "right" and "Logits" not in report.text
-    assert "the shift by one" in report.more
-
-
 def every_k3(new, ref, weights=lambda new: 1.0):
     new, ref = new.log_softmax(dim=-1), ref.log_softmax(dim=-1)
     return (weights(new) * k3_of(ref - new)).sum(dim=-1)

@@ -33,10 +33,6 @@ def summed(log_probs, old_log_probs, advantages, mask):
     return (per_token(log_probs, old_log_probs, advantages) * mask).sum()
 
 
-def by_width(log_probs, old_log_probs, advantages, mask):
-    return (per_token(log_probs, old_log_probs, advantages) * mask).sum() / (mask.shape[0] * 7)
-
-
 def of_the_batch(log_probs, old_log_probs, advantages, mask):
     return by_tokens(log_probs, old_log_probs, advantages / (1 + advantages.abs().max()), mask)
 
@@ -45,7 +41,6 @@ def of_the_batch(log_probs, old_log_probs, advantages, mask):
     ("loss", "words"),
     [
         (by_rows, "is the mean of its parts, weighted by their rows"),
-        (by_width, "is the mean of its parts, weighted by their rows"),
         (by_tokens, "the mean of two parts isn't the loss of the whole batch. Weight them by"),
         (summed, "the losses of two parts add up"),
         (grpo_loss, "the losses of two parts add up"),  # it is given `whole`
@@ -81,10 +76,7 @@ def test_a_count_of_the_whole_batch_is_passed_whatever_it_is_called():
             raise NotImplementedError(how)
         return total / count * dp_size
 
-    def both(log_probs, old_log_probs, advantages, mask, whole=None):
-        return rows(log_probs, old_log_probs, advantages, mask, whole[0])
-
-    for loss in (tokens, rows, either, both):
+    for loss in (tokens, rows, either):
         report = judge_loss(loss)
         assert (report.verdict, report.mistakes) == ("right", []), report.text
         assert "the losses of two parts add up" in report.text

@@ -19,6 +19,7 @@ LINK = (
     r"https://github\.com/[\w.-]+/[\w.-]+/blob/(?:[0-9a-f]{7,40}|[\w.-]*v?\d[\w.]*)/[\w./-]+#L\d+"
 )
 ROWS, SAID = judge_field.runs(), judge_field.SAID
+SICK = ["max_for_min"]
 
 
 def test_each_verdict_has_a_word_and_each_name_is_in_the_catalogue():
@@ -77,13 +78,7 @@ def folder(tmp_path, monkeypatch):
     common = {"kind": "loss", "which": [], **at}
     lines = [
         {"id": "p_right", "call": "a.py:right", "truth": "right", **common},
-        {
-            "id": "p_sick",
-            "call": "a.py:sick",
-            "truth": "mistake",
-            **common,
-            "which": ["max_for_min"],
-        },
+        {**common, "id": "p_sick", "call": "a.py:sick", "truth": "mistake", "which": SICK},
         {"id": "p_secret", "call": "a.py:right", "truth": "right", **common, "listed": False},
     ]
     text = "\n".join(map(json.dumps, lines)) + "\n\n"
@@ -100,7 +95,7 @@ def asked(monkeypatch):
 
     def judge_file(target, built_in):
         asked.append(target.rpartition(":")[2])
-        wrong = ["max_for_min"] if asked[-1] == "sick" else []
+        wrong = SICK if asked[-1] == "sick" else []
         return unjudged("")._replace(verdict="mistake" if wrong else "right", mistakes=wrong)
 
     monkeypatch.setattr(judge_field, "judge_file", judge_file)

@@ -42,9 +42,9 @@ PLACE = ("repo", "commit", "path", "line")
 KNOWN = ("id", "kind", "truth", "also_defensible")
 SHOWN = ("project", *PLACE, "date", "function", "setting", "which", "upstream", "remark")
 SAID = ("judge", "verdict", "mistakes", "notes")
-CLINIC = store.ROOT / "minigrpo" / "clinic"
 WORDS = {"right": "right", "notes": "right, with notes", "unknown": "a variant it doesn't know"}
 WORDS |= {"mistake": "mistake", "not judged": "not judged"}
+TRUTHS = {"right": "right", "notes": WORDS["notes"], "variant": "a variant", "mistake": "mistake"}
 
 Row = dict[str, Any]
 
@@ -60,20 +60,24 @@ def field(folder: Path) -> list[Row]:
 
 def told(line: Row) -> Row:
     """What is stored of a function beside the verdict."""
-    row = {key: line[key] for key in KNOWN if line.get(key)}
-    if line.get("listed", True) and all(map(line.get, PLACE)):
-        return row | {key: line[key] for key in SHOWN if line.get(key)}
-    return row | {"id": store.of_data(line["id"])[:12]}
+    named = line.get("listed", True) and all(map(line.get, PLACE))
+    row = {key: line[key] for key in KNOWN + SHOWN * named if line.get(key)}
+    return row if named else row | {"id": store.of_data(line["id"])[:12]}
 
 
 def judge() -> str:
     """Which judge it is."""
-    files = [CLINIC / "catalogue.py", *sorted((CLINIC / "judge").glob("*.py"))]
+    clinic = store.ROOT / "minigrpo" / "clinic"
+    files = [clinic / "catalogue.py", *sorted((clinic / "judge").glob("*.py"))]
     return store.of_code(*(file.read_text("utf-8") for file in files))[:8]
 
 
 def runs() -> list[Row]:
     return store.load(FILE).get("runs", [])
+
+
+def listed() -> list[Row]:
+    return [row for row in runs() if "repo" in row]
 
 
 def false(row: Row) -> bool:
@@ -103,13 +107,11 @@ def main(arguments: list[str] | None = None) -> int:
         asked, today = {}, judge()
         for line, row in wanted:
             if chosen.again or row.get("judge") != today:
-                target = str(chosen.folder / line["call"])
-                asked[pool.submit(judge_file, target, {})] = row
+                asked[pool.submit(judge_file, str(chosen.folder / line["call"]), {})] = row
         save()
         for done in as_completed(asked):
             said = done.result()
-            new = zip(SAID, (today, said.verdict, said.mistakes, said.notes))
-            asked[done].update(new)
+            asked[done].update(zip(SAID, (today, said.verdict, said.mistakes, said.notes)))
             save()
     for line, row in wanted:
         truth = f"{line['truth']}: {', '.join(line.get('which', []))}"
@@ -119,29 +121,23 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(false(row) for _, row in wanted))
 
 
-# ---------------------------------------------------------------------------------------------
 # docs/judged.md
 
 
 def counts() -> str:
     """How many there are, and what they are by hand beside what the judge says."""
     count = Counter((row["truth"], row["verdict"]) for row in runs())
-    projects = len({row["project"] for row in listed()})
-    text = f"The judge has been asked about {count.total()} functions. {len(listed())} of them, "
-    text += f"from {projects} projects, are in the table below.\n\n"
+    shown = [row["project"] for row in listed()]
+    text = f"The judge has been asked about {count.total()} functions. {len(shown)} of them, "
+    text += f"from {len({*shown})} projects, are in the table below.\n\n"
     text += f"| by hand | {' | '.join(WORDS.values())} |\n|{'---|' * 6}"
-    for truth in ("right", "notes", "variant", "mistake"):
-        cells = [str(count[truth, said] or "") for said in WORDS]
-        text += f"\n| {WORDS.get(truth, 'a variant')} | {' | '.join(cells)} |"
+    for truth, words in TRUTHS.items():
+        text += f"\n| {words} | {' | '.join(str(count[truth, said] or '') for said in WORDS)} |"
     return text
 
 
 def link(row: Row) -> str:
     return "https://github.com/{repo}/blob/{commit}/{path}#L{line}".format(**row)
-
-
-def listed() -> list[Row]:
-    return [row for row in runs() if "repo" in row]
 
 
 def functions(rows: list[Row]) -> str:
@@ -162,18 +158,15 @@ def by_hand(row: Row) -> str:
 
 
 def verdict(row: Row) -> str:
-    if row["verdict"] != "mistake":
-        return WORDS[row["verdict"]] + f": {in_code(row['notes'])}" * bool(row["notes"])
-    return f"mistake: {in_code(row['mistakes'])}" + f"; {in_code(row['notes'])}" * bool(
-        row["notes"]
-    )
+    names = "; ".join(in_code(row[key]) for key in ("mistakes", "notes") if row[key])
+    return WORDS[row["verdict"]] + f": {names}" * bool(names)
 
 
 def remarks(row: Row) -> str:
     """What upstream says, and we where the judge says something else than we found by hand."""
     told = [f"[{one['what']}]({one['url']})" for one in row.get("upstream", [])]
     if false(row):
-        told.append(f"By hand it's {WORDS.get(row['truth'], 'a variant')}, so the judge is wrong")
+        told.append(f"By hand it's {TRUTHS[row['truth']]}, so the judge is wrong")
     elif not {*row["mistakes"]} <= {*row.get("which", [])}:
         told.append(f"By hand it's {by_hand(row)}")
     return ". ".join([*told, *filter(None, [row.get("remark")])])

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-_WHERE = {"Report": "report", "assert_grpo_loss": "testing", "judge_loss": "verdict"}
+_WHERE = {"Report": "report", "assert_grpo_loss": "verdict", "judge_loss": "verdict"}
 __all__ = sorted(_WHERE)
 
 

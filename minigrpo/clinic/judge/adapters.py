@@ -129,9 +129,8 @@ def trl_advantages(trainer: Any, rewards: Tensor) -> Tensor:
     before = torch.get_default_dtype()
     torch.set_default_dtype(rewards.dtype)  # of G / (G - 1), a quotient of whole numbers
     try:
-        return trainer._generate_and_score_completions([{"prompt": ""} for _ in token])[
-            "advantages"
-        ]
+        made = trainer._generate_and_score_completions([{"prompt": ""} for _ in token])
+        return made["advantages"]
     finally:
         torch.set_default_dtype(before)
 
@@ -158,8 +157,7 @@ def trl(own: Any = None, **settings: Any) -> Callable:
         )
 
     def advantages(rewards, group_size):
-        trainer = trl_trainer(kind, **settings, num_generations=group_size)
-        return trl_advantages(trainer, rewards)
+        return trl_advantages(trl_trainer(kind, **settings, num_generations=group_size), rewards)
 
     if own == "advantages":
         if not (version := metadata.version("trl")).startswith("1.16."):
@@ -175,21 +173,16 @@ def trl(own: Any = None, **settings: Any) -> Callable:
 
 def verl(own: Any = None, **settings: Any) -> Callable:
     """A policy loss by loss_mode, or somebody's; advantages by adv_estimator. verl's settings."""
-    core, configs = (
-        import_module("verl.trainer.ppo.core_algos"),
-        import_module("verl.workers.config"),
-    )
+    core = import_module("verl.trainer.ppo.core_algos")
+    configs = import_module("verl.workers.config")
     if own == "advantages":
         return verl_advantages(core, **settings)
     ask = own or core.get_policy_loss_fn(settings.pop("loss_mode", "vanilla"))
     settings = {"strategy": "fsdp", "use_dynamic_bsz": True, "rollout_n": 1} | settings
-
     usual = configs.ActorConfig(**settings)
     whole = WHOLE[not usual.loss_agg_mode.startswith("token")]
 
-    def loss(
-        log_probs, old, A, mask, clip, ref_log_probs=None, kl_weight=0.0, max_length=None, **n
-    ):
+    def loss(log_probs, old, A, mask, clip, ref_log_probs=None, kl_weight=0, max_length=None, **n):
         bounds = {"clip_ratio_low": clip[0], "clip_ratio_high": clip[1]}
         c = configs.ActorConfig(**settings | bounds)
         c.global_batch_info.update(n, loss_scale_factor=max_length)
@@ -249,12 +242,11 @@ def torchtune(own: Any = None, **settings: Any) -> Callable:
     kind = own or getattr(import_module(f"torchtune.dev.{dev[0]}.loss"), name)
     kind(**settings)
 
-    def loss(log_probs, old_log_probs, advantages, completion_mask, epsilon, **more):
-        old = log_probs.detach() if old_log_probs is None else old_log_probs
-        mine = kind(**settings | {"epsilon": epsilon, "kl_coeff": more["kl_weight"]})
-        return mine(old, log_probs, more["ref_log_probs"], advantages, completion_mask)
+    def loss(log_probs, old, A, mask, epsilon, ref_log_probs, kl_weight):
+        theirs = kind(**settings | {"epsilon": epsilon, "kl_coeff": kl_weight})
+        return theirs(old, log_probs, ref_log_probs, A[:, 0], mask.bool())
 
-    return asked(loss, "loss", epsilon=0.2, **KL)
+    return per_token(loss, epsilon=0.2, **KL)
 
 
 def nemo_rl(own: Any = None, **settings: Any) -> Callable:
@@ -263,7 +255,6 @@ def nemo_rl(own: Any = None, **settings: Any) -> Callable:
     kind, configured = own or losses.ClippedPGLossFn, losses.ClippedPGLossConfig
     if unknown := settings.keys() - configured.__annotations__.keys():
         raise TypeError(f"ClippedPGLossConfig has no {', '.join(sorted(unknown))}")
-
     whole = "global_valid_toks" if settings.get("token_level_loss", True) else "global_valid_seqs"
 
     def loss(log_probs, old, A, mask, clip, ref_log_probs, kl_weight, **n):

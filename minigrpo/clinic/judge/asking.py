@@ -20,16 +20,16 @@ from minigrpo.clinic.judge.probes import BUILT_IN, KINDS, OPTIONAL, Probe
 from minigrpo.clinic.judge.report import Unjudged
 
 LP = r"(log_?p\w*|lps?)"
+OLD = r"(old|behaviou?r|sampl\w*|rollout|inference|generat\w*|prev)"
 NAMES = {  # how inputs are called, here and elsewhere; the first that fits counts
     "ref_log_probs": rf"(\w+_)?ref(erence)?_?(\w*_)?{LP}|\w*{LP}_ref",
-    "old_log_probs": rf"old|(\w+_)?(old|behaviou?r|sampl\w*|rollout|inference|generat\w*|prev)_?"
-                     rf"(\w*_)?{LP}|\w*{LP}_old",
+    "old_log_probs": rf"old|(\w+_)?{OLD}_?(\w*_)?{LP}|\w*{LP}_old",
     "completion_mask": r"(.*_)?ma?sks?",
     "rewards": r"(.*_)?(rewards?|scores?)",
     "advantages": r"(.*_)?adv(s|antages?)?|A",
     "group_size": r"group_size|num_generations|n_samples_per_prompt|G",
     "log_probs": rf"(.*_)?({LP}|new)",
-}  # fmt: skip
+}
 CLIP = r"(clip_?(range|ratio|eps|epsilon)?|eps(ilon)?(_clip)?)"
 OPTIONS = {  # and options: those with a number by default
     "kl_weight": r"beta|kl_(beta|weight|ctl|(loss_|penalty_)?coeff?)",
@@ -49,6 +49,9 @@ KNOWN = {*BUILT_IN, "max_length", *OPTIONAL}
 REWARD = {"scale", "baseline", "eps"}  # options of `group_advantages`
 NEEDS = {"kl_weight": "ref_log_probs", "estimator": "ref_log_probs",
          "kl_correction": "ref_log_probs", "entropy_weight": "entropy"}  # fmt: skip
+
+FLOATS = (torch.float64, torch.float32)
+MASKS = (torch.bool, torch.long, torch.float64)
 
 Answer = list[Tensor] | str
 """A value, and its gradients with respect to log_probs and entropy; or what was raised."""
@@ -79,10 +82,15 @@ def role(parameter: inspect.Parameter) -> str | None:
     number = isinstance(usual, (int, float)) and not isinstance(usual, bool)
     if name in KNOWN:
         return "clip low" if name == "clip" and number else name
-    table = OPTIONS if number else NAMES if usual is None else NAMES | OPTIONS
-    table = table if number else table | COUNTS
     if not (number or usual is None or usual is parameter.empty):
         return None
+    inputs = NAMES if usual is None else NAMES | OPTIONS
+    table = OPTIONS if number else inputs | COUNTS
+    return fitting(table, name)
+
+
+def fitting(table: Mapping[str, str], name: str) -> str | None:
+    """The first of a table whose pattern is the name's."""
     return next((to for to, names in table.items() if re.fullmatch(names, name)), None)
 
 
@@ -110,15 +118,19 @@ class Judged:
                 self.roles.pop(p.name, None)
             taken.add(to)
         inputs = {to for to in self.roles.values() if to in NAMES and to not in OPTIONAL}
-        rest = [p.name for p in named if p.default is p.empty and p.name not in self.roles]
+        required = [p.name for p in named if p.default is p.empty]
+        rest = [name for name in required if name not in self.roles]
         if inspect.Parameter.VAR_POSITIONAL in starred and not inputs and not rest:
             rest = ["*"] * 4
-        self.kind = self._kind(inputs, len(rest))
+        if inputs & {"rewards", "group_size"} and "advantages" not in inputs:
+            self.kind = "rewards" if inputs & {"log_probs", "completion_mask"} else "advantages"
+        else:
+            self.kind = "advantages" if not inputs and len(rest) == 2 else "loss"
         missing = [role for role in KINDS[self.kind] if role not in inputs]
-        twice = len({*self.roles.values()}) < len(self.roles)
         all_of = {*self.roles.values()}
-        needed = {p.name for p in named if p.default is p.empty} & self.roles.keys()
-        rest += [p for p in needed if NEEDS.get(self.roles[p], self.roles[p]) not in all_of]
+        needs = {p: NEEDS.get(self.roles[p]) for p in required if p in self.roles}
+        rest += [p for p, needed in needs.items() if needed and needed not in all_of]
+        twice = len(all_of) < len(self.roles)
         if len(rest) != len(missing) or inputs - {*KINDS[self.kind]} or twice:
             told = [f"{theirs} is {to}" for theirs, to in self.roles.items() if to in inputs]
             told += [f"what is {p}?" for p in rest] + [f"which is {role}?" for role in missing]
@@ -133,8 +145,7 @@ class Judged:
         self.roles |= {} if self.positional else dict(zip(rest, missing))
         parts = {part.partition(" ")[0] for part in self.roles.values()} & KNOWN
         self.by_star = KNOWN - parts if inspect.Parameter.VAR_KEYWORD in starred else set()
-        self.one_clip = "clip high" not in self.roles.values() and "clip" not in self.roles.values()
-        self.one_clip &= "clip" in parts
+        self.one_clip = "clip" in parts and not {"clip", "clip high"} & all_of
         theirs = {"loss": REWARD, "advantages": KNOWN - REWARD}.get(self.kind, set())
         options = (parts | self.by_star) - theirs
         self.options = {k for k in options if NEEDS.get(k, k) in options}
@@ -158,12 +169,6 @@ class Judged:
                 raise Unjudged(f"expected one of {', '.join([*NAMES, *KNOWN, *more])}, got {to!r}")
         return names
 
-    @staticmethod
-    def _kind(roles: set[str], rest: int) -> str:
-        if roles & {"rewards", "group_size"} and "advantages" not in roles:
-            return "rewards" if roles & {"log_probs", "completion_mask"} else "advantages"
-        return "advantages" if not roles and rest == 2 else "loss"
-
     def __call__(self, inputs: dict[str, Any], settings: dict[str, Any]) -> Any:
         types = {"completion_mask": self.mask}
         arguments = {
@@ -178,12 +183,11 @@ class Judged:
             count = inputs.get("whole") or (len(mask), max(1, int(mask.sum())))
             each = map(torch.tensor, count)
             arguments |= {"whole": count, **dict(zip(("whole rows", "whole tokens"), each))}
-        ours = {k: v for k, v in settings.items() if k in self.options}
-        ours |= {k: arguments[k] for k in OPTIONAL if k in self.options and k in arguments}
-        named = {k: v for k, v in ours.items() if k in self.by_star}
-        if "clip" in ours:
-            ours["clip low"], ours["clip high"] = ours["clip"]
-        given = {k: v for k, v in {**arguments, **ours}.items() if k not in OPTIONAL or k in ours}
+        given = {**arguments, **settings}
+        given = {k: v for k, v in given.items() if k in self.options or k not in KNOWN}
+        named = {k: given[k] for k in self.by_star & given.keys()}
+        if "clip" in given:
+            given["clip low"], given["clip high"] = given["clip"]
         named |= {name: given[to] for name, to in self.roles.items() if to in given}
         value = self.function(*(arguments[role] for role in self.positional), **named)
         for name, x in before.items():
@@ -216,8 +220,9 @@ def answer(call: Callable[[dict, dict], Any], probe: Probe, settings: dict[str, 
     arguments = {k: v.clone() if isinstance(v, Tensor) else v for k, v in probe.inputs.items()}
     leaves = [arguments[k].requires_grad_() for k in ("log_probs", "entropy") if k in arguments]
     gradients: Any = [None] * len(leaves)
+    theirs = isinstance(call, Judged)
     try:
-        with quietly() if isinstance(call, Judged) else contextlib.nullcontext():
+        with quietly() if theirs else contextlib.nullcontext():
             value = first(call(arguments, settings))
             if leaves and isinstance(value, Tensor) and value.requires_grad:
                 gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
@@ -225,9 +230,9 @@ def answer(call: Callable[[dict, dict], Any], probe: Probe, settings: dict[str, 
         raise
     except (Exception, SystemExit) as error:
         words = f"{type(error).__name__}: {error}".splitlines()[0].strip(": ")
-        return words + (at_line(error, call.function) if isinstance(call, Judged) else "")
+        return words + (at_line(error, call.function) if theirs else "")
     _check(value, probe)
-    if isinstance(call, Judged):
+    if theirs:
         call.connected |= value.requires_grad or not leaves
     value = value.detach().double()
     pairs = zip(gradients, leaves)

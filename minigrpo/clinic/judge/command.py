@@ -141,29 +141,20 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["child"]:
         child(*arguments[1:])
-    parser = argparse.ArgumentParser(
-        "grpo-judge",
-        description=__doc__,
-        epilog=HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("grpo-judge", None, __doc__, HELP, formatter_class=form)
     pairs: dict[str, Any] = dict(nargs="+", default=[])
     parser.add_argument("target", metavar="file.py:function", nargs="?")
     of = "trl, verl, openrlhf, torchtune or nemo_rl, then its settings"
     parser.add_argument("--from", dest="library", metavar="word", help=of, **pairs)
     parser.add_argument("--map", metavar="theirs=ours", help="what its parameters are", **pairs)
-    parser.add_argument(
-        "--as",
-        dest="like",
-        metavar="dapo",
-        help="grpo, dr_grpo, dapo, gspo, cispo or rloo: what it has to be",
-    )
+    algorithms = "grpo, dr_grpo, dapo, gspo, cispo or rloo: what it has to be"
+    parser.add_argument("--as", dest="like", metavar="dapo", help=algorithms)
     parser.add_argument("--set", metavar="name=value", help="what it has built in", **pairs)
     parser.add_argument("--notes", action="store_true", help="a longer report")
     parser.add_argument("--json", action="store_true", help="the longer report as JSON")
-    parser.add_argument(
-        "--seconds", type=float, default=60, help="how long your code may take (60)"
-    )
+    time_out = "how long your code may take (60)"
+    parser.add_argument("--seconds", type=float, default=60, help=time_out)
     chosen = parser.parse_args(arguments)
     names = dict(word.split("=", 1) for word in chosen.map if "=" in word)
     if len(names) < len(chosen.map):

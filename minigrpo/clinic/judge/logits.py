@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
@@ -16,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minigrpo.clinic.judge.asking import Judged, first, role
+from minigrpo.clinic.judge.asking import FLOATS, MASKS, OLD, Judged, first, fitting, role
 from minigrpo.clinic.judge.probes import DEFAULTS, rows
 
-OLD = r"(old|behaviou?r|sampl\w*|rollout|inference|generat\w*|prev)"
 THEIRS = {  # how what comes with logits is called; the first that fits counts
     "ref_logits": r"(\w+_)?ref(erence)?_?(\w*_)?logits|logits_ref",
     "old_logits": rf"(\w+_)?{OLD}_?(\w*_)?logits|logits_old",
@@ -107,14 +105,11 @@ class FromLogits:
         self.function, self.flat, self.filling = function, False, -0.5
         self.__code__ = getattr(getattr(function, "forward", function), "__code__", None)
         self.temperature, self.kl, self.sent = TEMPERATURE, "", {}
-        self.theirs: dict[str, str] = {}  # how it calls what is ours
         parameters = [p for p in signature.parameters.values() if p.kind != p.VAR_POSITIONAL]
         names = Judged.checked(names, [p.name for p in parameters], THEIRS)
-        self.roles = {p.name: names.get(p.name) or role(p) for p in parameters}
-        for name, known in self.roles.items():
-            fitting = (to for to, pattern in THEIRS.items() if re.fullmatch(pattern, name))
-            if to := known if known in THEIRS else None if known else next(fitting, None):
-                self.theirs[to] = name
+        said = (names.get(p.name) or role(p) or fitting(THEIRS, p.name) for p in parameters)
+        self.roles = {p.name: to for p, to in zip(parameters, said)}
+        self.theirs = {to: name for name, to in self.roles.items() if to in THEIRS}
         if not {"logits", "ids"} <= self.theirs.keys():
             raise ValueError("it takes no logits")
         self.made = {name: self.theirs[to] for to, name in OURS.items() if to in self.theirs}
@@ -188,17 +183,15 @@ class FromLogits:
     def find_out(self, judged: Judged) -> Reading:
         """The reading with the fewest mistakes, of all layouts in which nothing is raised."""
         found = []
-        masks, floats = (torch.bool, torch.long, torch.float64), (torch.float64, torch.float32)
-        for layout, *form in product(LAYOUTS, (False, True), floats, masks):
+        for layout, *form in product(LAYOUTS, (False, True), FLOATS, MASKS):
             judged.per_token, judged.dtype, judged.mask = form
             if reading := self.read(judged, layout):
-                found.append((len(self.mistakes_of(reading)), reading, form))
+                found.append((len(reading.mistakes("temperature" in self.theirs)), reading, form))
                 if not found[-1][0]:
                     break
         self.flat = False
-        _, reading, form = min(
-            found, key=lambda f: f[0], default=(0, Reading(Layout(), 0, 0, 0), form)
-        )
+        none = 0, Reading(Layout(), 0, 0, 0), form
+        _, reading, form = min(found, key=lambda one: one[0], default=none)
         judged.per_token, judged.dtype, judged.mask = form
         return reading
 
@@ -206,13 +199,11 @@ class FromLogits:
         """Which sum over the vocabulary the KL term is, if it is one."""
         if "ref_logits" not in self.theirs or "kl_weight" not in judged.options:
             return ""
-        usual, (alike, apart) = (
-            {**DEFAULTS, "max_length": 5},
-            (rows([[1]], [1]), rows([[1]], [0], kl=2.0)),
-        )
+        usual = {**DEFAULTS, "max_length": 5}
         try:
-            unit = first(judged(alike.inputs, usual))
-            kl = first(judged(apart.inputs, {**usual, "kl_weight": 1.0})) / -unit
+            unit = first(judged(rows([[1]], [1]).inputs, usual))
+            apart = rows([[1]], [0], kl=2.0).inputs
+            kl = first(judged(apart, {**usual, "kl_weight": 1.0})) / -unit
         except Exception:
             return ""
         new, ref = (self.sent[name].log_softmax(-1) for name in ("log_probs", "ref_log_probs"))
@@ -222,7 +213,8 @@ class FromLogits:
 
     def told(self) -> tuple[dict[str, dict], dict[str, dict]]:
         """Mistakes and notes, each with its sentence."""
-        mistakes = {name: {"sentence": OF_LOGITS[name]} for name in self.mistakes_of(self.reading)}
+        heated = "temperature" in self.theirs
+        mistakes = {name: {"sentence": OF_LOGITS[name]} for name in self.reading.mistakes(heated)}
         as_read = self.theirs["ids"] == "input_ids" and self.reading.layout == Layout()
         notes = {"logits_not_shifted": {"sentence": TAKEN_AS_SHIFTED}} if as_read else {}
         if self.kl:
@@ -242,9 +234,6 @@ class FromLogits:
         read_as = {theirs: to for to, theirs in self.theirs.items()}
         read_as |= {name: to for name, to in roles.items() if name not in OURS.values()}
         return {"given": f"{words}.", "read_as": read_as}
-
-    def mistakes_of(self, reading: Reading) -> list[str]:
-        return reading.mistakes("temperature" in self.theirs)
 
     def read(self, judged: Judged, layout: Layout) -> Reading | None:
         """What the gradient says, if nothing depends on what stands beside the completions."""
@@ -288,19 +277,16 @@ class FromLogits:
         return Reading(layout, *where, measured, measured in (0, 1) and not alike(slope, warm))
 
     @staticmethod
-    def places(
-        seen: Tensor, mask: Tensor, layout: Layout, shift: int
-    ) -> tuple[int, int, int] | None:
+    def places(seen: Tensor, mask: Tensor, layout: Layout, shift: int) -> list[int] | None:
         """Where logits, ids and mask begin, if these positions have a gradient."""
         width = mask.shape[1]
         long = longer(mask, layout.mask, layout.mask, False)
-        for all_of, mask_from, start in product(
-            (False, True), {layout.mask: 0, 0: 0}, range(layout.logits + 1)
-        ):
+        starts = product((False, True), {layout.mask: 0, 0: 0}, range(layout.logits + 1))
+        for all_of, mask_from, start in starts:
             cut = torch.ones_like(mask) if all_of else long[:, mask_from : mask_from + width]
             told = longer(cut, layout.logits, start, False)
             if told.equal(seen) and 0 <= start + shift <= layout.ids:
-                return start, start + shift, mask_from
+                return [start, start + shift, mask_from]
         return None
 
 

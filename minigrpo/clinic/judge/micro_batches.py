@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigrpo.clinic.judge.asking import Answer, answer, same
+from minigrpo.clinic.judge.asking import Answer, same
 from minigrpo.clinic.judge.probes import BUILT_IN, Probe, rows
 from minigrpo.clinic.judge.trial import Trial
 
@@ -60,8 +60,7 @@ class MicroBatches:
 
     def reply(self, batch: Probe, cut: slice = slice(None), **whole: Any) -> Answer:
         inputs = {k: v[cut] if isinstance(v, Tensor) else v for k, v in batch.inputs.items()}
-        part = batch._replace(inputs=inputs | whole)
-        return answer(self.judged, part, self.trial.settings(part))
+        return self.trial.reply(batch, **inputs, **whole)
 
 
 def added(parts: list[Answer], weights: tuple[float, ...]) -> Answer:

@@ -131,6 +131,8 @@ def one_token_each(probe: Probe) -> Probe:
     return Probe(f"{probe.what}, one token each", {**loss.inputs, **probe.inputs}, probe.settings)
 
 
+APART = [groups([size, 0], 2) for size in (1e-3, 1.0)]
+SIZES = {"advantages": APART, "rewards": [*map(one_token_each, APART)]}
 PROBES = {
     "loss": LOSS,
     "advantages": ADVANTAGES,

@@ -63,7 +63,7 @@ def judge_file(
         path = Path(folder) / "report.json"
         root = str(Path(__file__).resolve().parents[3])
         python_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-B", "-m", "minigrpo.clinic.judge", "child", str(path)]
+        command = [sys.executable, "-B", "-m", "minigrpo.clinic", "judge", "child", str(path)]
         quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         env = {**os.environ, "PYTHONPATH": python_path}
         command.append(json.dumps([target, built_in, seconds, {**names}, like]))

@@ -18,40 +18,14 @@ import torch
 from torch import Tensor
 
 from minigrpo import objective
-from minigrpo.clinic.catalogue import (
-    FORMS,
-    NAMED,
-    NO_CLIP,
-    NOTES,
-    Mistake,
-    cut_off,
-    dual_clip,
-    k3_up_to,
-)
-from minigrpo.clinic.catalogue import VARIANTS as OTHER_FORMS
+from minigrpo.clinic import catalogue
+from minigrpo.clinic.catalogue import FORMS, NAMED, NO_CLIP, NOTES, Mistake
 from minigrpo.clinic.judge import asking
-from minigrpo.clinic.judge.asking import (
-    NEEDS,
-    REWARD,
-    THEIRS,
-    Answer,
-    Judged,
-    answer,
-    same,
-)
-from minigrpo.clinic.judge.probes import (
-    BUILT_IN,
-    DEFAULTS,
-    OPTIONAL,
-    PROBES,
-    Probe,
-    groups,
-    one_token_each,
-    rows,
-)
+from minigrpo.clinic.judge.asking import NEEDS, REWARD, Answer, Judged, answer, same
+from minigrpo.clinic.judge.probes import BUILT_IN, DEFAULTS, OPTIONAL, PROBES, SIZES, Probe, rows
 from minigrpo.clinic.judge.report import SEARCH, Unjudged
 from minigrpo.clinic.judge.trl_answers import SCALES, VARIANTS, Answers, translated
-from minigrpo.clinic.mistakes import sick_sources
+from minigrpo.clinic.mistakes import sick_sources, source_of
 
 KL = (  # what is made of log-probs and how far they are above the others, in forms with a name
     lambda new, d: math.expm1(-d) + d,
@@ -62,6 +36,7 @@ KL = (  # what is made of log-probs and how far they are above the others, in fo
     lambda new, d: math.exp(new) * d,
     lambda new, d: d - new,  # the gradient of F.kl_div without log_target
 )
+OBJECTIVE = inspect.getsource(objective)
 ADVANTAGES = (objective.group_advantages, objective.equal_groups)  # where those about them are
 
 
@@ -71,9 +46,9 @@ def course(*mistakes: Mistake) -> Callable[[dict[str, Any], dict[str, Any]], Any
 
     ValueError: two of them are in one place.
     """
-    source = inspect.getsource(objective)
+    source = OBJECTIVE
     for function, sick in sick_sources(sum((m.lines for m in mistakes), ())).items():
-        source = source.replace(inspect.getsource(function), sick)
+        source = source.replace(source_of(function), sick)
     names: dict[str, Any] = {"__name__": "minigrpo.objective with mistakes"}
     exec(compile(source, "<objective with mistakes>", "exec"), names)
     names["_ratio_metrics"] = lambda *_: {}  # which takes half of the time
@@ -113,10 +88,11 @@ class Trial:
         self.judged, self.kind, self.built_in = judged, judged.kind, built_in
         self.assumed, self.uncovered, self.turned = dict(built_in), {}, []
         self.obstacles, self.ends = "", time.process_time() + SEARCH
-        self.about = about = {True: self.kind != "loss", False: self.kind != "advantages"}
-        self.forms = [f for f in OTHER_FORMS + FORMS if about[f.lines[0][0] in ADVANTAGES]]
+        self.about = {True: self.kind != "loss", False: self.kind != "advantages"}
+        known = catalogue.VARIANTS + FORMS
+        self.forms = [form for form in known if self.about[form.lines[0][0] in ADVANTAGES]]
+        self.variants, self.facts = [*catalogue.VARIANTS], []
         self.measured: dict[str, list] = {}
-        self.variants, self.facts = [*OTHER_FORMS], []
         self.probes: list[tuple[int, Probe]] = []
         self.got: list[Answer] = []
         self.choose_form()
@@ -132,14 +108,18 @@ class Trial:
             wanted = {"max_length": 5, **wanted}  # it may be the constant that is divided by
         return {**{k: v for k, v in wanted.items() if k in self.judged.options}, **self.assumed}
 
+    def reply(self, probe: Probe, **inputs: Any) -> Answer:
+        """What the function answers, perhaps with other inputs."""
+        probe = probe._replace(inputs={**probe.inputs, **inputs})
+        return answer(self.judged, probe, self.settings(probe))
+
     def choose_form(self) -> None:
         """The first dtype of the mask, and set of options, with which nothing is raised."""
         probe, judged, known = PROBES[self.kind][0], self.judged, self.judged.options
-        types = (torch.float64, torch.float32), (torch.bool, torch.long, torch.float64)
         shapes = (False, "needed") if self.kind == "loss" else (False,)
-        ways = product(shapes, types[0], (known, judged.named), types[1])
+        ways = product(shapes, asking.FLOATS, (known, judged.named), asking.MASKS)
         for judged.per_token, judged.dtype, judged.options, judged.mask in ways:
-            if not isinstance(answer(judged, probe, self.settings(probe)), str):
+            if not isinstance(self.reply(probe), str):
                 break
         else:
             judged.per_token, judged.options = False, known
@@ -150,8 +130,7 @@ class Trial:
 
     def by_rows(self) -> bool:
         """Whether an advantage reaches the tokens of its row, and those alone."""
-        probe = rows([[1, 1], [1, 1]], [1, -1])
-        reply = answer(self.judged, probe, self.settings(probe))
+        reply = self.reply(rows([[1, 1], [1, 1]], [1, -1]))
         if isinstance(reply, str):
             return False
         (a, b), (c, d) = reply[1].tolist()
@@ -161,29 +140,32 @@ class Trial:
         """An option that changes no answer isn't one."""
         for option in sorted(self.judged.options - {*OPTIONAL, "max_length"}):
             probes = [p for p in PROBES[self.kind] if option in p.settings or option == "clip"]
-            usual = {option: (0.05, 0.05) if option == "clip" else DEFAULTS[option]}
-            pairs = ((self.settings(p), {**self.settings(p), **usual}) for p in probes)
-            replies = [[answer(self.judged, p, s) for s in two] for p, two in zip(probes, pairs)]
-            if replies and all(same(*two) for two in replies):
+            other = (0.05, 0.05) if option == "clip" else DEFAULTS[option]
+            if probes and not any(self.depends(p, option, other) for p in probes):
                 self.judged.options.discard(option)
                 self.judged.unused += [option] * (option in self.judged.named)
-
         if "clip" in self.judged.options:
             far = [p for p in PROBES[self.kind] if p.settings.get("clip") == (0.2, 0.28)]
-            pairs = ((self.settings(p), {**self.settings(p), "clip": (0.2, 0.2)}) for p in far)
-            two = [[answer(self.judged, p, s) for s in both] for p, both in zip(far, pairs)]
-            self.judged.one_clip |= all(same(*replies) for replies in two)
+            self.judged.one_clip |= not any(self.depends(p, "clip", (0.2, 0.2)) for p in far)
+
+    def depends(self, probe: Probe, option: str, other: Any) -> bool:
+        """Whether the answer is another one with this value of an option."""
+        settings = self.settings(probe)
+        pair = (answer(self.judged, probe, s) for s in (settings, {**settings, option: other}))
+        return not same(*pair)
+
+    def two_bounds(self, settings: dict[str, Any]) -> bool:
+        """Whether the clip has two, and the function one."""
+        return self.judged.one_clip and len({*settings.get("clip", (0,))}) > 1
 
     def ask(self) -> None:
         asked_for = set()
         for number, probe in enumerate(PROBES[self.kind]):
-            if self.judged.one_clip and len({*self.settings(probe).get("clip", (0,))}) > 1:
-                continue
             key = repr([probe.inputs, self.settings(probe)])
-            if key in asked_for:  # without the option that it lacks, it's a case that there was
-                continue
+            if key in asked_for or self.two_bounds(self.settings(probe)):
+                continue  # without the option that it lacks, it's a case that there was
             asked_for.add(key)
-            reply = answer(self.judged, probe, self.settings(probe))
+            reply = self.reply(probe)
             asked = [f"{k}={v!r}" for k, v in probe.settings.items()
                      if k in self.judged.options and k not in self.built_in]  # fmt: skip
             probe = probe._replace(what=", ".join([probe.what, *asked]))
@@ -200,23 +182,33 @@ class Trial:
         if not self.judged.connected:
             raise Unjudged("the loss has no gradient, nothing connects it with log_probs")
         for (_, probe), before in list(zip(self.probes, self.got))[:4]:
-            again = answer(self.judged, probe, self.settings(probe))
+            again = self.reply(probe)
             if not same(again, before):
                 two = f"{asking.shown(before)} and {asking.shown(again)}"
                 why = "it is random or keeps something between calls"
                 raise Unjudged(f"two calls with the same inputs differ ({two}), so {why}")
 
-    def answers(self, *mistakes: Mistake, to: list[int] | None = None) -> list[Answer]:
-        """What the course's objective with these mistakes says of every probe, or to these."""
-        asked = self.probes if to is None else [self.probes[i] for i in to]
-        return [says(mistakes, self.kind, i, *self.settings(p).items()) for i, p in asked]
+    def answers(self, *mistakes: Mistake) -> list[Answer]:
+        """What the course's objective with these mistakes says of every probe."""
+        return [says(mistakes, self.kind, i, *self.settings(p).items()) for i, p in self.probes]
+
+    def hits(self, wrong: list[int], *mistakes: Mistake, least: int = 0) -> int:
+        """To how many of these probes it says what the function does; below `least`, any number."""
+        hits = 0
+        for left, at in zip(range(len(wrong), 0, -1), wrong):
+            if hits + left < least:
+                break
+            number, probe = self.probes[at]
+            settings = self.settings(probe).items()
+            hits += same(self.got[at], says(mistakes, self.kind, number, *settings))
+        return hits
 
     # ----- what is built in
 
     def token(self, ratio: float, advantage: float, **more: Any) -> list[float]:
         """Loss and gradient of a single token; NaN where it can't be asked."""
         probe = rows([[ratio]], [advantage], **more)
-        reply = answer(self.judged, probe, self.settings(probe))
+        reply = self.reply(probe)
         return [x.sum().item() for x in reply] if not isinstance(reply, str) else 3 * [float("nan")]
 
     def measure(self) -> None:
@@ -226,10 +218,8 @@ class Trial:
             return
         if not (unit := (self.token(1, -1)[1] - self.token(1, 1)[1]) / 2):
             return
-        up, down, over, under = (
-            self.end(ratio, advantage) / abs(unit)
-            for ratio, advantage in ((50, 1), (0.02, -1), (50, -1), (0.02, 1))
-        )
+        far_off = (50, 1), (0.02, -1), (50, -1), (0.02, 1)
+        up, down, over, under = (self.end(*case) / abs(unit) for case in far_off)
         if over < 1 < under:  # the ratio is upside down
             over, under = under, over
         # a clip has no end over 1 and under 1 on the other sides, so that may be the mistake
@@ -241,9 +231,9 @@ class Trial:
         if finite and 0 <= low < math.inf and high >= 0 and any(clip):
             self.measured["clip"] = [clip]
         if over == up >= 2 and down != down:
-            self.variants.append(cut_off(float(f"{up:.5g}")))
+            self.variants.append(catalogue.cut_off(float(f"{up:.5g}")))
         if over > 1 and over > up + 1e-6:
-            self.variants.append(dual_clip(float(f"{over:.5g}")))
+            self.variants.append(catalogue.dual_clip(float(f"{over:.5g}")))
         weights = [1.0]
         if "kl_weight" not in self.judged.options:
             weights = self.measured["kl_weight"] = self.measured_kl_weights(unit)
@@ -251,9 +241,9 @@ class Trial:
             named = {"kl_weight": 1.0} if "kl_weight" in self.judged.options else {}
             kl = [self.token(1, 0, kl=far, **named)[0] / unit / weight for far in (1e-5, 1e-6)]
             if abs(kl[0] - kl[1]) < 1e-9 * abs(kl[0]) and kl[0] > 0:
-                self.facts.append(k3_up_to(float(f"{kl[0]:.5g}")))
+                self.facts.append(catalogue.k3_up_to(float(f"{kl[0]:.5g}")))
         self.variants += self.facts
-        self.forms = [*self.variants[len(OTHER_FORMS) :], *self.forms]
+        self.forms = [*self.variants[len(catalogue.VARIANTS) :], *self.forms]
 
     def end(self, ratio: float, advantage: float) -> float:
         """The size of the surrogate that a ratio ends at on its way there; NaN if it doesn't."""
@@ -275,14 +265,12 @@ class Trial:
 
     def measured_eps(self) -> list[float]:
         """What is added to the std, whatever that is, of rewards 1 and 0."""
-        probes = [groups([size, 0], 2) for size in (1e-3, 1.0)]
-        if self.kind == "rewards":  # where the gradient of the first token is half an advantage
-            probes = [one_token_each(probe) for probe in probes]
-        replies = [answer(self.judged, probe, self.settings(probe)) for probe in probes]
+        replies = [self.reply(probe) for probe in SIZES[self.kind]]
         found = [0.0 if isinstance(r, str) else abs(r[-1].flatten()[0].item()) for r in replies]
         if not all(found):
             return []
-        found = [2 * x for x in found] if self.kind == "rewards" else found
+        if self.kind == "rewards":  # where the gradient of the first token is half an advantage
+            found = [2 * x for x in found]
         small, large = 5e-4 / found[0], 0.5 / found[1]  # size times the std, plus eps
         eps = small - 1e-3 * (large - small) / (1 - 1e-3)
         return [float(f"{eps:.3g}")] if 5e-10 < eps < 1 and large > 1.01 * small else []
@@ -327,14 +315,12 @@ class Trial:
         self.turned = [k for k in wanted if k not in NEEDS or NEEDS[k] in self.judged.options]
         self.assume(**{option: self.values_of(option)[0] for option in self.turned})
         if "scale" in self.turned:
-            scales = product(
-                ([], [NAMED["population_std"]]), BUILT_IN["scale"], self.values_of("eps")
-            )
-            best = max(scales, key=lambda values: self.of_advantages(*values))
-            self.of_advantages(*best)
+            stds = [], [NAMED["population_std"]]
+            scales = product(stds, BUILT_IN["scale"], self.values_of("eps"))
+            self.of_advantages(*max(scales, key=lambda values: self.of_advantages(*values)))
         if {"how", "level"} <= {*self.turned}:  # one after the other they mislead each other
-            both = product(BUILT_IN["level"], BUILT_IN["how"])
-            pairs = [{"level": level, "how": how} for level, how in both]
+            pairs = [{"level": level, "how": how}
+                     for level, how in product(BUILT_IN["level"], BUILT_IN["how"])]  # fmt: skip
             self.assume(**max(pairs, key=lambda pair: self.agreement(**pair)))
         for option in self.turned * 2:
             value = max(self.values_of(option), key=lambda value: self.agreement(**{option: value}))
@@ -359,34 +345,29 @@ class Trial:
 
     def explain(self, most: int = 4) -> Finding:
         """The mistakes with which the right code answers the same, as few as possible."""
-        right = self.answers()
-        pairs = enumerate(zip(self.probes, self.got, right))
-        wrong = [i for i, ((_, probe), got, r) in pairs if not self.agrees(probe, got, r)]
-        named = [*self.facts]
-        mine = [self.got[i] for i in wrong]
-        explained = sum(map(same, mine, self.answers(*named, to=wrong)))
-        while wrong and explained < len(wrong) and len(named) < most:
-            best: tuple[int, int, Mistake] | None = None
-            for form in self.forms:
-                if form.name in [earlier.name for earlier in named] or self.late():
-                    continue
+        right, wrong, named = self.answers(), self.open([]), [*self.facts]
+        explained = self.hits(wrong, *named)
+        while explained < len(wrong) and len(named) < most and not self.late():
+            best: tuple[int, float, Mistake | None] = explained + 1, -math.inf, None
+            names = [form.name for form in named]
+            for form in (form for form in self.forms if form.name not in names):
                 try:
-                    hits = sum(map(same, mine, self.answers(*named, form, to=wrong)))
+                    hits = self.hits(wrong, *named, form, least=best[0])
                 except ValueError:  # in one place with another
                     continue
-                if hits <= explained:
+                if hits < best[0]:
                     continue
                 told = self.answers(*named, form)
                 spoilt = sum(not same(told[i], r) for i, r in enumerate(right) if i not in wrong)
-                if hits >= spoilt and (best is None or (hits, -spoilt) > best[:2]):
+                if hits >= spoilt and (hits, -spoilt) > best[:2]:
                     best = hits, -spoilt, form
-            if best is None:
+            if best[2] is None:
                 break
             explained = best[0]
             named.append(best[2])
         if self.kind != "loss" and self.facts:  # a note that the others make needless
             fewer = [form for form in named if form not in self.facts]
-            if sum(map(same, mine, self.answers(*fewer, to=wrong))) >= explained:
+            if self.hits(wrong, *fewer) >= explained:
                 named = fewer
         explained = len(wrong) - len(self.open(named))
         return Finding(named, wrong, explained, dict(self.assumed))
@@ -398,7 +379,7 @@ class Trial:
         return [i for i, ((_, p), got, t) in triples if not self.agrees(p, got, t)]
 
     def late(self) -> bool:
-        return time.process_time() > self.ends + THEIRS.seconds()
+        return time.process_time() > self.ends + asking.THEIRS.seconds()
 
     def mistakes(self, forms: list[Mistake]) -> list[Mistake]:
         """Without what is right under a condition."""
@@ -423,10 +404,9 @@ class Trial:
             other_surrogate = self.assumed.get("surrogate") != first.assumed.get("surrogate")
             enough = len(first.forms) if first.explained == len(first.wrong) else 4
             findings.append(self.explain(1 if other_surrogate else enough))
-        best = max(
-            findings,
-            key=lambda f: (f.explained - len(f.wrong), -len(self.mistakes(f.forms)), -len(f.forms)),
-        )
+        best = max(findings, key=lambda f: (
+            f.explained - len(f.wrong), -len(self.mistakes(f.forms)), -len(f.forms)
+        ))  # fmt: skip
         self.assumed = best.assumed
         forms = best.forms if 2 * best.explained >= len(best.wrong) else []
         if best.explained < len(best.wrong):
@@ -448,25 +428,18 @@ class Trial:
         clip = self.assumed.get("clip")
         if [clip] != self.measured.get("clip") or self.assumed.get("surrogate") == "cispo":
             return []
-        low, high = clip
-        missing = NO_CLIP.get((low == 1.0, high == math.inf))
-        return [missing] if missing else []
+        bounds = clip[0] == 1.0, clip[1] == math.inf
+        return [NO_CLIP[bounds]] if bounds in NO_CLIP else []
 
     # ----- cautions
-
-    def changed(self, probe: Probe, **inputs: Any) -> Answer:
-        probe = probe._replace(inputs={**probe.inputs, **inputs})
-        return answer(self.judged, probe, self.settings(probe))
 
     def under_the_mask(self, garbage: float) -> Answer:
         """What it answers with garbage where the mask is 0."""
         probe = next(p for _, p in self.probes if (p.inputs["completion_mask"] == 0).any())
         padding = probe.inputs["completion_mask"] == 0
-        names = ("log_probs", "old_log_probs", *OPTIONAL)
-        dirty = {
-            k: probe.inputs[k].masked_fill(padding, garbage * i) for i, k in enumerate(names, 1)
-        }
-        return self.changed(probe, **dirty)
+        names = enumerate(("log_probs", "old_log_probs", *OPTIONAL), start=1)
+        dirty = {k: probe.inputs[k].masked_fill(padding, garbage * i) for i, k in names}
+        return self.reply(probe, **dirty)
 
     def leaks(self, name: str) -> bool:
         """Whether a gradient reaches this input."""
@@ -496,10 +469,10 @@ class Trial:
             tensors = {k: v for k, v in probe.inputs.items() if isinstance(v, Tensor)}
             three = {k: v[:1].repeat_interleave(3, dim=0) for k, v in tensors.items()}
             three |= {"rewards": torch.full((3,), 0.1, dtype=torch.float64), "group_size": 3}
-            equal = self.changed(probe, **three)
+            equal = self.reply(probe, **three)
             trace = 0.0 if isinstance(equal, str) else equal[0].abs().max()
             names += ["equal_rewards_not_exactly_zero"] * bool(0 < trace < 1e-3)
-            alone = self.changed(probe, group_size=1)
+            alone = self.reply(probe, group_size=1)
             names += ["group_of_one_accepted"] * (not isinstance(alone, str))
         return names
 
@@ -531,11 +504,10 @@ class Trial:
                 of_entropy = torch.zeros_like(slope) if of_entropy is None else of_entropy
                 words = f"a batch of {tuple(slope.shape)} of TRL's {variant}"
                 cases.append((Probe(words, inputs, options), [loss, slope, of_entropy]))
-        known = {**DEFAULTS, **self.assumed}
-        free = self.judged.options - self.built_in.keys()
+        known, free = {**DEFAULTS, **self.assumed}, self.judged.options - self.built_in.keys()
         lacks = [
             [k for k, v in p.settings.items() if k not in free and known.get(k) != v]
-            + ["clip"] * (self.judged.one_clip and len({*p.settings.get("clip", (0,))}) > 1)
+            + ["clip"] * self.two_bounds(p.settings)
             for p, _ in cases
         ]
         few = min(lacks, key=len, default=[])
@@ -549,12 +521,10 @@ class Trial:
         single = all(x.equal(x.float().double()) for x in numbers)
         if single and self.kind == "advantages":  # whose rounding the eps magnifies
             asked = [(p, t) for p, t in asked if not nearly_alike(**p.inputs)]
-        return [(p, t, answer(self.judged, p, self.settings(p))) for p, t in asked], len(cases)
+        return [(p, t, self.reply(p)) for p, t in asked], len(cases)
 
     def covers(self, probe: Probe) -> bool:
-        """Whether nothing is raised by an option of this case, nor has it one epsilon too many."""
-        if self.judged.one_clip and len({*probe.settings.get("clip", (0,))}) > 1:
-            return False
+        """Whether nothing is raised by an option of this case."""
         first = probe.inputs.get("old_log_probs", 0) is None and "old_log_probs=None"
         return not {first, *(f"{k}={v!r}" for k, v in probe.settings.items())} & {*self.uncovered}
 

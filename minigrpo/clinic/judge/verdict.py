@@ -18,26 +18,11 @@ from minigrpo.clinic.judge.trial import Finding, Trial, course
 from minigrpo.objective import VARIANTS
 
 CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: and how it's seen
-    "mask_by_multiplication": (
-        "masks by multiplication",
-        "with NaN under the mask, loss or gradient isn't finite",
-    ),
-    "advantages_not_detached": (
-        "advantages not detached",
-        "a gradient reaches advantages that carry a graph",
-    ),
-    "old_log_probs_not_detached": (
-        "old log-probs not detached",
-        "a gradient reaches old log-probs that carry a graph",
-    ),
-    "equal_rewards_not_exactly_zero": (
-        "equal rewards not exactly 0",
-        "three rewards of 0.1 have advantages that aren't exactly 0",
-    ),
-    "group_of_one_accepted": (
-        "a group of one accepted",
-        "a group of one is answered, and nothing is raised",
-    ),
+    "mask_by_multiplication": "with NaN under the mask, loss or gradient isn't finite",
+    "advantages_not_detached": "a gradient reaches advantages that carry a graph",
+    "old_log_probs_not_detached": "a gradient reaches old log-probs that carry a graph",
+    "equal_rewards_not_exactly_zero": "three rewards of 0.1 have advantages that aren't exactly 0",
+    "group_of_one_accepted": "a group of one is answered, and nothing is raised",
 }
 NOT_READ = (
     "It divides by the tokens at hand, so micro-batches with unequally many don't add up to their "
@@ -85,6 +70,18 @@ def judge_loss(
         return report(trial, trial.finding())
     except Unjudged as error:
         return unjudged(error)
+
+
+def assert_grpo_loss(function: Callable | str, **given: Any) -> None:
+    """AssertionError with the report unless the loss is right; `given` as for `judge_loss`.
+
+    A loss that the judge doesn't know fails too, or a mistake without a name would pass. For a
+    variant of your own, `assert not judge_loss(loss).mistakes` asks for less.
+    """
+    __tracebackhide__ = True  # pytest then shows the line that called it
+    report = judge_loss(function, **given)
+    if not report.passed:
+        raise AssertionError(report.text)
 
 
 def asked_for(like: str | None, judged: Judged) -> dict[str, Any]:
@@ -239,12 +236,12 @@ def in_words(details: dict[str, Any], long: bool = False) -> str:
     if details["micro_batches"]:
         lines += paragraph(details["micro_batches"], "")
     if details["cautions"]:
-        brief = ", ".join(CAUTIONS[name][0] for name in details["cautions"])
+        brief = ", ".join(details["cautions"])
         lines += paragraph(f"True of TRL's own code, too: {brief}.", "")
     if not long:
         return "\n".join([*lines, "What this covers, and what not: --notes."])
     for name in details["cautions"]:
-        seen = f"Seen here: {CAUTIONS[name][1]}. TRL's own code does it too, so it's no mistake."
+        seen = f"Seen here: {CAUTIONS[name]}. TRL's own code does it too, so it's no mistake."
         lines += ["", f"careful: {name}", *paragraph(NAMED[name].sentence), *paragraph(seen)]
     lines += ["", "What this covers"]
     lines += [f"  {theirs} is {ours}." for theirs, ours in details["read_as"].items()]
