@@ -98,6 +98,9 @@ class Trial:
         self.choose_form()
         self.drop_what_is_not_read()
         self.ask()
+        if self.kind != "advantages" and not self.reads_the_mask():
+            no = "mask_in_the_denominator_only"  # nor is it there
+            self.forms = [form for form in self.forms if form.name != no]
         self.measure()
         self.fit()
 
@@ -440,6 +443,11 @@ class Trial:
         names = enumerate(("log_probs", "old_log_probs", *OPTIONAL), start=1)
         dirty = {k: probe.inputs[k].masked_fill(padding, garbage * i) for i, k in names}
         return self.reply(probe, **dirty)
+
+    def reads_the_mask(self) -> bool:
+        probe = next(p for _, p in self.probes if (p.inputs["completion_mask"] == 0).any())
+        full = torch.ones_like(probe.inputs["completion_mask"])
+        return not same(self.reply(probe), self.reply(probe, completion_mask=full))
 
     def leaks(self, name: str) -> bool:
         """Whether a gradient reaches this input."""
