@@ -98,7 +98,7 @@ MINE = "MyTrainer beta=0.1 my_weight=0.5"
 @pytest.mark.parametrize(
     ("edit", "words", "found"),
     [
-        (("", ""), MINE, "right"),
+        (("", ""), MINE, "notes"),
         (("torch.min(", "torch.max("), MINE, ["max_for_min"]),
         (("(torch.exp(d) - d", "(torch.exp(-d) + d"), MINE, ["k3_with_the_opposite_sign"]),
         (('d = inputs["ref', 'd = inputs["old'), MINE, ["kl_against_the_old_policy"]),

@@ -33,8 +33,9 @@ from typing import Any
 
 import store
 
-from minigrpo.clinic.catalogue import NAMED, NOTES, VARIANTS, dual_clip, k3_up_to
+from minigrpo.clinic.catalogue import NAMED, NOTES, VARIANTS, cut_off, dual_clip, k3_up_to
 from minigrpo.clinic.judge.report import judge_file
+from minigrpo.clinic.judge.verdict import PER_TOKEN
 from minigrpo.files import atomic_path
 
 FILE = "judged.json"
@@ -202,7 +203,8 @@ def missed() -> str:
 def catalogue() -> dict[str, str]:
     """A sentence for each name that the judge may say."""
     told = {form.name: form.sentence for form in [*VARIANTS, *NAMED.values()]} | NOTES
-    measured = (dual_clip(3), k3_up_to(10))
+    told["advantages_per_token"] = PER_TOKEN
+    measured = (dual_clip(3), k3_up_to(10), cut_off(8))
     return told | {form.name: f"{form.sentence} Or another number." for form in measured}
 
 
