@@ -136,6 +136,7 @@ CHECKS = {  # the case, and what it is without the mistake
     "mask_off_by_one": (lambda: masked_slope([0, 1, 0]), [[0.0, -1.0, 0.0]]),
     "mean_over_the_padding": (lambda: aggregate(TOKENS, RAGGED), 6.25),
     "row_mean_for_token_mean": (lambda: aggregate(TOKENS, RAGGED, how="token_mean"), 4.0),
+    "token_mean_for_row_mean": (lambda: aggregate(TOKENS, RAGGED), 6.25),
     "sum_over_the_rows": (lambda: aggregate(torch.cat([TOKENS] * 3), torch.cat([RAGGED] * 3)),
         6.25),
     "dr_grpo_divides_by_the_width": (lambda: [wide(0), wide(4)], [2.0, 2.0]),
