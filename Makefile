@@ -142,7 +142,7 @@ $(VENV)/.created:
 $(VENV)/.installed: $(VENV)/.created $(REQUIREMENTS)
 	$(if $(TORCH_INDEX),$(PIP) install --no-deps --index-url $(TORCH_INDEX) \
 	    "$$(sed -n 's/^\(torch==[^ ;#]*\).*/\1/p' requirements.txt)")
-	$(PIP) install -r requirements.txt -e .
+	$(PIP) install -r requirements.txt -e '.[course]'
 	@touch $@
 
 # requirements.txt once more, so that the extras cannot move a pin.

@@ -6,10 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from minigrpo.files import atomic_path, data_folder
 
@@ -60,6 +58,9 @@ def load_corpus(*, download: bool = True) -> Corpus:
 
 
 def _download(url: str, attempts: int = 3) -> str:
+    import requests  # here, since the judge of losses reads this file and needs neither
+    from tqdm.auto import tqdm
+
     try:
         with requests.get(url, stream=True, timeout=TIMEOUT) as response:
             response.raise_for_status()
@@ -117,5 +118,4 @@ def bigram_entropy(ids: Tensor) -> float:
     vocab_size = int(ids.max()) + 1
     pairs = torch.bincount(ids[:-1] * vocab_size + ids[1:], minlength=vocab_size**2)
     joint = pairs.double().view(vocab_size, vocab_size) / (len(ids) - 1)
-    first = joint.sum(dim=1)
-    return float(torch.special.entr(joint).sum() - torch.special.entr(first).sum())
+    return float(torch.special.entr(joint).sum() - torch.special.entr(joint.sum(dim=1)).sum())

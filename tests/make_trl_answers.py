@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from minigrpo.clinic.trl_answers import FILE, SCALES, VARIANTS, Case
+from minigrpo.clinic.judge.trl_answers import FILE, SCALES, VARIANTS, Case
 from minigrpo.files import atomic_path
 
 LOSS_CASES, REWARD_CASES = 40, 10

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from importlib.metadata import distribution
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +18,7 @@ import doors
 import pytest
 import yaml
 from listing import notebooks
+from packaging.requirements import Requirement
 from test_drawings import BADGES, self_contained
 from test_project import project, targets, text
 
@@ -49,7 +51,7 @@ import sys
 from importlib.util import find_spec
 
 if not find_spec("minigrpo"):  # on Colab, on Kaggle, or in a folder of its own
-    course = "{course} @ git+https://github.com/{name}"
+    course = "minigrpo[{extra}] @ git+https://github.com/{name}"
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", course], check=True)
 
 from minigrpo.notebook.setup import setup
@@ -85,8 +87,8 @@ def test_every_file_names_the_repository_of_pyproject():
 def test_a_notebook_opens_elsewhere_and_installs_the_course_there(notebook):
     cells, name = sources(notebook.location), doors.repository()
     assert cells["title"].split("\n\n")[1] == TITLE.format(name=name, file=notebook.file)
-    course = "minigrpo[scale]" if notebook.needs else "minigrpo"
-    assert cells["setup"].startswith(SETUP.format(course=course, name=name))
+    extra = "scale" if notebook.needs else "course"
+    assert cells["setup"].startswith(SETUP.format(extra=extra, name=name))
 
 
 def test_a_new_address_reaches_every_file_and_no_other_repository(tmp_path):
@@ -237,16 +239,34 @@ def wheel(tmp_path_factory) -> Path:
     return next(out.glob("minigrpo-*.whl"))
 
 
+def files_of(*names: str) -> set[str]:
+    """What these packages, and all that they need, have put beside one another."""
+    wanted, files = [*names], set()
+    for name in wanted:  # which grows
+        package = distribution(name)
+        files |= {path.parts[0] for path in package.files}
+        needed = map(Requirement, package.requires or [])
+        asked = [r.name for r in needed if not r.marker or r.marker.evaluate({"extra": ""})]
+        wanted += {*asked} - {*wanted}
+    return files
+
+
 @pytest.fixture
-def elsewhere(tmp_path) -> tuple[Path, dict[str, str]]:
-    """A Python with all packages but the course, and an environment where it reaches no network."""
+def elsewhere(tmp_path, request) -> tuple[Path, dict[str, str]]:
+    """A Python with all packages but the course, and an environment where it reaches no network.
+
+    A test that names packages gets those and what they need, and no others.
+    """
     pytest.importorskip("pip", reason="there is no pip in this environment")
     if os.name != "posix":
         pytest.skip("links to packages, which Windows allows to few")
+    wanted = files_of("pip", *request.param) if hasattr(request, "param") else None
     (tmp_path / "packages").mkdir()
     for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for package in Path(place).iterdir():
-            if not re.match(r"_*(?:editable__*)?minigrpo|.*\.pth$", package.name):
+            if re.match(r"_*(?:editable__*)?minigrpo|.*\.pth$", package.name):
+                continue
+            if wanted is None or package.name in wanted:
                 (tmp_path / "packages" / package.name).symlink_to(package)
     venv.create(tmp_path / "python", symlinks=True)
     (site,) = (tmp_path / "python" / "lib").glob("python*/site-packages")
@@ -289,4 +309,48 @@ def test_a_notebook_alone_in_a_folder_installs_the_wheel_and_runs(elsewhere, whe
     assert ran.returncode == 0, ran.stdout  # the outputs are those of the checkout
     assert Path(run("-c", where).stdout).is_relative_to(tmp_path / "python")
     assert {path.name for path in folder.iterdir()} == {"conftest.py", original.name}
+    assert not (tmp_path / "connections").exists()
+
+
+# ---------------------------------------------------------------------------------------------
+# the judge alone
+
+
+def blocks(kind: str) -> list[str]:
+    """The blocks of code of one kind in the page of the judge."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text("docs/judge.md"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("elsewhere", [("torch", "safetensors")], indirect=True, ids=["light"])
+def test_the_page_of_the_judge_is_true_where_nothing_but_torch_and_safetensors_is(
+    elsewhere, wheel, tmp_path
+):
+    python, environment = elsewhere
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    environment["PATH"] = os.pathsep.join([str(python.parent), environment["PATH"]])
+    address = f"git+https://github.com/{doors.repository()}"
+    install, judge = blocks("sh")[0].splitlines()
+    (workflow,) = map(yaml.safe_load, blocks("yaml"))
+    my_loss = folder / "my_loss.py"
+    my_loss.write_text(blocks("python")[0], encoding="utf-8")
+
+    def run(command: str, code: int = 0) -> str:
+        command = command.replace(address, wheel.as_uri()).replace("pip ", "python -m pip ", 1)
+        ran = subprocess.run(
+            command, shell=True, cwd=folder, env=environment,
+            capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert (ran.returncode, ran.stderr) == (code, ""), ran.stdout + ran.stderr
+        return ran.stdout
+
+    assert workflow["permissions"] == {"contents": "read"}
+    *_, install_there, judge_there = steps(workflow["jobs"]["judge"], "run")
+    assert address in install and address in install_there
+    run(install)
+    assert run(judge).startswith("Nothing wrong was found.\n")
+    assert run(judge_there).startswith("Nothing wrong was found.\n")
+    my_loss.write_text(blocks("python")[0].replace("torch.min", "torch.max"), encoding="utf-8")
+    assert blocks("text")[0] in run(judge, code=1)
+    assert {path.name for path in folder.iterdir()} == {"my_loss.py"}  # nothing is left behind
     assert not (tmp_path / "connections").exists()

@@ -18,7 +18,8 @@ ROOMS = {
     "study": 400,
     "turns": 180,
     "notebook": 700,
-    "clinic": 2950,
+    "clinic": 2050,
+    "judge": 2350,  # clinic/judge, which is used without the course
     "text": 550,
     "scaling": 340,
     "exercises": 950,
@@ -30,7 +31,9 @@ FILES = {path: path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py"
 def room_of(path: Path) -> str:
     if path.stem.isdecimal():
         return "records"  # of the exercises, one file for each notebook
-    return FILES[path].parts[0] if len(FILES[path].parts) > 1 else "core"
+    rooms = FILES[path].parts[:-1]
+    judges = "judge" in rooms or path.name == "__main__.py"  # python -m minigrpo.clinic
+    return "judge" if judges else rooms[0] if rooms else "core"
 
 
 def lines(*paths: Path) -> int:

@@ -46,6 +46,13 @@ def kl_slope(p: float, q: float, ratio: float = 1.0, **settings) -> Tensor:
     return slope([[log(p)]], [[log(p) - log(ratio)]], [0.0], **settings)
 
 
+def masked_slope(mask: list[int]) -> Tensor:
+    """d loss / d log_probs of a row of which not all is real."""
+    new = torch.zeros(1, len(mask)).double().requires_grad_()
+    loss, _ = grpo_loss(new, None, float64(1), torch.tensor([mask]))
+    return torch.autograd.grad(loss, new)[0]
+
+
 def slope_of(name: str) -> Tensor:
     """d loss / d entropy, or old log-probs or advantages that arrive with a graph; None = none."""
     new, other = float64([-1.0]).requires_grad_(), float64([1.0]).requires_grad_()
@@ -107,6 +114,12 @@ CHECKS = {  # the case, and what it is without the mistake
     # Also 0 at 0 and never negative, but its mean is no KL.
     "k3_with_the_opposite_sign": (lambda: kl_estimate(float64(0.5).log(), float64(0.25).log()),
         [0.5 - 1 + log(2)]),
+    "kl_div_of_sampled_tokens": (lambda: kl_estimate(float64(0.5).log(), float64(0.25).log()),
+        [0.5 - 1 + log(2)]),
+    "kl_div_without_log_target": (lambda: kl_estimate(float64(0.5).log(), float64(0.25).log()),
+        [0.5 - 1 + log(2)]),
+    "kl_without_a_gradient": (lambda: kl_slope(0.5, 0.25), [[0.5]]),
+    "k1_with_the_opposite_sign": (lambda: kl_slope(0.25, 0.25), [[0.0]]),
     # It pushes every token down alike, even where policy and reference agree.
     "k1_as_the_loss": (lambda: kl_slope(0.25, 0.25), [[0.0]]),
     "kl_subtracted_from_the_loss": (lambda: kl_slope(0.5, 0.25) > 0, [[True]]),
@@ -120,8 +133,10 @@ CHECKS = {  # the case, and what it is without the mistake
         2.0),
     "mask_in_the_denominator_only": (lambda: aggregate(float64([2, 100]), torch.tensor([[1, 0]])),
         2.0),
+    "mask_off_by_one": (lambda: masked_slope([0, 1, 0]), [[0.0, -1.0, 0.0]]),
     "mean_over_the_padding": (lambda: aggregate(TOKENS, RAGGED), 6.25),
     "row_mean_for_token_mean": (lambda: aggregate(TOKENS, RAGGED, how="token_mean"), 4.0),
+    "token_mean_for_row_mean": (lambda: aggregate(TOKENS, RAGGED), 6.25),
     "sum_over_the_rows": (lambda: aggregate(torch.cat([TOKENS] * 3), torch.cat([RAGGED] * 3)),
         6.25),
     "dr_grpo_divides_by_the_width": (lambda: [wide(0), wide(4)], [2.0, 2.0]),
@@ -153,6 +168,10 @@ CHECKS = {  # the case, and what it is without the mistake
     # Only visible where the reward is a differentiable function, such as a KL penalty.
     "advantages_not_detached": (lambda: slope_of("advantages"), 0.0),
     "loss_minimises_the_objective": (lambda: slope_at(1.0) < 0, [True]),
+    "the_whole_loss_negated": (lambda: kl_slope(0.5, 0.25) > 0, [[True]]),
+    "one_ratio_for_the_batch": (
+        lambda: policy_ratio(float64([2], [3]).log(), float64([0], [0]), torch.ones(2, 1)),
+        [[2.0], [3.0]]),
 }  # fmt: skip
 
 

@@ -23,8 +23,9 @@ from torch.testing import assert_close
 
 from minigrpo import objective
 from minigrpo.clinic.catalogue import MISTAKES
-from minigrpo.clinic.losses import ADVANTAGES, CAUTIONS
-from minigrpo.clinic.trl_answers import LEVELS, SCALES, VARIANTS, Answers, Case, translated
+from minigrpo.clinic.judge.trial import ADVANTAGES
+from minigrpo.clinic.judge.trl_answers import LEVELS, SCALES, VARIANTS, Answers, Case, translated
+from minigrpo.clinic.judge.verdict import CAUTIONS
 from minigrpo.objective import equal_groups, group_advantages, grpo_loss
 
 Answer = tuple[Tensor, Tensor, Tensor | None, dict[str, float]]

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from minigrpo import clinic
 from minigrpo.arithmetic import is_held_out, running_totals
-from minigrpo.clinic.trl_answers import VARIANTS
+from minigrpo.clinic.judge.trl_answers import VARIANTS
 from minigrpo.exercises import judge
 from minigrpo.exercises.reader import find
 from minigrpo.gpt import load_gpt

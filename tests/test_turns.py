@@ -250,7 +250,9 @@ def test_loss_and_gradient_are_those_of_trl_with_its_tool_mask(how, loss_type):
     old, ref = ours.detach() + 0.3 * torch.randn(2, N, T, dtype=torch.float64)
     A = torch.randn(N, dtype=torch.float64)
 
-    trainer = peer._trainer(loss_type=loss_type, beta=0.1, max_completion_length=T)
+    trainer = peer.trl_trainer(
+        peer.GRPOTrainer, loss_type=loss_type, beta=0.1, max_completion_length=T
+    )
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (theirs, theirs.detach(), None)
     ids = torch.zeros(N, T, dtype=torch.long)
     r = Rollouts(ids[:, :1], torch.ones(N, 1).bool(), ids, real, old, own)

@@ -10,7 +10,7 @@ _WHERE = {
     "patients": (
         "PATIENTS", "SHORT", "Patient", "numbered", "record", "run", "where_it_hurts",
     ),
-    "losses": ("judge_loss",),
+    "judge": ("judge_loss",),
 }  # fmt: skip
 __all__ = sorted(name for names in _WHERE.values() for name in names)
 

@@ -51,12 +51,20 @@ def planted(*mistakes: str | Line) -> AbstractContextManager[None]:
 # fmt: off
 ROW_MEANS = "(values.sum(dim=-1) / _count(mask, dim=-1)).sum() / rows"
 STD = "groups.std(dim=1, keepdim=True)"
+MASK = "mask = completion_mask.bool()"
+RIGHT = "torch.nn.functional.pad({}[:, :-1].bool(), (1, 0))"  # one token to the right
+K3 = "torch.expm1(-d) + d"
 MISTAKES = [  # those that the judge of losses names
     mistake("old_over_new",
         (policy_ratio, "_unmasked(log_probs, mask) - _unmasked(old_log_probs, mask)",
          "_unmasked(old_log_probs, mask) - _unmasked(log_probs, mask)"),
         says="The ratio is upside down: it should be new over old, exp(log_probs - "
         "old_log_probs)."),
+    mistake("one_ratio_for_the_batch",
+        (policy_ratio, 'if level == "token":', "if True:"),
+        (policy_ratio, "return log_ratio.exp()", "return log_ratio.sum().exp().expand_as(mask)"),
+        says="The log-ratios of all rows are added up before exp, so there's one ratio for the "
+        "whole batch. Every row needs its own."),
     mistake("geometric_ratio_divides_by_the_width",
         (policy_ratio, "_count(mask, dim=-1)[:, None]", "mask.shape[-1]"),
         says="The geometric ratio divides by the width of the batch. It should divide by the "
@@ -78,14 +86,14 @@ MISTAKES = [  # those that the judge of losses names
     mistake("max_for_min", (clipped_surrogate, "torch.minimum(", "torch.maximum("),
         says="The surrogate takes the maximum of the clipped and the unclipped term. It should "
         "take the minimum."),
-    mistake("clamp_without_min", (clipped_surrogate, "torch.minimum(ratio * advantages, ", "("),
-        says="The clamped ratio is used alone, without the minimum. A good token that has become "
-        "less likely then loses its gradient."),
     mistake("negative_advantages_clipped_on_the_wrong_side",
         (clipped_surrogate, "torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high)",
          "(ratio.clamp(max=1 + high)"),
         says="At negative advantages the clip acts on the wrong side: it should stop the gradient "
         "below 1 - low, and leave it alone above."),
+    mistake("clamp_without_min", (clipped_surrogate, "torch.minimum(ratio * advantages, ", "("),
+        says="The clamped ratio is used alone, without the minimum. A good token that has become "
+        "less likely then loses its gradient."),
     mistake("clip_low_and_high_swapped",
         (clipped_surrogate, "low, high = clip", "high, low = clip"),
         says="The two bounds of the clip are swapped: the first belongs below 1, the second "
@@ -109,6 +117,21 @@ MISTAKES = [  # those that the judge of losses names
     mistake("kl_subtracted_from_the_loss", (grpo_loss, "loss + kl_weight", "loss - kl_weight"),
         says="The KL term is subtracted from the loss. It should be added, or the policy is "
         "rewarded for leaving its reference."),
+    mistake("k1_with_the_opposite_sign",
+        (grpo_loss, "kl_estimate(new, ref, estimator=estimator)", "ref - new"),
+        says="The KL term is ref_log_probs - log_probs, k1 with the opposite sign, which as a loss "
+        "pushes every token up alike."),
+    mistake("kl_div_of_sampled_tokens",
+        (kl_estimate, K3, "ref_log_probs.exp() * -d"),
+        says="The KL term is p (log p - log q), as in F.kl_div, which is right if it's summed over "
+        "the vocabulary. At sampled tokens it counts the probability twice: take k3."),
+    mistake("kl_div_without_log_target",
+        (kl_estimate, K3, "torch.xlogy(ref_log_probs, ref_log_probs) - ref_log_probs * log_probs"),
+        says="The KL term is NaN: F.kl_div takes its target as probabilities unless "
+        "log_target=True, and the logarithm of a log-prob isn't a number."),
+    mistake("kl_without_a_gradient",
+        (grpo_loss, "kl = kl_estimate(new, ref", "kl = kl_estimate(new.detach(), ref"),
+        says="The KL term has a value and no gradient, so it keeps the policy from nothing."),
     mistake("kl_correction_without_the_gradient_of_the_ratio",
         (grpo_loss, "kl * ratio if", "kl * ratio.detach() if"),
         says="The ratio that multiplies the KL estimate is detached. Its gradient belongs to the "
@@ -126,12 +149,19 @@ MISTAKES = [  # those that the judge of losses names
     mistake("mask_in_the_denominator_only", (aggregate, "_unmasked(per_token, mask)", "per_token"),
         says="The mask is missing in the numerator: the sum runs over the padding, the count "
         "doesn't."),
+    mistake("mask_off_by_one",
+        (grpo_loss, MASK, "mask = torch.nn.functional.pad(completion_mask[:, 1:].bool(), (0, 1))"),
+        says="The mask is one token off, so that a row gains a token that isn't its own, or loses "
+        "its first or last. Log-probs begin with the second token, and the mask has to, too."),
     mistake("mean_over_the_padding", (aggregate, ROW_MEANS, "values.mean()"),
         says="The mean is taken over all columns, padding included, so a short row weighs less "
         "than a long one."),
     mistake("row_mean_for_token_mean", (aggregate, "values.sum() / tokens", ROW_MEANS),
         says="The token mean is computed as a mean of row means. It should be one sum over one "
         "count."),
+    mistake("token_mean_for_row_mean", (aggregate, ROW_MEANS, "values.sum() / tokens"),
+        says="The mean of row means is computed as one token mean, in which long rows weigh more. "
+        "Every row should have its own mean."),
     mistake("sum_over_the_rows", (aggregate, ".sum() / rows", ".sum()"),
         says="The rows are summed, so the step grows with the batch. They should be averaged."),
     mistake("dr_grpo_divides_by_the_width", (aggregate, "(rows * max_length)", "values.numel()"),
@@ -186,13 +216,18 @@ MISTAKES = [  # those that the judge of losses names
         "through it."),
     mistake("loss_minimises_the_objective", (grpo_loss, "average(-objective", "average(objective"),
         says="The sign is wrong: minimizing this loss makes good tokens less likely."),
+    mistake("the_whole_loss_negated", (grpo_loss, "return loss, {", "return -loss, {"),
+        says="The whole loss has the wrong sign, its KL and entropy terms included. One minus "
+        "mends it."),
 ]
 OTHERS = [  # what no judge of a loss can see, so that nobody is told of it
     mistake("old_is_new_with_its_graph", (grpo_loss, "old_log_probs is None", "True"),
         (grpo_loss, "mask)).detach()", "mask))")),
     mistake("gradient_of_k1",  # with the value of k3, so that the KL of every patient has one ruler
         (kl_estimate, "torch.expm1(-d) + d", "torch.expm1(-d).detach() + d")),
-    mistake("std_without_eps", (group_advantages, f"({STD} + eps)", STD)),
+    mistake("std_without_eps", (group_advantages, f"({STD} + eps)", STD),
+        says="Nothing is added to the standard deviation, so equal rewards are 0 divided by 0, and "
+        "their advantages are NaN."),
     mistake("rounding_above_the_eps", (group_advantages, "rewards.double()", "rewards.float()"),
         (group_advantages, "groups.mean(dim=1, keepdim=True)",
          "groups.sum(1, keepdim=True) / group_size"),
@@ -233,21 +268,113 @@ def alike(name: str, *lines: Line) -> Mistake:
 
 
 ROOT = "(advantages.square().sum(dim=1, keepdim=True) / (group_size - 1)).sqrt()"
-DUAL = mistake(  # a setting that the course's objective doesn't have, and no mistake
-    "dual_clip", (clipped_surrogate, "* advantages)", "* advantages)"
-                  ".maximum(torch.where(advantages < 0, 3 * advantages, -torch.inf))"),
-    says="It has a dual clip, where no loss at a negative advantage is above 3 times its size "
-    "(verl).")
-FORMS = MISTAKES + [DUAL] + [
+def k3_up_to(c: float) -> Mistake:
+    """Another setting."""
+    return mistake("k3_up_to", (kl_estimate, "torch.expm1(-d) + d",
+                                f"(torch.expm1(-d) + d).clamp(max={c})"),
+        says=f"k3 is kept below {c:g}, as in verl.")
+
+
+def dual_clip(c: float) -> Mistake:
+    """A setting that the course's objective doesn't have, and no mistake."""
+    line = f".maximum(torch.where(advantages < 0, {c} * advantages, -torch.inf))"
+    return mistake("dual_clip", (clipped_surrogate, "* advantages)", f"* advantages){line}"),
+        says=f"It has a dual or two-sided clip. At a negative advantage no loss is above {c:g} "
+        "times its size.")
+
+
+def cut_off(c: float) -> Mistake:
+    """A truncated importance weight."""
+    return mistake("ratio_cut_off", *NAMED["negative_advantages_clipped_on_the_wrong_side"].lines,
+        says=f"No ratio counts as more than {c:g}, at negative advantages too, and nothing stops "
+        "it below. That's a truncated importance weight; as PPO's clip it would be on the wrong "
+        "side where the advantage is negative.")
+
+
+FORMS = MISTAKES + [
     alike("groups_mix_prompts",  # and not back again
           (group_advantages, ".double().view(-1, group_size)", ".double().view(group_size, -1).T")),
+    alike("kl_div_of_sampled_tokens",  # the other way around
+          (kl_estimate, K3, "log_probs.exp() * d")),
+    alike("kl_div_without_log_target",  # whatever it is multiplied by
+          *NAMED["kl_div_without_log_target"].lines, (grpo_loss, "if kl_weight:", "if True:")),
+    alike("std_without_eps",
+          (group_advantages, " + eps)\n    elif", ")\n    elif"),
+          (group_advantages, "torch.where(equal[:, None], 0.0, advantages)", "advantages")),
     alike("mean_over_the_batch",  # and the std around that mean
           *NAMED["mean_over_the_batch"].lines, (group_advantages, STD, ROOT)),
     alike("mask_in_the_denominator_only",  # with a gradient for the padding
           *NAMED["mask_in_the_denominator_only"].lines, *NAMED["padding_read"].lines),
     alike("masked_row_divides_by_zero",  # with the gradient of a product with the mask
           *NAMED["masked_row_divides_by_zero"].lines, *NAMED["mask_by_multiplication"].lines),
+    alike("kl_against_the_old_policy",  # with the opposite sign
+          (grpo_loss, "kl_estimate(new, ref", "kl_estimate(old, new")),
+    alike("kl_without_a_gradient",  # and of the old policy
+          (grpo_loss, "kl_estimate(new, ref, estimator=estimator)", "old - ref")),
+    alike("mask_off_by_one",  # to the other side
+          (grpo_loss, MASK, f"mask = {RIGHT.format('completion_mask')}")),
+    alike("mask_off_by_one",  # and not for what is read
+          (aggregate, "(per_token, mask), whole", "(per_token, mask := "
+           f"{RIGHT.format('mask')}), whole")),
+    alike("sum_over_the_rows",  # each divided by the width
+          (aggregate, "(rows * max_length)", "values.shape[1]")),
     alike("mean_over_the_padding",  # without any mask
           (aggregate, ROW_MEANS, "per_token.mean()"), *NAMED["padding_read"].lines),
 ]
+VARIANTS = [  # published, or right under a condition, and not the course's objective
+    mistake("cispo_two_bounds", (grpo_loss, "ratio.clamp(max=", "ratio.clamp(1 - clip[0], "),
+        says="The weight of CISPO has a lower bound, too (equation 5 of arXiv 2506.13585)."),
+    mistake("k1_times_the_ratio", (grpo_loss, "kl = kl * ratio if kl_correction else kl",
+         "kl = (new - ref) * ratio"),
+        says="The KL term is k1 times the ratio, which has the gradient of the KL."),
+    mistake("k3_times_one", (grpo_loss, "kl = kl * ratio if kl_correction else kl",
+         "kl = kl * (new - new.detach()).exp()"),
+        says="The KL term is multiplied by a ratio of 1 with a gradient, as on-policy."),
+    mistake("kl_clamped_where_tokens_are_unlikely",
+        (kl_estimate, "d = log_probs - ref_log_probs\n",
+         "d = log_probs.clamp(min=-30) - ref_log_probs.clamp(min=-30)\n"),
+        says="The probabilities in the KL term are clamped, as with clamp_min(1e-6). A token less "
+        "likely than that has no KL and no gradient of it. Log-probs need no clamp."),
+    mistake("token_sum", (aggregate, "(rows * max_length)", "max_length"),
+        says="All tokens of the batch are summed, so the step grows with the batch, unless "
+        "something else divides."),
+    mistake("std_of_the_others",
+        (group_advantages, "equal = equal",
+         "others = rewards.double().view(-1, group_size)[:, [[j for j in range(group_size) if j != "
+         "i] for i in range(group_size)]]; std = (others.var(dim=2, correction=0) * (group_size - "
+         "1) / max(1, group_size - 2)).sqrt(); equal = equal"),
+        (group_advantages, "torch.where(equal[:, None], 0.0, advantages)",
+         "((groups - others.mean(dim=2)) / torch.where(std > 0, std + eps, 1.0))"),
+        says="Mean and standard deviation are those of the other answers, as in NeMo-RL."),
+    alike("masked_rows_leave_the_denominator", *NAMED["masked_rows_leave_the_denominator"].lines),
+    alike("masked_rows_leave_the_denominator",
+          (aggregate, "(rows * max_length)", "(mask.any(dim=-1).sum() * max_length)")),
+]
+NO_CLIP = {  # no lines, but settings: which of the two bounds isn't there
+    (True, True): mistake("no_clip"),
+    (True, False): mistake("no_lower_bound"),
+    (False, True): mistake("no_upper_bound"),
+}
+NOTES = {  # named mistakes that are none under a condition, and what is told instead
+    "ratio_against_itself_though_there_are_old_log_probs": "On-policy. The ratio compares the "
+    "policy with itself, which is right with one update per batch. With more it takes the old "
+    "log-probs.",
+    "population_std": "The standard deviation divides by G, as numpy's does. TRL and verl divide "
+    "by G - 1, and the papers don't say. The advantages are sqrt(G / (G - 1)) larger.",
+    "masked_row_divides_by_zero": "A row without a token is 0 divided by 0. That's right as long "
+    "as every row has one.",
+    "dr_grpo_divides_by_the_width": "The sum of all tokens is divided by the rows times the width "
+    "of this batch. That's Dr. GRPO where every batch is as wide as completions may be long. A "
+    "mean would leave the padding out.",
+    "std_over_the_batch": "The standard deviation is that of the whole batch, as with TRL's "
+    "scale_rewards='batch'.",
+    "masked_rows_leave_the_denominator": "A row without a token leaves the mean, as in verl. In "
+    "TRL it's a 0 that counts.",
+    "no_clip": "There's no clip, so no ratio loses its gradient. That's right with one update per "
+    "batch. With more, nothing keeps the policy near the old one.",
+    "no_lower_bound": "The clip has no lower bound: at a negative advantage a token keeps its "
+    "gradient, however unlikely it has become.",
+    "no_upper_bound": "The clip has no upper bound: at a positive advantage a token keeps its "
+    "gradient, however likely it has become.",
+}
 # fmt: on

@@ -8,11 +8,19 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 Function = Callable[..., Any]
 Line = tuple[Function, str, str]
 """A function, a piece of its code that occurs once, and what stands there instead."""
+
+_source = cache(inspect.getsource)
+
+
+def source_of(function: Function) -> str:
+    """Of the code that it has just now."""
+    return _source(inspect.unwrap(function).__code__)
 
 
 def head(line: str) -> str:
@@ -53,7 +61,7 @@ def sick_sources(lines: Iterable[Line]) -> dict[Function, str]:
     """
     sources: dict[Function, str] = {}
     for function, old, new in lines:
-        source = sources.get(function) or inspect.getsource(inspect.unwrap(function))
+        source = sources.get(function) or source_of(function)
         sources[function] = replaced(source, new, old)
     return sources
 

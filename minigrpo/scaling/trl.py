@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from minigrpo.clinic.trl_answers import LEVELS, LOSS_TYPES, in_trls_words
+from minigrpo.clinic.judge.trl_answers import LEVELS, LOSS_TYPES, in_trls_words
 from minigrpo.grpo import GRPOConfig
 from minigrpo.sampling import Rollouts, stop_ids
 from minigrpo.text.problems import draw_rows

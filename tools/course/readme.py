@@ -27,6 +27,7 @@ from minigrpo.files import atomic_path
 sys.path += [str(ROOT / "tools" / "experiments"), str(ROOT / "recipes")]
 import bench
 import gpu
+import judge_field
 import memory
 import results
 import store
@@ -47,6 +48,7 @@ SHOWN = (  # the other experiments end alike
 TABLES = {
     "docs/results.md": ("results", "thinking", "turns"),
     "docs/speed.md": tuple(bench.TABLES),
+    "docs/judged.md": ("judged counts", "judged table", "judged missed", "judged names"),
     "recipes/README.md": ("memory", "gpu"),
 }
 CALCULATOR = "minigrpo/notebook/interactive/calculator.html"
@@ -128,6 +130,8 @@ def stored(name: str) -> str:
         return memory.table(memory.SHAPES)
     if name == "gpu":
         return gpu.table(store.load("gpu.json"))
+    if name.startswith("judged"):
+        return getattr(judge_field, name.split()[1])()
     if name in bench.TABLES:
         return bench.table(store.load("bench.json"), name)
     return {"thinking": thinking, "turns": turns}[name].table()

@@ -41,6 +41,8 @@ TEXTS = {
     "results": ("Results", "what was measured, with its seeds"),
     "notebooks": ("What's in each notebook", "with its minutes and seconds"),
     "knobs": ("The same knob under four names", "settings here, in TRL, verl and OpenRLHF"),
+    "judge": ("The judge of losses", "is your own loss right?"),
+    "judged": ("What the judge says of other trainers", "project by project"),
     "speed": ("Speed", "beside TRL and transformers"),
     "recipes": ("Recipes", "complete scripts for a real run"),
     "reading": ("Where to go from here", "papers, books, libraries, three projects"),

@@ -23,26 +23,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dr_grpo": dict(loss_type="dr_grpo", max_completion_length=8),
     "dapo": dict(loss_type="dapo", epsilon_high=0.28),
     "cispo": dict(loss_type="cispo", epsilon_high=5.0),
-    "gspo": dict(
-        loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4
-    ),
+    "gspo": dict(loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4,
+                 epsilon_high=4e-4),
     "grpo_kl": dict(loss_type="grpo", beta=0.04, use_bias_correction_kl=False),
     "grpo_kl_corrected": dict(loss_type="grpo", beta=0.04, use_bias_correction_kl=True),
-    "sequence_kl_corrected": dict(
-        loss_type="bnpo",
-        importance_sampling_level="sequence",
-        beta=0.1,
-        use_bias_correction_kl=True,
-    ),
+    "sequence_kl_corrected": dict(loss_type="bnpo", importance_sampling_level="sequence", beta=0.1,
+                                  use_bias_correction_kl=True),
     "grpo_entropy": dict(loss_type="grpo", entropy_coef=0.01),
-    "dapo_kl_entropy": dict(
-        loss_type="dapo",
-        epsilon_high=0.28,
-        beta=0.02,
-        use_bias_correction_kl=True,
-        entropy_coef=0.05,
-    ),
-}
+    "dapo_kl_entropy": dict(loss_type="dapo", epsilon_high=0.28, beta=0.02,
+                            use_bias_correction_kl=True, entropy_coef=0.05),
+}  # fmt: skip
 """Settings in TRL's words: arguments of GRPOConfig."""
 
 
@@ -87,9 +77,9 @@ class Answers:
         """TRL's answers to every case, as `trl_peer.trl_loss` gives them."""
         losses = self.tensors[f"{variant}/loss"]
         gradients = self.per_case(f"{variant}/gradient")
-        entropy_gradients: list[Tensor | None] = [None] * len(losses)
-        if f"{variant}/entropy_gradient" in self.tensors:
-            entropy_gradients = list(self.per_case(f"{variant}/entropy_gradient"))
+        of_entropy = f"{variant}/entropy_gradient"
+        known = of_entropy in self.tensors
+        entropy_gradients = self.per_case(of_entropy) if known else [None] * len(losses)
         start = f"{variant}/metrics/"
         names = [name for name in self.tensors if name.startswith(start)]
         metrics = [

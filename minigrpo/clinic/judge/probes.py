@@ -50,7 +50,7 @@ def rows(ratios, advantages, mask=None, *, new=-1.0, kl=1.0, first=False, **sett
     ratio = torch.tensor(ratios, dtype=torch.float64)
     real = torch.ones_like(ratio) if mask is None else torch.tensor(mask, dtype=torch.float64)
     words = f"ratios {ratios}, advantages {advantages}" + (f", mask {mask}" if mask else "")
-    words += f", log-probs {new:g}" * (settings.get("surrogate") == "cispo")
+    words += f", log-probs {new:g}" * (new != -1.0)
     words += f", {kl:g} times as likely as under the reference" * ("kl_weight" in settings)
     words += ", no old log-probs" * first
     inputs = {
@@ -69,7 +69,8 @@ UNEVEN = ([[1.1, 1, 1, 1], [0.9, 1.05, 1.1, 1]], [1, -2], RAGGED)
 WIDE = ([[1.1, 1.1, 1, 1]], [1], [[1, 1, 0, 0]])
 CISPO = {"surrogate": "cispo", "clip": (1.0, 1.0)}
 LOSS = [
-    *(rows([[r]], [a]) for r, a in ((1.1, 1), (0.5, 1), (3, 1), (1.5, -1), (0.5, -1), (9, -1))),
+    *(rows([[r]], [1]) for r in (1.1, 0.5, 99)),
+    *(rows([[r]], [-1]) for r in (1.5, 0.5, 9, 99)),
     rows([[1.1, 0.9]], [1]),
     rows([[1]], [1], first=True),
     *(rows([[r]], [a], clip=(0.2, 0.28)) for r, a in ((2, 1), (0.1, -1))),
@@ -78,11 +79,14 @@ LOSS = [
     rows(*UNEVEN, how="token_mean"),
     rows(*UNEVEN, how="constant", max_length=5),
     rows([[1, 1], [1, 1]], [1, 1], [[1, 1], [0, 0]]),
+    rows([[1, 1], [1, 1]], [1, 1], [[1, 1], [0, 0]], how="constant", max_length=5),
     rows(*WIDE, level="geometric"),
     rows(*WIDE, level="sequence"),
     rows([[1]], [1], new=-3.0, **CISPO),
     rows([[9]], [1], new=-3.0, **CISPO),
+    rows([[0.1]], [1], new=-3.0, surrogate="cispo", clip=(0.5, 1.0)),
     *(rows([[1]], [0], kl=kl, kl_weight=1.0) for kl in (2.0, 1.0, 0.5)),
+    rows([[1]], [0], new=-50.0, kl=2.0, kl_weight=1.0),
     *(rows([[1]], [0], kl=2.0, kl_weight=1.0, estimator=name) for name in ("k1", "k2")),
     rows([[3]], [0], kl=2.0, kl_weight=1.0, estimator="k1", kl_correction=True),
     rows(*UNEVEN, kl=2.0, kl_weight=0.1, how="token_mean"),
@@ -99,7 +103,7 @@ def groups(rewards: list[float], size: int, **settings: Any) -> Probe:
 ADVANTAGES = [
     groups([1, 0], 2),
     groups([10, 0], 2),
-    groups([1, 0], 2, eps=0.5),
+    groups([1, 0], 2, eps=2.0),
     groups([10, 8, 1, 0], 2),
     groups([100, 0, 1, 0], 2),
     groups([2, 0, 1, 1], 2),
@@ -127,6 +131,8 @@ def one_token_each(probe: Probe) -> Probe:
     return Probe(f"{probe.what}, one token each", {**loss.inputs, **probe.inputs}, probe.settings)
 
 
+APART = [groups([size, 0], 2) for size in (1e-3, 1.0)]
+SIZES = {"advantages": APART, "rewards": [*map(one_token_each, APART)]}
 PROBES = {
     "loss": LOSS,
     "advantages": ADVANTAGES,
