@@ -64,6 +64,10 @@ def judge_loss(
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
+        if isinstance(function, type):
+            name = function.__name__
+            words = f"{name} is a class: name an instance, or for a trainer of TRL's --from trl"
+            raise Unjudged(f"{words} file.py:{name}")
         given, (function, names) = checked(built_in), from_logits(function, names)
         judged = Judged(function, names)
         trial = Trial(judged, {**asked_for(like, judged), **given})
