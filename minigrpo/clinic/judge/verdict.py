@@ -158,7 +158,8 @@ def report(trial: Trial, finding: Finding) -> Report:
     unknown = {}
     if odd or (not wrong and off_still):
         of = len(trial.probes) if odd else len(trl)
-        words = f"{of - len(odd or off_still)} of {of} answers are explained, the others aren't. "
+        told_of = "explained by what is said above" if finding.forms else "right"
+        words = f"{of - len(odd or off_still)} of {of} answers are {told_of}, the others aren't. "
         words += "Perhaps it's a variant, and that's what it's meant to do. The smallest such case:"
         case = example(*min(odd or off_still, key=lambda case: case[0].size))
         unknown = {"sentence": words, **case}
