@@ -323,6 +323,7 @@ BAD = [
     ("def loss(:", "mine.py can't be loaded: SyntaxError"),
     ("import sys; sys.exit(3)", "mine.py can't be loaded: SystemExit: 3"),
     ("loss = 3", "expected a function, got int"),
+    ("class loss: pass", "loss is a class: name an instance"),
     ("def loss(a, b, c): return a", "found (a, b, c)"),
     ("def loss(log_probs, mask, model, batch, beta): return 0", "found (log_probs, mask, model"),
     (HEAD + "return 1.0", "expected a tensor"),

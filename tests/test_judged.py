@@ -47,7 +47,7 @@ def test_every_row_of_the_table_links_to_its_line():
     inside = re.search(readme.between("judged table"), PAGE, re.DOTALL)[0].splitlines()[2:]
     assert len(inside) > 30
     for line in inside:
-        functions, verdict = line.split(" | ")[3:5]
+        verdict, functions = line.split(" | ")[3:5]
         assert re.findall(r"\]\(([^)]*)\)", functions) and not re.sub(
             rf"\[`[\w.]+`\]\({LINK}\)( \([^()]*\))?(, )?", "", functions
         )
@@ -151,6 +151,6 @@ def test_functions_alike_share_a_row(folder, asked):
     judge_field.main([str(folder)])
     table = judge_field.table()
     assert table.count("\n") == 3  # head, and one row for each verdict
-    assert "| right |  |" in table
-    assert "| mistake: `max_for_min` | [PR 1, merged](https://x/1) |" in table
+    assert "| right | [" in table and table.count("|  |") == 3  # no dates, no remark
+    assert "| mistake: `max_for_min` | [" in table and "| [PR 1, merged](https://x/1) |" in table
     assert "[`loss`](https://github.com/o/p/blob/v1/a.py#L3)" in table

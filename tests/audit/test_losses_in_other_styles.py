@@ -175,7 +175,7 @@ def empty_row(logps, old, adv, mask):
         ("with_kl_subtracted", ["kl_subtracted_from_the_loss"], "kl_weight=0.04"),
         ("unclipped", ["no_clip"], "clip=(1.0, inf)"),
         ("no_mask", ["mean_over_the_padding"], "how='sequence_mean'"),
-        ("twice", [], "right in 9 of 24 cases"),
+        ("twice", [], "9 of 24 answers are right"),
         ("anything", [], "440 of 440"),
         ("some", [], "clip=(0.2, 0.2)"),
         ("small_eps", [], "eps=1e-08"),

@@ -180,12 +180,13 @@ def grouped(rows: list[Row], **last: Callable[[Row], str]) -> str:
         when = row["project"].lower(), row.get("date", ""), row["commit"]
         return *when, *(cell(row) for cell in last.values())
 
-    head = ["project", "version", "date", "function (setting)", *last]
+    *said, remarks = last
+    head = ["project", "version", "date", *said, "function (setting)", remarks]
     text = f"| {' | '.join(head).replace('_', ' ')} |\n|{len(head) * '---|'}"
-    for (_, date, commit, *end), group in groupby(sorted(rows, key=key), key):
+    for (_, date, commit, *said, remarks), group in groupby(sorted(rows, key=key), key):
         alike = [*group]
         version = commit[:8] if len(commit) == 40 else commit
-        cells = alike[0]["project"], version, date, functions(alike), *end
+        cells = alike[0]["project"], version, date, *said, functions(alike), remarks
         text += f"\n| {' | '.join(cells)} |"
     return text
 

@@ -419,8 +419,9 @@ class Trial:
     def holds(self, form: Mistake, finding: Finding) -> bool:
         """Whether a mistake explains what it would change, though other cases stay open."""
         on_policy = NAMED["ratio_against_itself_though_there_are_old_log_probs"]
-        if form.name == "kl_against_the_old_policy" and on_policy in finding.forms:
-            return False  # together they are no KL at all
+        vain = "kl_against_the_old_policy", "first_update_without_a_gradient"
+        if form.name in vain and on_policy in finding.forms:
+            return False  # together they are no KL, or no gradient at all
         pairs = zip(self.answers(), self.answers(form))
         seen = [i for i, (right, alone) in enumerate(pairs) if not same(right, alone)]
         odd = [i for i in seen if i in self.open(finding.forms)]

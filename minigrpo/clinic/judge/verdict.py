@@ -7,7 +7,7 @@ from textwrap import wrap
 from types import MappingProxyType
 from typing import Any
 
-from minigrpo.clinic.catalogue import MISTAKES, NAMED, NOTES
+from minigrpo.clinic.catalogue import FORMS, MISTAKES, NAMED, NOTES
 from minigrpo.clinic.judge import asking
 from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, answer, same
 from minigrpo.clinic.judge.logits import FromLogits, from_logits
@@ -34,6 +34,7 @@ PER_TOKEN = (
 )
 SCORING = "how the log-probs were scored (the shift by one, the temperature), "
 WIDTH = NAMED["mean_over_the_padding"]
+UNMASKED = next(form for form in FORMS if form.name == WIDTH.name and form.lines != WIDTH.lines)
 UNSEEN = (
     f"What no judge of a loss can see: {SCORING}what the mask holds, the sampler, the reward, and "
     "the optimizer."
@@ -64,6 +65,10 @@ def judge_loss(
     try:
         if not callable(function):
             raise Unjudged(f"expected a function, got {type(function).__name__}")
+        if isinstance(function, type):
+            name = function.__name__
+            words = f"{name} is a class: name an instance, or for a trainer of TRL's --from trl"
+            raise Unjudged(f"{words} file.py:{name}")
         given, (function, names) = checked(built_in), from_logits(function, names)
         judged = Judged(function, names)
         trial = Trial(judged, {**asked_for(like, judged), **given})
@@ -122,7 +127,11 @@ def report(trial: Trial, finding: Finding) -> Report:
     mistakes, notes = logits.told() if isinstance(logits, FromLogits) else ({}, {})
     if trial.judged.per_token is True:
         notes["advantages_per_token"] = {"sentence": PER_TOKEN}
-    for form in finding.forms:
+    padded = {"mask_in_the_denominator_only", "dr_grpo_divides_by_the_width"}
+    forms = [f for f in finding.forms if f.name not in CAUTIONS] or finding.forms
+    if padded <= {form.name for form in forms}:  # a mean over all columns, with their values
+        forms = [UNMASKED, *(form for form in forms if form.name not in padded)]
+    for form in forms:
         if form.lines == WIDTH.lines and "how" in trial.turned:  # the same sum, if it's no mean
             form = NAMED["dr_grpo_divides_by_the_width"]
         if form.name == "token_sum" and "max_length" in trial.judged.options:
@@ -149,7 +158,8 @@ def report(trial: Trial, finding: Finding) -> Report:
     unknown = {}
     if odd or (not wrong and off_still):
         of = len(trial.probes) if odd else len(trl)
-        words = f"{of - len(odd or off_still)} of {of} answers are explained, the others aren't. "
+        told_of = "explained by what is said above" if finding.forms else "right"
+        words = f"{of - len(odd or off_still)} of {of} answers are {told_of}, the others aren't. "
         words += "Perhaps it's a variant, and that's what it's meant to do. The smallest such case:"
         case = example(*min(odd or off_still, key=lambda case: case[0].size))
         unknown = {"sentence": words, **case}
