@@ -70,6 +70,7 @@ CASES = {  # what is called, the options, what is returned, and what is told: mi
     "cispo_two_bounds": ("loss", ", clip=(0.2, 4.0)",
                          "-tokens(r.clamp(1 - clip[0], 1 + clip[1]).detach() * A * log_probs, m)",
                          ["cispo_two_bounds"]),
+    "cut_off_at_8": ("loss", "", "-rows(r.clamp(max=8) * A, m)", ["ratio_cut_off"]),
     "dual_clip_5": ("loss", "", "-tokens(dual(r, A, 5), m)", ["dual_clip"]),
     "kl_up_to_10": ("loss", REF, "rows(kl_weight * k3(d).clamp(max=10) - clipped(r, A), m)",
                     ["k3_up_to"]),
