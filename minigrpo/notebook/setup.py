@@ -1,14 +1,19 @@
-"""What a notebook needs before its first idea: seed, threads, device, figure style, quiet."""
+"""What a notebook needs before its first idea: seed, threads, device, figure style, quiet.
+
+And its drawings, which have to show wherever it is opened.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
+from base64 import b64encode
 
 import torch
 import transformers
 
+from minigrpo.files import data_folder
 from minigrpo.notebook.plots import use_house_style
 
 
@@ -36,6 +41,19 @@ def setup(seed: int = 0) -> torch.device:
 
         InlineBackend.instance().figure_formats = {"retina"}
     return torch.device(os.environ.get("MINIGRPO_DEVICE", "").strip() or "cpu")
+
+
+def drawing(name: str) -> None:
+    """Show a drawing of figures/, such as "gpt", as SVG, and as PNG where no SVG is shown.
+
+    Its words for people who can't see it stand in the metadata of the cell, and in the drawing.
+    """
+    from IPython.display import display
+
+    svg, png = (data_folder().with_name("figures") / f"{name}.{kind}" for kind in ("svg", "png"))
+    data = {"image/svg+xml": svg.read_text("utf-8"), "text/plain": f"the drawing {name}"}
+    data["image/png"] = b64encode(png.read_bytes()).decode()
+    display(data, metadata={"image/png": {"width": 560}}, raw=True)
 
 
 def _num_threads() -> int:

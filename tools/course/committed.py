@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import re
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
+from PIL import Image
 
 from minigrpo.files import atomic_path
 
 FIGURES = ("image/png", "image/svg+xml")
-# What JupyterLab folds of a cell with this tag. `pages.py` knows the tags too.
+# What JupyterLab folds of a cell with this tag, down to its first line; Colab, told by `cellView`,
+# folds sources alone. `pages.py` knows the tags too.
 FOLDED = {
     "verdict": {"source_hidden": True, "outputs_hidden": True},
-    "predict": {"outputs_hidden": True},
     "plot": {"source_hidden": True},
+    "setup": {"source_hidden": True},
+    "drawing": {"source_hidden": True},
 }
+COLORS = 128  # of a stored figure
 OVERWRITTEN = re.compile(r"^.*\r(?=[^\n])", re.MULTILINE)  # what nbval drops too
 
 
@@ -54,11 +61,13 @@ def committed_form(nb: NotebookNode) -> NotebookNode:
         keys = ("alt", "tags") if cell.cell_type == "code" else ("tags",)
         kept = {key: cell.metadata[key] for key in keys if key in cell.metadata}
         for tag in filter(FOLDED.get, kept.get("tags", [])):
-            kept["jupyter"] = FOLDED[tag]
+            kept |= {"jupyter": FOLDED[tag], "cellView": "form"}
         cell.metadata = nbformat.from_dict(kept)
         if cell.cell_type == "code":
             cell.outputs = merge_streams(cell.outputs)
             describe(cell)
+            for output in (output for output, kind in figures(cell) if kind == "image/png"):
+                output.data["image/png"] = lighter(output.data["image/png"])
     return nb
 
 
@@ -78,6 +87,46 @@ def describe(cell: NotebookNode) -> None:
     """Give each figure of a cell its description, beside its width and height."""
     for (output, kind), alt in zip(figures(cell), alts(cell)):
         output.metadata.setdefault(kind, NotebookNode())["alt"] = alt
+
+
+def lighter(png: str) -> str:
+    """A PNG in base64 with few colors, which takes a third of the room; once is enough."""
+    image, out = Image.open(io.BytesIO(base64.b64decode(png))), io.BytesIO()
+    if image.mode == "P":
+        return png
+    few_colors(image).save(out, "PNG", optimize=True)
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def few_colors(image: Image.Image) -> Image.Image:
+    """What a drawing needs of them, on white."""
+    ground = Image.new("RGBA", image.size, "white")
+    flat = Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
+    return flat.quantize(COLORS, dither=Image.Dither.NONE)
+
+
+def predicted(path: Path) -> Path:
+    """Where the outputs of a notebook's cells `predict` are: not in it, below their questions."""
+    return path.parents[1] / "tests" / "predicted" / f"{path.stem}.json"
+
+
+def with_predicted(nb: NotebookNode, path: Path) -> NotebookNode:
+    """Put the outputs that answer a question back, in place; `path` is that of the notebook."""
+    file = predicted(path)
+    stored = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    for cell in nb.cells:
+        if cell.id in stored:
+            cell.outputs = nbformat.from_dict(stored[cell.id])
+    return nb
+
+
+def without_predicted(nb: NotebookNode) -> dict[str, list]:
+    """Take them out, in place; returns them by the ids of their cells."""
+    taken = {}
+    for cell in nb.cells:
+        if cell.cell_type == "code" and "predict" in cell.metadata.get("tags", []):
+            taken[cell.id], cell.outputs = cell.outputs, []
+    return taken
 
 
 def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:

@@ -20,7 +20,9 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from committed import CourseError, as_json, committed_form, read, uncommittable, write
+import json
+from committed import CourseError, as_json, committed_form, predicted, read, uncommittable
+from committed import without_predicted, write
 from kernels import AT_A_TIME, each, environment, execute, status_of
 from listing import ROOT, Notebook, notebooks
 from nbformat import NotebookNode
@@ -71,10 +73,15 @@ async def executed(notebook: Notebook, at_a_time: int) -> NotebookNode:
 
 
 def store(notebook: Notebook, nb: NotebookNode) -> None:
-    """Into its file, with the solution below each exercise, if it is fit for that."""
+    """Into its file, with the solution below each exercise, if it is fit for that.
+
+    What answers a question goes into a file of its own.
+    """
     if findings := uncommittable(nb):
         raise CourseError(f"{notebook.file} is left as it was: " + "\n  ".join(findings))
     nb.cells = with_solutions(nb.cells)
+    outputs = json.dumps(without_predicted(nb), indent=1, sort_keys=True, ensure_ascii=False)
+    write(predicted(notebook.location), outputs + "\n")
     write(notebook.location, as_json(nb))
 
 

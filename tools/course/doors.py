@@ -28,6 +28,11 @@ def repository(root: Path = ROOT) -> str:
     return found[1] if found else ""
 
 
+def site(root: Path = ROOT) -> str:
+    """The address of the course's pages, with a slash behind it."""
+    return "https://{}.github.io/{}/".format(*repository(root).split("/"))
+
+
 def forms(name: str) -> list[str]:
     """How links name a repository such as "you/minigrpo"."""
     sites = ("github.com", "colab.research.google.com/github", "codespaces.new")

@@ -2,7 +2,8 @@
 
     python tools/course/readme.py
 
-README.md, docs/notebooks.md, CITATION.cff and the maps of the notebooks follow course.toml. A
+README.md, docs/notebooks.md, CITATION.cff and the maps of the notebooks follow course.toml. Each
+drawing of figures/ has a PNG beside it, for where no SVG is shown; resvg-py (of `dev`) draws it. A
 table between two comments such as `results: begin` and `results: end` is made of what data/results/
 holds; the table `results` shows the experiments that SHOWN names. An image
 `figures/01_char_gpt.loss-figure.png` in README.md or docs/ is what cell `loss-figure` of notebook
@@ -12,15 +13,18 @@ holds; the table `results` shows the experiments that SHOWN names. An image
 from __future__ import annotations
 
 import base64
+import hashlib
+import io
 import json
 import re
 import sys
 from pathlib import Path
 
 from committed import figures as drawn_by
-from committed import read
-from doors import repository
+from committed import few_colors, read, with_predicted
+from doors import repository, site
 from listing import ROOT, notebooks
+from PIL import Image, PngImagePlugin
 
 from minigrpo.files import atomic_path
 
@@ -81,7 +85,8 @@ def places() -> dict[str, list[tuple[str, str]]]:
     colab += f"{repository()}/blob/main/notebooks"
     minutes = [[n.told[f"minutes of {what}"] for what in ("reading", "exercises")] for n in course]
     for n, (prose, practice) in zip(course, minutes):
-        short += f"| {n.number} [{n.title}](notebooks/{n.file}) ([Colab]({colab}/{n.file})) "
+        short += f"| {n.number} [{n.title}]({site()}{n.stem}.html) ([Colab]({colab}/{n.file}), "
+        short += f"[file](notebooks/{n.file})) "
         short += f"| {n.built} | {prose} + {practice} |\n"
         long += f"| {n.number} | [{n.title}](../notebooks/{n.file}) | {n.inside} | {n.path} "
         long += f"| {prose} | {practice} | {n.seconds} | {n.exercises} |\n"
@@ -153,7 +158,8 @@ def figures(root: Path = ROOT) -> dict[Path, bytes]:
     pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
     named = [match for page in pages for match in IMAGE.findall(page.read_text("utf-8"))]
     for path, notebook, cell_id in named:
-        cells = read(root / "notebooks" / f"{notebook}.ipynb").cells
+        file = root / "notebooks" / f"{notebook}.ipynb"
+        cells = with_predicted(read(file), file).cells
         drawn = [figure for cell in cells if cell.id == cell_id for figure in drawn_by(cell)]
         pngs = [output.data[kind] for output, kind in drawn if kind == "image/png"]
         if len(pngs) != 1:
@@ -162,9 +168,25 @@ def figures(root: Path = ROOT) -> dict[Path, bytes]:
     return images
 
 
+def drawings(root: Path = ROOT) -> dict[Path, bytes]:
+    """The PNG of each drawing that has none, or that of another state of it: it names its SVG."""
+    made = {}
+    for svg in sorted({*(root / "figures").glob("*.svg")} - {*(root / "figures").glob("badge-*")}):
+        name, out, about = svg.with_suffix(".png"), io.BytesIO(), PngImagePlugin.PngInfo()
+        about.add_text("svg", drawn := hashlib.sha256(svg.read_bytes()).hexdigest())
+        if name.is_file() and Image.open(name).info.get("svg") == drawn:
+            continue
+        import resvg_py
+
+        image = Image.open(io.BytesIO(bytes(resvg_py.svg_to_bytes(svg_path=str(svg), zoom=2))))
+        few_colors(image).save(out, "PNG", optimize=True, pnginfo=about)
+        made[name] = out.getvalue()
+    return made
+
+
 def main() -> None:
     """Write every file whose content has changed."""
-    made = {path: text.encode() for path, text in lists().items()} | figures()
+    made = {path: text.encode() for path, text in lists().items()} | figures() | drawings()
     for page in TABLES:
         made[ROOT / page] = with_tables((ROOT / page).read_text("utf-8"), page).encode()
     page, told = ROOT / CALCULATOR, json.dumps(gpu.rates(store.load("gpu.json")))
