@@ -7,19 +7,27 @@ each is a function (notebook, path) -> findings.
 from __future__ import annotations
 
 import ast
-import base64
 import copy
+import json
 import math
 import re
 import statistics
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
 import nbformat
 import pytest
-from committed import alts, committed_form, figures, uncommittable
+from committed import (
+    FOLDED,
+    alts,
+    committed_form,
+    figures,
+    predicted,
+    uncommittable,
+    with_predicted,
+)
+from doors import site
 from nbformat import NotebookNode
 from solutions import with_solutions
 
@@ -39,6 +47,7 @@ SHORTEST_ALT = 40  # characters
 FIGURE_WIDTH = 7.0  # inches
 # Tight bounding boxes add a tenth of an inch on either side.
 FIGURE_PADDING = 0.2
+LARGEST_FILE = 1_500_000  # bytes
 
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4,12})*")
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}", re.IGNORECASE)
@@ -49,7 +58,7 @@ CHECK = re.compile(r"^\w+ = check\(\"([\d.]+)\", (\w+)", re.MULTILINE)
 TABLE = "| what it needs | minutes of reading | minutes of exercises | seconds to run | exercises |"
 BUDGET = re.compile(r"[●○]{3}, (\d+) minutes")
 CAPTION = re.compile(r"^\*\*Figure (\d+|A)\.(\d+)\*\* (.+)")
-DRAWING = re.compile(r"!\[(.*?)\]\(\.\./figures/(?!map_(?:\d\d|A)\b)[\w.-]+\.svg\)")
+DRAWING = re.compile(r"^# @title Drawing\ndrawing\(\"([\w-]+)\"\)$")
 MARKDOWN_LINK = re.compile(r"\]\(<?([^)\s>]+)|\b(?:href|src)=[\"']([^\"']+)")
 
 
@@ -57,8 +66,11 @@ RULE = {"nb": "NotebookNode", "path": "Path", "return": "list[str]"}
 
 
 def load(path: Path) -> NotebookNode:
-    """Read a notebook as it is: `nbformat.read` would repair what these rules look for."""
-    return nbformat.reader.reads(path.read_text(encoding="utf-8"))
+    """A notebook with what answers its questions.
+
+    It's read as it is, since `nbformat.read` would repair what these rules look for.
+    """
+    return with_predicted(nbformat.reader.reads(path.read_text(encoding="utf-8")), path)
 
 
 def code_cells(nb: NotebookNode) -> list[NotebookNode]:
@@ -141,8 +153,13 @@ def known_markers(nb: NotebookNode, path: Path) -> list[str]:
 
 def no_long_cell(nb: NotebookNode, path: Path) -> list[str]:
     """A cell fits a screen."""
-    lengths = [(cell, len(cell.source.splitlines())) for cell in code_cells(nb)]
+    lengths = [(cell, len(untitled(cell).splitlines())) for cell in code_cells(nb)]
     return [f"{name(cell)} has {n} lines" for cell, n in lengths if n > LONGEST_CELL]
+
+
+def untitled(cell: NotebookNode) -> str:
+    """The source without the line that is seen of it where it's folded."""
+    return re.sub(r"^# @title .*\n", "", cell.source)
 
 
 def short_median(nb: NotebookNode, path: Path) -> list[str]:
@@ -229,16 +246,13 @@ def captions(nb: NotebookNode, path: Path) -> list[str]:
         paragraphs = cell.source.split("\n\n") if cell.cell_type == "markdown" else []
         below = [CAPTION.match(paragraph) for paragraph in paragraphs]
         numbers += [found.groups()[:2] for found in below if found]
-        for at, paragraph in enumerate(paragraphs):
-            if DRAWING.search(paragraph) and not any(below[at + 1 : at + 2]):
-                findings.append(f"{name(cell)} has a drawing without a caption below it")
-        if figures(cell):
+        if figures(cell) and cell.id != "map":
             after = shown[i + 1].source if shown[i + 1].cell_type == "markdown" else ""
             if not CAPTION.match(after):
                 findings.append(f"{name(cell)} has a figure without a caption below it")
         long = [found[3] for found in below if found and len(found[3].split()) > CAPTION_WORDS]
         findings += [f"{name(cell)} has a caption of {len(text.split())} words" for text in long]
-    many = sum(len(DRAWING.findall(cell.source)) + bool(figures(cell)) for cell in nb.cells)
+    many = sum(bool(figures(cell)) for cell in nb.cells if cell.id != "map")
     wanted = [(number_of(path).lstrip("0"), str(k)) for k in range(1, many + 1)]
     return findings + ([] if numbers == wanted else [f"figures {numbers}, not {wanted}"])
 
@@ -246,12 +260,10 @@ def captions(nb: NotebookNode, path: Path) -> list[str]:
 def described_in_alt(nb: NotebookNode, path: Path) -> list[str]:
     """What is in a picture is said to those who cannot see it."""
     findings = []
-    for cell in nb.cells:
-        told = alts(cell) if cell.cell_type == "code" else DRAWING.findall(cell.source)
-        stored = [
-            output.get("metadata", {}).get(kind, {}).get("alt") for output, kind in figures(cell)
-        ]
-        if cell.cell_type == "code" and told != stored:
+    for cell in code_cells(nb):
+        told, drawn = alts(cell), figures(cell)
+        stored = [output.get("metadata", {}).get(kind, {}).get("alt") for output, kind in drawn]
+        if told != stored:
             findings.append(f"{name(cell)} describes its figures otherwise than their outputs do")
         short = [alt for alt in told if len(alt) < SHORTEST_ALT]
         findings += [f"{name(cell)} says too little of a picture: {alt!r}" for alt in short]
@@ -281,7 +293,7 @@ def title_table(nb: NotebookNode, path: Path) -> list[str]:
 
 def reading(nb: NotebookNode) -> int:
     """Minutes for prose, code that isn't folded, figures and formulas, rounded up to five."""
-    shown = [cell for cell in code_cells(nb) if not {"verdict", "plot"} & {*tags(cell)}]
+    shown = [cell for cell in code_cells(nb) if not {"verdict", "plot", "drawing"} & {*tags(cell)}]
     lines = sum(bool(line.strip()) for cell in shown for line in cell.source.splitlines())
     drawn = sum(bool(CAPTION.search(line)) for line in _lines(nb))
     minutes = len(words(prose(nb))) / WORDS_A_MINUTE + lines / LINES_A_MINUTE
@@ -296,9 +308,47 @@ def _lines(nb: NotebookNode) -> list[str]:
 
 def opens_with_the_map(nb: NotebookNode, path: Path) -> list[str]:
     """The course is drawn with this notebook's part lit."""
-    drawing = f"](../figures/map_{number_of(path)}.svg)"
-    there = any(cell.source.startswith("![") and drawing in cell.source for cell in nb.cells)
-    return [] if there else [f"no cell begins with the drawing map_{number_of(path)}.svg"]
+    drawn = [DRAWING.findall(cell.source) for cell in nb.cells if cell.id == "map"]
+    return [] if drawn == [[f"map_{number_of(path)}"]] else ["no cell `map` draws the map"]
+
+
+def holds_when_opened_alone(nb: NotebookNode, path: Path) -> list[str]:
+    """Nothing that is shown lies beside the file; a drawing is there as SVG and as PNG."""
+    findings, links = [], [link for cell in nb.cells[:1] for link in cell.source.split("](")[1:]]
+    if not links or not links[0].startswith(f"{site()}{path.stem}.html)"):
+        findings.append("its first link isn't its page")
+    for cell in nb.cells:
+        if re.search(r"!\[[^\]]*\]\((?!https:)|<img ", cell.source):
+            findings.append(f"{name(cell)} shows a picture that lies beside the file")
+        if "drawing" in tags(cell):
+            kinds = {kind for output in cell.outputs for kind in output.get("data", {})}
+            if not DRAWING.match(cell.source) or not {"image/svg+xml", "image/png"} <= kinds:
+                findings.append(f"{name(cell)} isn't a drawing as SVG and as PNG")
+    size = path.stat().st_size
+    return findings + ([] if size < LARGEST_FILE else [f"the file has {size:,} bytes"])
+
+
+def folded_under_a_title(nb: NotebookNode, path: Path) -> list[str]:
+    """What is folded says in its first line what it is; the setup and the imports are."""
+    findings = [
+        f"{name(cell)} is folded and has no title"
+        for cell in code_cells(nb)
+        if {*tags(cell)} & {*FOLDED} and not cell.source.startswith("# @title ")
+    ]
+    plain = [cell for cell in code_cells(nb) if cell.id in ("setup", "imports")]
+    return findings + [f"{name(cell)} isn't folded" for cell in plain if "setup" not in tags(cell)]
+
+
+def closed(nb: NotebookNode, path: Path) -> list[str]:
+    """What answers a question isn't stored below it, but in a file beside the tests."""
+    raw = nbformat.reader.reads(path.read_text(encoding="utf-8"))
+    asked = [cell.id for cell in code_cells(nb) if "predict" in tags(cell)]
+    there = json.loads(predicted(path).read_text("utf-8")) if predicted(path).is_file() else {}
+    findings = [f"{name(c)} stores its answer" for c in raw.cells if c.id in asked and c.outputs]
+    if sorted(there) != sorted(asked) or not all(there.values()):
+        findings.append(f"{predicted(path).name} has {sorted(there)}, the notebook asks {asked}")
+    telling = [c for c in code_cells(nb) if re.search(r"^\s*outcome\(", c.source, re.MULTILINE)]
+    return findings + [f"{name(c)} lacks the tag predict" for c in telling if c.id not in asked]
 
 
 def prose(nb: NotebookNode) -> str:
@@ -324,22 +374,11 @@ def words(text: str) -> list[str]:
 
 
 def narrow_figures(nb: NotebookNode, path: Path) -> list[str]:
-    """Figures fit the column of text."""
-    return [
-        f"{name(cell)} has a figure {width:.1f} in wide"
-        for cell in code_cells(nb)
-        for output, kind in figures(cell)
-        if kind == "image/png"
-        and (width := _inches(base64.b64decode(output.data[kind]))) > FIGURE_WIDTH + FIGURE_PADDING
-    ]
-
-
-def _inches(png: bytes) -> float:
-    """The width of a PNG, from its pixels and its density: the chunks IHDR and pHYs."""
-    (pixels,) = struct.unpack(">I", png[16:20])
-    at = png.find(b"pHYs")
-    per_metre = struct.unpack(">I", png[at + 4 : at + 8])[0] if at >= 0 else 100 / 0.0254
-    return pixels / (per_metre * 0.0254)
+    """Figures fit the column of text: a hundred of their pixels are an inch."""
+    most = 100 * (FIGURE_WIDTH + FIGURE_PADDING)
+    drawn = [(cell, *figure) for cell in code_cells(nb) for figure in figures(cell)]
+    widths = [(cell, output.metadata.get(kind, {}).get("width", 0)) for cell, output, kind in drawn]
+    return [f"{name(c)} has a figure {width} px wide" for c, width in widths if width > most]
 
 
 def working_links(nb: NotebookNode, path: Path) -> list[str]:

@@ -118,9 +118,9 @@ def test_where_nothing_can_be_written_this_kernel_still_knows(file, obstacle, ca
     before = file.is_file() and file.read_bytes()
     kept.remember("exercises", "2.4", {"source": "first"})
     kept.remember("exercises", "2.4", {"source": "second"})
-    predict("07.accuracy", 0.6)
-    predict("07.accuracy", 0.7)
-    outcome("07.accuracy", 0.98)
+    predict("07.bases_of_ten", 0.6)
+    predict("07.bases_of_ten", 0.7)
+    outcome("07.bases_of_ten", 0.98)
     assert kept.recall("exercises") == {"2.4": {"source": "second"}}
     printed = capsys.readouterr().out
     assert printed.count(SAID) == 1 and f"in {file}: " in printed
@@ -279,31 +279,31 @@ def test_of_a_file_only_the_lines_of_the_function_are_kept():
 
 
 def test_a_guess_and_what_came_out(capsys):
-    predict("07.accuracy", None)
-    outcome("07.accuracy", torch.tensor(0.98046))
+    predict("07.bases_of_ten", None)
+    outcome("07.bases_of_ten", torch.tensor(0.98046))
     for guess in (0.6, 0.6, 0.9, None):
-        predict("07.accuracy", guess)
-    outcome("07.accuracy", None)
+        predict("07.bases_of_ten", guess)
+    outcome("07.bases_of_ten", None)
     assert kept.recall("outcomes") == {}
-    outcome("07.accuracy", 0.98046)
+    outcome("07.bases_of_ten", 0.98046)
     assert capsys.readouterr().out.splitlines() == [
-        "accuracy: put a number in place of None, and run this cell again.",
-        "accuracy: it came out at 0.98.",
-        "accuracy: your guess is 0.6.",
-        "accuracy: your guess is 0.6.",
-        "accuracy: your first guess counts, and it was 0.6.",
-        "accuracy: your guess is 0.6.",
-        "accuracy: it didn't happen.",
-        "accuracy: you guessed 0.6, and it came out at 0.98.",
+        "bases of ten: put a number in place of None, and run this cell again.",
+        "bases of ten: it came out at 0.98.",
+        "bases of ten: your guess is 0.6.",
+        "bases of ten: your guess is 0.6.",
+        "bases of ten: your first guess counts, and it was 0.6.",
+        "bases of ten: your guess is 0.6.",
+        "bases of ten: it didn't happen.",
+        "bases of ten: you guessed 0.6, and it came out at 0.98.",
     ]
-    assert kept.recall("outcomes") == {"07.accuracy": {"value": 0.98046}}
+    assert kept.recall("outcomes") == {"07.bases_of_ten": {"value": 0.98046}}
 
 
 def test_both_numbers_look_alike(capsys):
     numbers = {0.123456: (4, "0.123", "4"), 1234.5678: (135168, "1,235", "135,168")}
     numbers[-1] = float("-inf"), "-1", "-inf"
-    for word, (guess, (value, first, second)) in zip(PREDICTIONS["07"], numbers.items()):
-        predict(key := f"07.{word}", guess)
+    for word, (guess, (value, first, second)) in zip(PREDICTIONS["12"], numbers.items()):
+        predict(key := f"12.{word}", guess)
         outcome(key, value)
         said = f"you guessed {first}, and it came out at {second}"
         assert capsys.readouterr().out.endswith(f"{word.replace('_', ' ')}: {said}.\n")
@@ -312,8 +312,8 @@ def test_both_numbers_look_alike(capsys):
 
 @pytest.mark.parametrize(
     ("key", "known"),
-    [("accuracy", "as 07"), ("7.accuracy", "as 07"), (7, "as 07")]
-    + [(key, "07.accuracy.*bases_of_ten") for key in ("07.", "07.Accuracy", "07", "07.acuracy")],
+    [("accuracy", "as 02"), ("7.accuracy", "as 02"), (7, "as 02")]
+    + [(key, "07.groups_.*bases_of_ten") for key in ("07.", "07.Bases_of_ten", "07", "07.bases")],
 )
 def test_an_unknown_key_is_refused(key, known, file):
     for call in (predict, outcome):
@@ -325,7 +325,7 @@ def test_an_unknown_key_is_refused(key, known, file):
 @pytest.mark.parametrize("guess", ["0.6", [0.6], True, float("nan"), torch.ones(1)])
 def test_a_guess_that_is_no_number_is_refused(guess, file):
     with pytest.raises(TypeError, match="guess: expected a number, such as 0.6, got"):
-        predict("07.accuracy", guess)
+        predict("07.bases_of_ten", guess)
     assert not file.exists()
 
 
@@ -343,9 +343,9 @@ def test_before_anything_is_done_it_is_one_inviting_sentence():
 def test_what_was_done_is_drawn_the_same_in_both_forms():
     for key in ("2.1", "2.3", "99.1"):  # the last is of another edition
         kept.remember("exercises", key, {"source": ""})
-    kept.remember("predictions", "07.accuracy", {"guess": 0.6})
+    kept.remember("predictions", "07.bases_of_ten", {"guess": 0.6})
     kept.remember("predictions", "03.leash", {"guess": 5.0})
-    kept.remember("outcomes", "07.accuracy", {"value": 0.98})
+    kept.remember("outcomes", "07.bases_of_ten", {"value": 0.98})
     kept.remember("clinic", "4: transcripts", {})
     kept.remember("clinic", "4", diagnosis(True, "transcripts"))
     kept.remember("clinic", "5", diagnosis(False, "transcripts", "padding"))
@@ -355,10 +355,18 @@ def test_what_was_done_is_drawn_the_same_in_both_forms():
     text, drawn = repr(progress()), progress()._repr_html_()
     assert f"You've passed 2 of {len(all_exercises())} exercises, 2 guesses made." in text
     assert re.search(r"^  02  #\.#\.\.  +2 of 5  The probability", text, re.M)
-    assert "  07.accuracy: you guessed 0.6, and it came out at 0.98\n" in text
+    assert "  07.bases_of_ten: you guessed 0.6, and it came out at 0.98\n" in text
     assert "  03.leash: you guessed 5\n" in text and text.endswith(f"\n{clinic_line()}")
     plain = re.sub(r"<[^>]*>", " ", drawn)
-    for part in ("●○●○○", "2 of 5", clinic_line(), "07.accuracy", "0.98", "03.leash", "not yet"):
+    for part in (
+        "●○●○○",
+        "2 of 5",
+        clinic_line(),
+        "07.bases_of_ten",
+        "0.98",
+        "03.leash",
+        "not yet",
+    ):
         assert part in plain
     assert drawn.count('<tr><th scope="row"') == len(notebooks()) + 2
     assert not re.search(r"class=|<script|http|color|background|<img", drawn)

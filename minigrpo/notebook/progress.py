@@ -18,7 +18,7 @@ PREDICTIONS = {  # the words that the predictions of each notebook go by
     "04": ("incorrect", "clipped", "capped"),
     "05": ("entropy", "highest_reward", "grpo"),
     "06": ("whole_thought", "correct", "mended"),
-    "07": ("accuracy", "tokens_of_thought", "bases_of_ten"),
+    "07": ("groups_that_differ", "bases_of_ten"),
     "08": ("reward", "held_out_accuracy", "drift_with_k1"),
     "09": ("percent_of_groups", "gib_of_states"),
     "10": ("percent_left",),
@@ -28,7 +28,7 @@ PREDICTIONS = {  # the words that the predictions of each notebook go by
 
 
 def predict(
-    key: str,  # number of the notebook and one of its words, as "07.accuracy"; else a ValueError
+    key: str,  # number of the notebook and one of its words, as "02.factor"; else a ValueError
     guess: float | None,  # None as long as there is none; TypeError if it is no number
 ) -> None:
     """Keep a guess of what a run will show; the first one counts."""
@@ -164,7 +164,7 @@ def _score(marks: list[bool]) -> str:
 def _word(key: str) -> str:
     number, _, word = key.partition(".") if isinstance(key, str) else ("", "", "")
     if word not in PREDICTIONS.get(number, ()):
-        known = [f"{number}.{one}" for one in PREDICTIONS.get(number, ())] or "such as 07.accuracy"
+        known = [f"{number}.{one}" for one in PREDICTIONS.get(number, ())] or "such as 02.factor"
         raise ValueError(f"key: expected a prediction of the course, {known}, got {key!r}")
     return word.replace("_", " ")
 

@@ -78,15 +78,20 @@ def alts(cell: NotebookNode) -> list[str]:
 
 
 def figures(cell: NotebookNode) -> list[tuple[NotebookNode, str]]:
-    """Each figure among the outputs of a cell, and of which kind it is."""
-    outputs = cell.get("outputs", [])
-    return [(out, kind) for out in outputs for kind in FIGURES if kind in out.get("data", {})]
+    """Each figure among the outputs of a cell, and of which kind it is; a drawing has two."""
+    kinds = ((out, kinds_of(out)) for out in cell.get("outputs", []))
+    return [(out, kinds[0]) for out, kinds in kinds if kinds]
+
+
+def kinds_of(output: NotebookNode) -> list[str]:
+    return [kind for kind in FIGURES if kind in output.get("data", {})]
 
 
 def describe(cell: NotebookNode) -> None:
     """Give each figure of a cell its description, beside its width and height."""
-    for (output, kind), alt in zip(figures(cell), alts(cell)):
-        output.metadata.setdefault(kind, NotebookNode())["alt"] = alt
+    for (output, _), alt in zip(figures(cell), alts(cell)):
+        for kind in kinds_of(output):
+            output.metadata.setdefault(kind, NotebookNode())["alt"] = alt
 
 
 def lighter(png: str) -> str:

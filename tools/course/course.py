@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 import time
@@ -20,9 +21,16 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-import json
-from committed import CourseError, as_json, committed_form, predicted, read, uncommittable
-from committed import without_predicted, write
+from committed import (
+    CourseError,
+    as_json,
+    committed_form,
+    predicted,
+    read,
+    uncommittable,
+    without_predicted,
+    write,
+)
 from kernels import AT_A_TIME, each, environment, execute, status_of
 from listing import ROOT, Notebook, notebooks
 from nbformat import NotebookNode

@@ -20,8 +20,8 @@ import re
 import sys
 from pathlib import Path
 
-from committed import figures as drawn_by
 from committed import few_colors, read, with_predicted
+from committed import figures as drawn_by
 from doors import repository, site
 from listing import ROOT, notebooks
 from PIL import Image, PngImagePlugin
