@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from committed import with_predicted
 from torch import Tensor
 
 from minigrpo.objective import ADVANTAGE_SETTINGS, VARIANTS, group_advantages, grpo_loss
@@ -116,7 +117,8 @@ def test_the_names_of_trl_are_those_of_the_installed_one():
 
 def source(stem: str) -> str:
     """Texts, code, descriptions and stored outputs of a notebook."""
-    nb = nbformat.read(ROOT / "notebooks" / f"{stem}.ipynb", as_version=4)
+    path = ROOT / "notebooks" / f"{stem}.ipynb"
+    nb = with_predicted(nbformat.read(path, as_version=4), path)
     told = [[cell.source, str(cell.metadata.get("alt", ""))] for cell in nb.cells]
     told += [[output.get("text", "")] for cell in nb.cells for output in cell.get("outputs", [])]
     return "\n".join(part for parts in told for part in parts)

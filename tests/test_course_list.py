@@ -15,7 +15,7 @@ import made_up
 import nbformat
 import pytest
 import readme
-from committed import figures
+from committed import figures, with_predicted
 from listing import ROOT, notebooks
 
 COURSE = notebooks()
@@ -45,7 +45,7 @@ def test_every_notebook_is_in_the_list():
 
 @pytest.mark.parametrize("notebook", COURSE, ids=lambda notebook: notebook.stem)
 def test_an_entry_agrees_with_its_notebook(notebook):
-    nb = nbformat.read(notebook.location, as_version=4)
+    nb = with_predicted(nbformat.read(notebook.location, as_version=4), notebook.location)
     first = nb.cells[0].source.splitlines()[0]
     assert re.fullmatch(rf"# {notebook.number} {re.escape(notebook.title)}(:.*)?", first)
     assert notebook.told["seconds to run"].split()[0] == str(notebook.seconds)
@@ -103,8 +103,9 @@ def test_a_new_notebook_is_in_the_tables_the_counts_and_the_maps(copy):
     page = text(copy, "README.md")
     assert f"{many} notebooks that run on a laptop CPU" in page
     assert f"There are {exercises}. Your function" in page
-    row = r"\| 99 \[Made up\]\(notebooks/99_made_up\.ipynb\) \(\[Colab\]\(https://colab\.[^)]*/"
-    assert re.search(row + r"99_made_up\.ipynb\)\) \| what 99 builds \| 100 \+ 15 \|\n<!-- ", page)
+    row = r"\| 99 \[Made up\]\(https://[^)]*/99_made_up\.html\) \(\[Colab\]\(https://colab\.[^)]*/"
+    row += r"99_made_up\.ipynb\), \[file\]\(notebooks/99_made_up\.ipynb\)\) "
+    assert re.search(row + r"\| what 99 builds \| 100 \+ 15 \|\n<!-- ", page)
     minutes = sum(int(notebook.told["minutes of reading"]) for notebook in COURSE) + 100
     assert f"about {readme.NUMBERS[round(minutes / 60)]} hours of reading" in page
     row = "[Made up](../notebooks/99_made_up.ipynb) | what 99 is about | core | 100 | 15 | 999 | 3"

@@ -25,6 +25,8 @@ from made_up import files, notebook
 from nbformat import NotebookNode
 
 FIGURE = "import matplotlib.pyplot as plt\n\nplt.plot([0, 1])\nplt.show()"
+FORM = {"cellView": "form"}
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
 LINKS = "[two](02_two.ipynb#here)"
 
 
@@ -121,8 +123,9 @@ def test_streams_are_merged_as_nbval_merges_them_and_stay_around_a_figure():
 @pytest.mark.parametrize(
     ("tags", "folded"),
     [
-        (("verdict",), {"jupyter": {"source_hidden": True, "outputs_hidden": True}}),
-        (("nbval-ignore-output", "predict"), {"jupyter": {"outputs_hidden": True}}),
+        (("verdict",), FORM | {"jupyter": {"source_hidden": True, "outputs_hidden": True}}),
+        (("nbval-ignore-output", "plot"), FORM | {"jupyter": {"source_hidden": True}}),
+        (("predict",), {}),
         (("raises-exception",), {}),
     ],
 )
@@ -145,9 +148,29 @@ def drawn(alt: str | list[str], *kinds: str) -> NotebookNode:
     nb.cells[1].outputs = [v4.new_output("stream", text="a line\n")]
     size = {"image/png": {"width": 700, "height": 300}}
     for kind in kinds:
-        output = v4.new_output("display_data", data={kind: "", "text/plain": ""}, metadata=size)
+        data = {kind: PNG if kind == "image/png" else "", "text/plain": ""}
+        output = v4.new_output("display_data", data=data, metadata=size)
         nb.cells[1].outputs.append(nbformat.from_dict(output))
     return committed.committed_form(nb)
+
+
+@pytest.mark.parametrize("kind", ["image/png", "image/svg+xml"])
+def test_a_drawing_is_one_figure_and_both_its_forms_are_described(kind):
+    nb = drawn("falls", "image/png")
+    nb.cells[1].outputs[1].data["image/svg+xml"] = "<svg/>"
+    committed.committed_form(nb)
+    assert committed.uncommittable(nb) == []
+    assert nb.cells[1].outputs[1].metadata[kind]["alt"] == "falls"
+
+
+def test_what_answers_a_question_is_stored_apart_and_comes_back(root):
+    path, nb = root / "notebooks" / "01_one.ipynb", notebook("print(2)", tags=("predict",))
+    output = nbformat.v4.new_output("stream", text="2\n")
+    nb.cells[1].update(outputs=[output], execution_count=1)
+    course.store(SimpleNamespace(location=path, file=path.name), nb)
+    stored = committed.read(path)
+    assert stored.cells[1].outputs == [] and "2\\n" in committed.predicted(path).read_text("utf-8")
+    assert committed.with_predicted(stored, path).cells[1].outputs[0].text == "2\n"
 
 
 def test_each_figure_gets_its_description_and_keeps_its_size():

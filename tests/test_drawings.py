@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 FIGURES = Path(__file__).resolve().parent.parent / "figures"
 BADGES = sorted(FIGURES.glob("badge-*.svg"))  # of README.md: small, with a style of their own
@@ -77,4 +79,11 @@ def test_every_drawing_is_shown_by_a_notebook():
     notebooks = sorted((FIGURES.parent / "notebooks").glob("*.ipynb"))
     text = "".join(path.read_text("utf-8") for path in notebooks)
     names = [path.name for path in DRAWINGS if path.name != "map.svg"]  # the source of the maps
-    assert [name for name in names if f"../figures/{name})" not in text] == []
+    assert [name for name in names if f'drawing(\\"{name[:-4]}\\")' not in text] == []
+
+
+@pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.name)
+def test_a_drawing_has_a_png_of_its_present_state_beside_it(path):
+    png = Image.open(path.with_suffix(".png"))
+    assert png.info["svg"] == hashlib.sha256(path.read_bytes()).hexdigest(), "make execute"
+    assert png.width == 2 * WIDTH

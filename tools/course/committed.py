@@ -99,7 +99,7 @@ def lighter(png: str) -> str:
     image, out = Image.open(io.BytesIO(base64.b64decode(png))), io.BytesIO()
     if image.mode == "P":
         return png
-    few_colors(image).save(out, "PNG", optimize=True)
+    few_colors(image).save(out, "PNG", optimize=True, dpi=image.info.get("dpi"))
     return base64.b64encode(out.getvalue()).decode()
 
 
