@@ -21,6 +21,8 @@ SMOLLM2 ?= data/cache/smollm2
 # A package index for torch alone, such as the one of its CPU builds; everything else comes from
 # the usual one.
 TORCH_INDEX ?=
+# Jupyter would ask over the first page whether it may fetch its news.
+LAB_SETTINGS := $(VENV)/share/jupyter/lab/settings
 # In a container one is often root, whom Jupyter refuses unless it is told.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 # make address REPOSITORY=https://github.com/you/minigrpo
@@ -64,6 +66,9 @@ execute: $(VENV)/.installed$(if $(SCALE),-scale)
 	@$(ACTIVE) tools/course/readme.py
 
 lab: $(VENV)/.installed$(if $(SCALE),-scale)
+	@mkdir -p $(LAB_SETTINGS)
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' \
+	    > $(LAB_SETTINGS)/overrides.json
 	$(ACTIVE) -m jupyterlab $(AS_ROOT) --ServerApp.root_dir=. \
 	    --LabApp.default_url=/lab/tree/$(wildcard notebooks/$(or $(ONLY),01)_*.ipynb)
 

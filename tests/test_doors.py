@@ -15,6 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import doors
+import nbformat
 import pytest
 import yaml
 from listing import notebooks
@@ -140,6 +141,7 @@ def test_a_badge_says_what_is_true_and_loads_nothing(path):
     shown = [" ".join(e.itertext()) for e in ElementTree.fromstring(text) if not e.get("d")]
     true = {
         "badge-python": f"Python {pythons()[0]} to {pythons()[-1]}",
+        "badge-read": "read it online",
         "badge-license": f"license {project()['project']['license']}",
     }
     said = true.get(path.stem, f"open in {path.stem.removeprefix('badge-').capitalize()}")
@@ -303,12 +305,17 @@ def test_a_notebook_alone_in_a_folder_installs_the_wheel_and_runs(elsewhere, whe
     text = original.read_text(encoding="utf-8")
     address = f"git+https://github.com/{doors.repository()}"
     assert text.count(address) == 1
-    (folder / original.name).write_text(text.replace(address, wheel.as_uri()), encoding="utf-8")
+    nb = nbformat.reads(text.replace(address, wheel.as_uri()), as_version=4)
+    first = next(cell for cell in nb.cells if cell.cell_type == "code")
+    said = "Installing the course, which takes about a minute ...\n"
+    first.outputs = [nbformat.v4.new_output("stream", text=said)]
+    nbformat.write(nb, folder / original.name)
     shutil.copy(ROOT / "conftest.py", folder)  # for its patience on a busy machine
+    shutil.copytree(ROOT / "tests" / "predicted", folder / "tests" / "predicted")
     ran = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval", "--nbval-current-env", ".")
     assert ran.returncode == 0, ran.stdout  # the outputs are those of the checkout
     assert Path(run("-c", where).stdout).is_relative_to(tmp_path / "python")
-    assert {path.name for path in folder.iterdir()} == {"conftest.py", original.name}
+    assert {path.name for path in folder.iterdir()} == {"conftest.py", "tests", original.name}
     assert not (tmp_path / "connections").exists()
 
 
