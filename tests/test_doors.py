@@ -42,20 +42,23 @@ OURS = re.compile(
     )
 )
 TITLE = (
+    "[Read it online]({page}) · "
     "[Open in Colab](https://colab.research.google.com/github/{name}/blob/main/notebooks/{file}) · "
     "[Open in Kaggle](https://kaggle.com/kernels/welcome"
     "?src=https://github.com/{name}/blob/main/notebooks/{file})"
 )
 SETUP = """\
+# @title Setup
 import subprocess
 import sys
 from importlib.util import find_spec
 
 if not find_spec("minigrpo"):  # on Colab, on Kaggle, or in a folder of its own
     course = "minigrpo[{extra}] @ git+https://github.com/{name}"
+    print("Installing the course, which takes about a minute ...")
     subprocess.run([sys.executable, "-m", "pip", "install", "-qq", course], check=True)
 
-from minigrpo.notebook.setup import setup
+from minigrpo.notebook.setup import drawing, setup
 
 device = setup(seed=0)"""
 
@@ -87,7 +90,8 @@ def test_every_file_names_the_repository_of_pyproject():
 @pytest.mark.parametrize("notebook", COURSE, ids=lambda notebook: notebook.stem)
 def test_a_notebook_opens_elsewhere_and_installs_the_course_there(notebook):
     cells, name = sources(notebook.location), doors.repository()
-    assert cells["title"].split("\n\n")[1] == TITLE.format(name=name, file=notebook.file)
+    links = TITLE.format(name=name, file=notebook.file, page=f"{doors.site()}{notebook.stem}.html")
+    assert cells["title"].split("\n\n")[1] == links
     extra = "scale" if notebook.needs else "course"
     assert cells["setup"].startswith(SETUP.format(extra=extra, name=name))
 
