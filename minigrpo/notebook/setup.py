@@ -1,7 +1,4 @@
-"""What a notebook needs before its first idea: seed, threads, device, figure style, quiet.
-
-And its drawings, which have to show wherever it is opened.
-"""
+"""What a notebook needs before its first idea: seed, threads, device, style; and its drawings."""
 
 from __future__ import annotations
 
@@ -44,16 +41,16 @@ def setup(seed: int = 0) -> torch.device:
 
 
 def drawing(name: str) -> None:
-    """Show a drawing of figures/, such as "gpt", as SVG, and as PNG where no SVG is shown.
+    """Show a drawing of figures/, such as "gpt", as PNG, and as SVG if it is one.
 
-    Its words for people who can't see it stand in the metadata of the cell, and in the drawing.
+    The metadata of the cell says what's in it for people who can't see it.
     """
     from IPython.display import display
 
     svg, png = (data_folder().with_name("figures") / f"{name}.{kind}" for kind in ("svg", "png"))
-    data = {"image/svg+xml": svg.read_text("utf-8"), "text/plain": f"the drawing {name}"}
-    data["image/png"] = b64encode(png.read_bytes()).decode()
-    display(data, metadata={"image/png": {"width": 560}}, raw=True)
+    data = {"image/png": b64encode(png.read_bytes()).decode(), "text/plain": f"drawing {name}"}
+    vectors = {"image/svg+xml": svg.read_text("utf-8")} if svg.is_file() else {}
+    display(data | vectors, metadata={"image/png": {"width": 560}}, raw=True)
 
 
 def _num_threads() -> int:

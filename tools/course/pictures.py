@@ -26,7 +26,7 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         for name, height in {**PAGES, "explorer": 640}.items():
-            wide = 1100 if name == "explorer" else 760
+            wide = 1100 if name == "explorer" else 600
             size = {"width": wide, "height": height}
             page = browser.new_page(viewport=size, device_scale_factor=2, color_scheme="light")
             page.goto((ROOT / "build" / "course" / f"{name}.html").as_uri())
