@@ -12,6 +12,7 @@ import pages
 import pytest
 from committed import CourseError, describe
 from nbformat import NotebookNode
+from shell import plain
 
 
 def built(tmp_path: Path, nb: NotebookNode) -> str:
@@ -68,12 +69,13 @@ def test_headings_keep_their_ids_and_are_listed_twice(tmp_path):
     for kind in ("column", "fold"):  # one of the two is shown
         (listed,) = re.findall(rf'<nav class="contents {kind}".*?</nav>', page, re.DOTALL)
         assert re.findall('href="#([^"]+)"', listed) == names[1:4]
+    assert page.index('class="contents column"') > page.index("</main>")  # Tab finds the text first
     assert page_of(tmp_path, text) == page
-    assert "contents column" not in page_of(tmp_path, "# One\n\nNothing below.")
+    assert "On this page" not in page_of(tmp_path, "# One\n\nNothing below.")
 
 
 def test_the_way_on_leads_to_the_notebooks_beside_it(tmp_path):
-    titles = {"01_one": "One", "02_two": "Two & a half", "03_three": "Three"}
+    titles = {"01_one": "One", "02_two_&_half": "Two", "03_three": "Three"}
     course = {stem: made_up.notebook(text=f"# {title}") for stem, title in titles.items()}
     folder, found = made_up.course(tmp_path, course) / "notebooks", {}
     for stem, nb in course.items():
@@ -82,10 +84,10 @@ def test_the_way_on_leads_to_the_notebooks_beside_it(tmp_path):
         assert steps == ["top", "bottom"]
         step = r'<a rel="(\w+)" href="([^"]+)">(.*)</a>'
         found[stem] = re.findall(step, page)
-    assert found["01_one"] == [("next", "02_two.html", "Two &amp; a half →")] * 2
+    assert found["01_one"] == [("next", "02_two_&_half.html", "02 Two_&amp;_half →")] * 2
     places = [("prev", "01_one.html"), ("next", "03_three.html")] * 2
-    assert [step[:2] for step in found["02_two"]] == places
-    assert [step[:2] for step in found["03_three"]] == [("prev", "02_two.html")] * 2
+    assert [step[:2] for step in found["02_two_&_half"]] == places
+    assert [step[:2] for step in found["03_three"]] == [("prev", "02_two_&_half.html")] * 2
     assert "<title>Three · minigrpo</title>" in page
 
 
@@ -93,23 +95,68 @@ def test_a_figure_has_its_own_description(tmp_path):
     said = ['"Rising"', "it's falling"]
     first, second = told(page_of_cell(tmp_path, alt=said))
     assert [first["alt"], second["alt"]] == said
-    assert (first["width"], first["height"]) == ("7", "3") and "width" not in second
+    assert (first["width"], first["height"]) == ("7", "3")
     assert second["src"] == "data:image/svg+xml;base64,PHN2Zz7DqTwvc3ZnPg=="
 
 
+def article(page: str) -> str:
+    """The text of a page, without what stands around it."""
+    return page.partition("<article>")[2].partition("</article>")[0]
+
+
 def test_an_answer_and_the_code_of_a_figure_are_folded_and_a_verdict_is_left_out(tmp_path):
-    page = page_of_cell(tmp_path, "predict")
+    page = article(page_of_cell(tmp_path, "predict"))
     inside = r"<details[^>]*><summary>Show the output</summary>(.*?)</details>"
     (folded,) = re.findall(inside, page, re.DOTALL)
     assert "what came out" in folded and folded.count("<img") == 2 and "compare_it" not in folded
     assert "compare_it" in page and "Show the output" not in page_of_cell(tmp_path)
-    page = page_of_cell(tmp_path, "plot")
-    (folded,) = re.findall(r"<details class=\"code\">(.*?)</details>", page, re.DOTALL)
-    assert "compare_it" in folded and "<img" not in folded and page.count("<img") == 2
-    assert "<details" not in page_of_cell(tmp_path)
-    page = page_of_cell(tmp_path, "verdict")
+    for tag, name in (("plot", "The code of this figure"), ("setup", "Setup")):
+        page = article(page_of_cell(tmp_path, tag))
+        (folded,) = re.findall(rf"<summary>{name}</summary>(.*?)</details>", page, re.DOTALL)
+        assert "compare_it" in folded and "<img" not in folded and page.count("<img") == 2
+    assert "<details" not in article(page_of_cell(tmp_path))
+    page = article(page_of_cell(tmp_path, "verdict"))
     assert "Before." in page and "After" in page
     assert not any(text in page for text in ("compare_it", "what came out", "<img"))
+
+
+def test_of_a_drawing_the_svg_is_shown_alone(tmp_path):
+    v4, both = nbformat.v4, {"image/svg+xml": "<svg>é</svg>", "image/png": "iVBORw0KGgo="}
+    told = {"image/png": {"alt": "A loop", "width": 560}}
+    output = v4.new_output("display_data", data=both, metadata=told)
+    source, tags = '# @title Drawing\ndrawing("loop")', {"tags": ["drawing"]}
+    cell = v4.new_code_cell(source, outputs=[output], metadata=tags)
+    page = article(built(tmp_path, nbformat.from_dict(v4.new_notebook(cells=[cell]))))
+    assert re.findall("<img[^>]*>", page) == [
+        '<img src="data:image/svg+xml;base64,PHN2Zz7DqTwvc3ZnPg==" alt="A loop" width="560">'
+    ]
+    assert "loop" not in page.replace("A loop", "") and "<pre" not in page
+
+
+def test_a_stub_and_its_check_are_one_box_and_a_guess_is_a_question(tmp_path):
+    stub = 'def f(x):\n    """x -> x"""\n    raise NotImplementedError'
+    check = '# @title Check\nf = check("3.1", f)\nprint(f(2))'
+    guesses = 'predict("07.one_word", None)\npredict("07.two", None)  # in percent'
+    nb = made_up.notebook(stub, check, guesses)
+    said = '3.1 (f): using the course\'s version. Write yours above, or ask for hint("3.1").\n4\n'
+    nb.cells[2].outputs = [nbformat.v4.new_output("stream", text=said)]
+    nb.cells[3].outputs = [
+        nbformat.v4.new_output("stream", text="one word: a number in place of None")
+    ]
+    page = article(built(tmp_path, nb))
+    (box,) = re.findall('<section class="exercise">(.*?)</section>', page, re.DOTALL)
+    assert "<strong>Exercise 3.1.</strong>" in box and "01_one.ipynb" in box
+    assert "NotImplementedError" in box and page.count("NotImplementedError") == 1
+    assert "check" not in plain(page).replace("checked", "") and "print(f(2))" in plain(page)
+    assert re.findall("<pre>4", page) and "course's version" not in page and "None" not in page
+    assert re.findall('data-key="([^"]+)">Write down your guess: (.*)</p>', page) == [
+        ("07.one_word", "<b>one word</b>"),
+        ("07.two", "<b>two</b> (in percent)"),
+    ]
+    nb.cells[1].source, nb.cells[3].source = "def f(x):\n    return x", 'predict("07.two", 3)'
+    page = plain(built(tmp_path, nb))  # a reader's own
+    assert all(text in page for text in ("return x", 'check("3.1", f)', 'predict("07.two", 3)'))
+    assert nb.cells[2].source == check  # the notebook is left alone
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def site(out) -> dict[str, Page]:
     return {path.name: Page(path) for path in sorted(out.glob("*.html"))}
 
 
-def index_of(out: Path) -> list[list[str]]:
+def index_of(out: Path) -> list[tuple[str, list[list[str]]]]:
     text = (out / "course.js").read_text(encoding="utf-8")
     return json.loads(text[len("const INDEX = ") : text.index("];\n") + 1])
 
@@ -101,7 +101,8 @@ def test_a_page_loads_the_search_and_nothing_else(out, site):
     for name, page in site.items():
         text = (out / name).read_text(encoding="utf-8")
         if name not in PAGES_OF_FRAMES:
-            assert re.findall("<script[^>]*>", text) == ['<script src="course.js" defer>'], name
+            scripts = ["<script>", '<script src="course.js" defer>']  # the first one is the theme
+            assert re.findall("<script[^>]*>", text) == scripts, name
         pictures = {image.get("src", "") for image in page.all("img")}
         outside = {src for src in pictures if not src.startswith("data:")}
         assert outside <= {path.name for path in out.glob("*.png")}, name
@@ -111,12 +112,75 @@ def test_a_page_loads_the_search_and_nothing_else(out, site):
     assert not re.search(r"fetch|XMLHttp|import\(|https?:|innerHTML|eval", script)
 
 
-def test_files_without_a_page_are_linked_where_the_course_is_published(site):
+def sources(out: Path) -> list[str]:
+    """What each page says it is made of."""
+    link = r'/blob/main/([^"]+)">Source of this page'
+    texts = [path.read_text("utf-8") for path in sorted(out.glob("*.html"))]
+    return [source for text in texts for source in re.findall(link, text)]
+
+
+def test_a_page_says_its_edition_its_source_and_where_a_mistake_is_reported(out, site):
+    files = [course.ROOT / source for source in sources(out)]
+    notebooks = {notebook.location for notebook in COURSE}
+    texts = {*pages.documents(course.ROOT), course.ROOT / "course.toml"}
+    assert len(files) == len({*files}) and {*files} == notebooks | texts
+    assert (course.ROOT / ".github" / "ISSUE_TEMPLATE" / "mistake.yml").is_file()
+    version = re.search('^version = "(.*)"', (course.ROOT / "pyproject.toml").read_text(), re.M)[1]
+    for name in {*site} - PAGES_OF_FRAMES:
+        footer = (out / name).read_text("utf-8").partition("<footer>")[2]
+        assert "/issues/new?template=mistake.yml" in footer, name
+        assert re.search(rf">Edition {re.escape(version)}( of 20\d\d-\d\d-\d\d)?<", footer), name
+        colab = (
+            f"https://colab.research.google.com/github/{doors.repository()}/blob/main/notebooks/"
+        )
+        assert (f'"{colab}{Path(name).stem}.ipynb"' in footer) == name[:2].isdigit() or name > "ap"
+
+
+def test_a_link_to_a_page_has_a_preview(out, site):
+    for name, page in site.items():
+        told = {
+            meta.get("property", meta.get("name")): meta.get("content") for meta in page.all("meta")
+        }
+        assert told["og:url"] == f"https://minigrpo.github.io/minigrpo/{name}", name
+        image = told["og:image"].removeprefix("https://minigrpo.github.io/minigrpo/")
+        assert (out / image).read_bytes().startswith(b"\x89PNG"), name
+        assert (image == "map.png") == (name not in {f"{n.stem}.html" for n in COURSE}), name
+        assert told["og:title"] and len(told["og:description"]) >= 18, name
+        assert told["description"] == told["og:description"], name
+
+
+def test_every_page_lists_the_course_and_marks_where_one_is(site):
+    for name in {*site} - {"index.html"} - PAGES_OF_FRAMES:
+        listed = [a for a in site[name].all("a") if a["href"] in {f"{n.stem}.html" for n in COURSE}]
+        here = [a["href"] for a in listed if a.get("aria-current") == "page"]
+        assert here == [name] * 2 * (name in {f"{n.stem}.html" for n in COURSE}), name
+        assert len(listed) >= 2 * len(COURSE), name  # in the fold and in the column
+
+
+@pytest.mark.parametrize("notebook", COURSE, ids=lambda notebook: notebook.stem)
+def test_a_page_asks_for_nothing_that_a_page_cannot_do(out, notebook):
+    text = (out / f"{notebook.stem}.html").read_text("utf-8").partition("<article>")[2]
+    boxes = re.findall('<section class="exercise">.*?</section>', text, re.DOTALL)
+    assert len(boxes) == notebook.exercises <= text.count("Solution (try first)")
+    assert all(f"/{notebook.file}" in box and "Hint 1" in box for box in boxes)
+    assert len(re.findall("NotImplementedError</span>\n</pre>", text)) == len(boxes)
+    code = [cell.source for cell in nbformat.read(notebook.location, 4).cells]
+    asked = sorted(re.findall(r'^predict\("([^"]+)"', "\n".join(code), re.MULTILINE))
+    assert sorted(re.findall('<p class="guess" data-key="([^"]+)"', text)) == asked
+    text = unescape(re.sub("<[^>]*>", "", text))
+    for phrase in ("run this cell again", "the course's version", "no test yet", "waits for a"):
+        assert phrase not in text
+    assert not re.search(
+        r"\bcheck\(\"|^predict\(|^progress\(|@title|^drawing\(", text, re.MULTILINE
+    )
+
+
+def test_files_without_a_page_are_linked_where_the_course_is_published(out, site):
     address = f"https://github.com/{doors.repository()}/"
     links = [a["href"] for page in site.values() for a in page.all("a")]
     ours = [link.removeprefix(address) for link in links if link.startswith(address)]
     assert "blob/main/minigrpo/clinic/smallest_tests.py" in ours
-    for link in ours:
+    for link in {*ours} - {f"blob/main/{source}" for source in sources(out)}:
         kind, _, place = link.partition("/main/")
         path = course.ROOT / place.partition("#")[0]
         if kind in ("blob", "tree"):
@@ -157,22 +221,45 @@ def test_the_index_says_what_each_notebook_gives(out, site):
     assert {f"{name}.html" for name in (*TEXTS, *FRAMED)} <= links
 
 
-def test_the_search_knows_every_heading_and_every_word(out, site):
+def test_the_search_knows_headings_words_and_texts(out, site):
     found = index_of(out)
-    places = {where for _, where, _, _ in found}
+    assert (out / "course.js").stat().st_size < 2e6
+    assert [file for file, _ in found[-len(FRAMED) :]] == [f"{name}.html" for name in framed(out)]
+    known = {file: {key: texts for key, *texts in entries} for file, entries in found}
+    assert {*known} == {*site} - {"index.html"}
     for name in {*site} - {"index.html"} - PAGES_OF_FRAMES:
-        heads = website.headings(out / name)
-        assert heads and {f"{name}#{h.id}" for h in heads if h.level > 1} <= places
-    for _, where, _, _ in found:
-        file, _, anchor = where.partition("#")
-        assert file in site and (not anchor or anchor in site[file].ids), where
+        assert {h.id for h in website.headings(out / name)} <= {*known[name]} <= {*site[name].ids}
     glossary = (course.ROOT / "GLOSSARY.md").read_text(encoding="utf-8")
     words = re.findall(r"^\| ([^|$`]+) \| ", glossary[glossary.index("## Words") :], re.MULTILINE)
-    told = {what: says for what, where, _, says in found if where.startswith("glossary.html#word")}
+    told = {what: texts for what, *texts in known["glossary.html"].values()}
     assert len(words) > 80 and {word for word in words[1:]} <= {*told}
-    assert told["batch"] == "The rows that are computed together."
-    assert ["glossary.html#word-batch"] == [w for what, w, _, _ in found if what == "batch"]
-    assert {where for _, where, _, _ in found[-len(FRAMED) :]} == PAGES_OF_FRAMES
+    assert told["batch"] == ["The rows that are computed together."]
+    below = {name: " ".join(sum(there.values(), [])) for name, there in known.items()}
+    assert "GSPO takes the geometric mean" in below["05_kl_and_family.html"]
+    assert "On Windows, in PowerShell:" in below["help.html"]
+    assert "Divide the hits of a row" not in below["03_sequence_grpo.html"]  # in a solution
+
+
+def framed(out: Path) -> list[str]:
+    """The pages to hold in one's hands, in the order of the index."""
+    text = (out / "index.html").read_text("utf-8").partition("To hold in your hands")[2]
+    return re.findall(r'<a href="(\w+)\.html">', text.partition("</ul>")[0])
+
+
+def test_a_page_in_a_frame_is_a_page_of_its_own_for_each_recording(tmp_path):
+    def shown(text: str) -> nbformat.NotebookNode:
+        page = f"<title>Round</title>\n<body><p>{text}</p></body>".replace("<", "&lt;")
+        frame = f'<iframe class="explorer" title="x" srcdoc=\'{page}\'></iframe>'
+        nb = made_up.notebook("explorer.show(steps)")
+        nb.cells[1].outputs = [nbformat.v4.new_output("display_data", data={"text/html": frame})]
+        return nb
+
+    stems = {"01_one": "first", "02_two": "second", "03_three": "first"}
+    root = made_up.course(tmp_path, {stem: shown(text) for stem, text in stems.items()})
+    course.begin(root, tmp_path / "out")
+    assert framed(tmp_path / "out") == ["explorer", "explorer_02"]
+    text = (tmp_path / "out" / "explorer_02.html").read_text("utf-8")
+    assert "second" in text and 'href="02_two.html">Notebook 02' in text
 
 
 def test_a_course_without_frames_has_no_links_to_their_pages(tmp_path):
@@ -181,4 +268,4 @@ def test_a_course_without_frames_has_no_links_to_their_pages(tmp_path):
     assert there == ["01_one.html", "01_one.ipynb", "course.js", "index.html"]
     links = [a["href"] for a in Page(tmp_path / "out" / "index.html").all("a")]
     assert "01_one.html" in links and not PAGES_OF_FRAMES & {*links}
-    assert index_of(tmp_path / "out") == [["A title", "01_one.html", "A title", ""]]
+    assert index_of(tmp_path / "out") == [["01_one.html", [["a-title", "A title", ""]]]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import html
 import re
 from collections.abc import Callable
@@ -12,16 +13,17 @@ from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from committed import CourseError, read
+from committed import CourseError
 from doors import repository
 from jinja2 import DictLoader
 from latex2mathml.converter import convert
-from listing import notebooks
 from nbconvert import HTMLExporter, TemplateExporter
 from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
-from shell import Heading, plain, shell, slug
+from nbformat.v4 import new_markdown_cell
+from shell import Heading, elsewhere, plain, shell, slug
+from update import CHECK, STUB
 
 GLOSSARY = "GLOSSARY.md"
 LONG = 24  # characters of a table's cell that need room
@@ -36,17 +38,36 @@ TEMPLATE = """{% extends "lab/base.html.j2" %}
 </details>
 {% else %}{{ super() }}{% endif %}
 {% endblock %}
-{% block input %}
-{% set plot = "plot" in cell.metadata.get("tags", []) %}
-{% if plot %}<details class="code"><summary>The code of this figure</summary>{% endif %}
+{% block input %}{% if cell.source %}
+{% set fold = cell.metadata.get("fold") %}
+{% if fold %}<details class="code"><summary>{{ fold }}</summary>{% endif %}
 <div class="jp-InputArea-editor">
 {{ cell.source | highlight_code(metadata=cell.metadata) }}
 </div>
-{% if plot %}</details>{% endif %}
-{% endblock %}
+{% if fold %}</details>{% endif %}
+{% endif %}{% endblock %}
 {% block data_png %}{{ output | picture("image/png") }}{% endblock %}
 {% block data_svg %}{{ output | picture("image/svg+xml") }}{% endblock %}
 """
+
+FOLDS = {"plot": "The code of this figure", "setup": "Setup"}
+TITLE = re.compile(r"\A# ?@title .*\n*")  # of a form in Colab
+GUESS = re.compile(r'^predict\("([\w.]+)", None\)(?:  # (.*))?$', re.MULTILINE)
+# Lines of outputs that ask a reader for what a page cannot do.
+ASKED = re.compile(
+    r".*(?:in place of None|the course's version|no test yet|lists them|waits for).*\n?"
+)
+EXERCISE = """<section class="exercise">
+
+**Exercise {key}.** Write it {where}, where it gets checked.
+
+```python
+{code}
+```
+{hints}
+
+</section>"""
+HINT = "\n<details><summary>Hint {}</summary>\n\n{}\n\n</details>\n"
 
 FUNCTION = r"\\(?:log|ln|exp)(?![a-zA-Z])"
 REWRITTEN = (  # before the conversion: what latex2mathml has no good form for
@@ -110,15 +131,6 @@ class Renderer(IPythonRenderer):
         return f"<p{kind}>{text}</p>\n"
 
 
-def title_of(nb: NotebookNode, default: str) -> str:
-    """The first heading of a notebook."""
-    for cell in nb.cells:
-        heading = re.search(r"^# +(.+)$", cell.source, re.MULTILINE)
-        if cell.cell_type == "markdown" and heading:
-            return re.sub(r"[`*]", "", heading[1]).strip()
-    return default
-
-
 def image(src: str, about: dict[str, object]) -> str:
     """A picture with its description and its size."""
     told = [(name, about[name]) for name in ("alt", "width", "height") if name in about]
@@ -135,17 +147,54 @@ def picture(output: NotebookNode, kind: str) -> str:
     """A figure with its size and its description, which the template of nbconvert leaves out."""
     data = output.data[kind]
     data = data.encode() if kind == "image/svg+xml" else base64.b64decode(data)
-    shown = image(inlined(data, kind), output.metadata.get(kind, {}))
+    about = output.metadata.get("image/png", {}) | output.metadata.get(kind, {})
+    shown = image(inlined(data, kind), about)
     return f'<div class="jp-RenderedImage jp-OutputArea-output">{shown}</div>'
 
 
-def neighbors(path: Path, root: Path) -> list[tuple[str, str] | None]:
-    """Name and title of the notebook before this one and of the one after it."""
-    files = [notebook.location for notebook in notebooks(root)]
-    if path not in files:
-        return [None, None]
-    beside = [None, *files, None][files.index(path) :][:3:2]
-    return [file and (file.stem, title_of(read(file), file.stem)) for file in beside]
+def for_readers(cells: list[NotebookNode], where: str) -> list[NotebookNode]:
+    """The cells as a page shows them: it runs nothing, so it asks for nothing to be run.
+
+    `where` says where an exercise can be written.
+    """
+    shown: list[NotebookNode] = []
+    for cell in copy.deepcopy(cells):
+        tags = cell.metadata.get("tags", [])
+        if "verdict" in tags or cell.source.startswith("progress()"):
+            continue
+        if cell.cell_type == "code":
+            cell.source = "" if "drawing" in tags else TITLE.sub("", cell.source)
+            check = CHECK.search(cell.source)
+            if check and shown and STUB.search(shown[-1].source):
+                box = exercise(check[1], shown.pop().source, where)
+                shown.append(new_markdown_cell(box))
+                cell.source = re.sub(r".*\bcheck\(.*\n*", "", cell.source)
+                cell.outputs = [output for output in cell.outputs if "text" in output]
+            for output in cell.outputs:
+                if "text" in output:
+                    output.text = ASKED.sub("", output.text)
+            cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
+            cell.metadata["fold"] = next((FOLDS[tag] for tag in tags if tag in FOLDS), "")
+            if guesses := GUESS.findall(cell.source):
+                cell = new_markdown_cell("\n".join(guess(*asked) for asked in guesses))
+        if cell.source or cell.get("outputs"):
+            shown.append(cell)
+    return shown
+
+
+def exercise(key: str, stub: str, where: str) -> str:
+    """The box of an exercise, with its hints to be opened."""
+    from minigrpo.exercises.reader import find  # loads torch, which is slow
+
+    hints = enumerate(find(key).hints.strip().splitlines(), start=1)
+    folds = "".join(HINT.format(*hint) for hint in hints)
+    return EXERCISE.format(key=key, where=where, code=stub, hints=folds)
+
+
+def guess(key: str, note: str) -> str:
+    """Where a reader's number goes: course.js makes it a field."""
+    word, note = key.partition(".")[2].replace("_", " "), f" ({note})" if note else ""
+    return f'<p class="guess" data-key="{key}">Write down your guess: <b>{word}</b>{note}</p>'
 
 
 def words(text: str) -> str:
@@ -206,13 +255,15 @@ def page(nb: NotebookNode, path: Path, root: Path | None = None) -> str:
     exporter.register_filter("markdown2html", lambda text: LINK.sub(link, markdown.render(text)))
     exporter.register_filter("picture", picture)
     exporter.register_filter("highlight_code", Highlight2HTML(pygments_lexer="ipython3"))
-    shown = [cell for cell in nb.cells if "verdict" not in cell.metadata.get("tags", [])]
-    nb = NotebookNode({**nb, "cells": shown})
+    source = path.resolve().relative_to(root).as_posix()
+    cells = for_readers(nb.cells, elsewhere(source, root))
     try:  # without the pass over the finished page that HTMLExporter makes: nothing is left to it
+        nb = NotebookNode({**nb, "cells": cells})
         text, _ = TemplateExporter.from_notebook_node(exporter, nb)
     except CourseError as error:
         raise CourseError(f"{path.name}: {error}") from error
     if path.name == GLOSSARY:
         text = words(text)
     name = documents(root).get(path.resolve(), path.stem)
-    return shell(name, title_of(nb, path.stem), text, renderer.headings, *neighbors(path, root))
+    title = html.unescape(renderer.headings[0].text) if renderer.headings else path.stem
+    return shell(name, title, text, source, root, renderer.headings)

@@ -10,21 +10,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
-from committed import as_json, figures, read, write
+from committed import as_json, figures, read, with_predicted, write
+from doors import repository
 from listing import Notebook, notebooks
 from nbformat import NotebookNode
-from pages import documents, image, inlined, page, title_of
-from shell import SCRIPT, WEB, Heading, listed, plain, shell
+from pages import documents, image, inlined, page
+from shell import LEAD, SCRIPT, TEXTS, WEB, Heading, listed, plain, preview, shell
 
-FRAME = re.compile(r"""<iframe class="(\w+)" title="([^"]*)"[^>]*? srcdoc='([^']*)'""")
+from minigrpo.notebook import interactive
+
+FRAME = re.compile(r"""<iframe class="(\w+)"[^>]*? srcdoc='([^']*)'""")
 NAVIGATION = """<body>
 <nav aria-label="The course">
 <a href="index.html">All notebooks</a> · <a href="{stem}.html">Notebook {stem:.2}</a>
 </nav>"""
 HERO = """<div class="hero"><div>
 <h1>minigrpo</h1>
-<p class="lead">Learn GRPO, Group Relative Policy Optimization, by building it, on a laptop \
-without a GPU.</p>
+<p class="lead">{lead}</p>
 <p>You begin with a small GPT that reads Shakespeare, and end with a public language model that \
 learns to solve word problems. On the way you write every core function yourself, and when one is \
 wrong, the course tells you what it computes instead.</p>
@@ -35,22 +37,23 @@ wrong, the course tells you what it computes instead.</p>
 MAP = """The loop of GRPO. Prompts go to the policy, the policy writes completions, completions \
 get rewards, rewards become advantages, and the loss made from them and the log-probs drives an \
 update of the policy. Each part carries the number of its notebook."""
-TEXTS = {
-    "glossary": ("Symbols and glossary", "every letter and word, and the notebook it's from"),
-    "cheatsheet": ("Cheat sheet", "the loop, the losses and the debugging tree on two pages"),
-    "results": ("Results", "what was measured, with its seeds"),
-    "notebooks": ("What's in each notebook", "with its minutes and seconds"),
-    "knobs": ("The same knob under four names", "settings here, in TRL, verl and OpenRLHF"),
-    "judge": ("The judge of losses", "is your own loss right?"),
-    "judged": ("What the judge says of other trainers", "project by project"),
-    "speed": ("Speed", "beside TRL and transformers"),
-    "recipes": ("Recipes", "complete scripts for a real run"),
-    "reading": ("Where to go from here", "papers, books, libraries, three projects"),
-    "data": ("Models and data", "what ships with the course"),
-    "help": ("Help", "when something doesn't work"),
+HANDS = {
+    "group_sandbox": "Reward four texts, update, and see which becomes more likely",
+    "ladder": "What each rung of the loss wants of ten tokens, one switch at a time",
+    "kl": "Drag a policy, and see both KLs and what k1, k2 and k3 do with its draws",
+    "stop_tree": "When the Llama stops thinking, and which way the gradient pulls",
+    "explorer": "What one gradient step does to each token of a group",
+    "calculator": "The memory, the hours and the price of GRPO on your card",
+    "episode": "Who wrote each token of an episode with a tool, and how it's pushed",
+    "clinic": "Sick training runs: three measurements each, and your diagnosis",
 }
 HEADING = re.compile(r'^<h([1-4]) id="([^"]*)">(.*)<a [^>]*class="anchor"', re.MULTILINE)
-WORD = re.compile(r'<tr id="(word-[^"]+)">\s*<td[^>]*>(.*?)</td>\s*<td[^>]*>(.*?)</td>', re.DOTALL)
+# What the search finds on a page: its headings, words of the glossary, and pieces of text.
+FOUND = re.compile(
+    r'<h[1-4] id="([^"]*)">(.*?)<a [^>]*class="anchor"|<tr id="(word-[^"]+)">(.*?)</tr>'
+    r"|<(p|li|tr)\b[^>]*>(.*?)</\5>",
+    re.DOTALL,
+)
 
 
 def write_page(nb: NotebookNode, path: Path, out: Path, seconds: float | None = None) -> None:
@@ -70,25 +73,40 @@ def begin(root: Path, out: Path) -> None:
         nb = nbformat.v4.new_notebook(cells=[text])
         write(out / f"{name}.html", page(nb, path, root))
     for notebook in notebooks(root):
-        write_page(read(notebook.location), notebook.location, out)
+        nb = with_predicted(read(notebook.location), notebook.location)
+        write_page(nb, notebook.location, out)
     write_index(root, out)
 
 
-def write_interactive(root: Path, out: Path) -> dict[str, tuple[str, str]]:
-    """Write what notebooks show in a frame as pages too: name -> (title, what it is)."""
-    written = {}
+def interactives(root: Path, out: Path) -> Iterator[tuple[str, str, str]]:
+    """What notebooks show in a frame: its name, the stem of the notebook, and the whole page."""
+    known: dict[str, str] = {}
     for notebook in notebooks(root):
         file = out / notebook.file
         cells = read(file).cells if file.exists() else []
         for output in (output for cell in cells for output in cell.get("outputs", [])):
             if frame := FRAME.search(output.get("data", {}).get("text/html", "")):
-                name, title, text = map(html.unescape, frame.groups())
-                above = NAVIGATION.format(stem=notebook.stem)
-                write(out / f"{name}.html", text.replace("<body>", above, 1))
-                written[name] = (
-                    title,
-                    f"to turn around in your hands, from notebook {notebook.number}",
-                )
+                name, text = map(html.unescape, frame.groups())
+                if text not in known.values():  # the name is taken by another recording
+                    name = f"{name}_{notebook.number}" if name in known else name
+                    known[name] = text
+                    yield name, notebook.stem, text
+    clinic = root / "data" / "results" / "clinic.json"
+    if "clinic" not in known and clinic.is_file():
+        yield "clinic", "08_bug_clinic", interactive.page("clinic", json.loads(clinic.read_text()))
+
+
+def write_interactive(root: Path, out: Path) -> dict[str, tuple[str, str]]:
+    """Write what notebooks show in a frame as pages too: name -> (title, what it is)."""
+    written = {}
+    for name, stem, text in interactives(root, out):
+        title = html.unescape(text.partition("<title>")[2].partition("</title>")[0])
+        told = next((told for key, told in HANDS.items() if name.startswith(key)), "")
+        says = f"{told or title}. From notebook {stem:.2}."
+        head = preview(name, title, says, root) if repository(root) else ""
+        text = text.replace("<body>", NAVIGATION.format(stem=stem), 1)
+        write(out / f"{name}.html", text.replace("</title>\n", f"</title>\n{head}", 1))
+        written[name] = (title, says)
     return written
 
 
@@ -111,10 +129,10 @@ def card(notebook: Notebook, out: Path) -> str:
         facts.append(f"executed in {nb.metadata.minigrpo.seconds:.0f} s")
     elif notebook.needs:
         facts.append("outputs as stored; make course SCALE=1 executes it")
-    inside = [heading for heading in headings(out / name) if heading.level in (2, 3)]
+    title, *inside = (heading for heading in headings(out / name) if heading.level <= 3)
     return f"""<section class="card" id="{notebook.stem}">
 {shown}<div>
-<h3><a href="{name}">{html.escape(title_of(nb, notebook.stem))}</a></h3>
+<h3><a href="{name}">{title.text}</a></h3>
 <p>{html.escape(notebook.card)}</p>
 <p class="facts">{" · ".join(facts)}</p>
 <details><summary>{len(inside)} sections</summary>
@@ -123,43 +141,60 @@ def card(notebook: Notebook, out: Path) -> str:
 </section>"""
 
 
-def index(root: Path, out: Path, there: dict[str, tuple[str, str]]) -> str:
-    """The page that the course is entered by; `there` are the texts beside the notebooks."""
+def links(told: dict[str, tuple[str, str]]) -> str:
+    """Pages with their titles and what they are, as a list."""
     items = (
-        f'<li><a href="{name}.html">{title}</a> <span>{says}</span></li>\n'
-        for name, (title, says) in there.items()
+        f'<li><a href="{name}.html">{html.escape(title)}</a> <span>{html.escape(says)}</span></li>'
+        for name, (title, says) in told.items()
     )
+    return '<ul class="also">\n{}\n</ul>'.format("\n".join(items))
+
+
+def index(root: Path, out: Path, framed: dict[str, tuple[str, str]]) -> str:
+    """The page that the course is entered by; `framed` are the pages that answer to a hand."""
     drawing = inlined((root / "figures" / "map.svg").read_bytes(), "image/svg+xml")
-    hero = HERO.format(map=image(drawing, {"alt": MAP, "width": 560, "height": 276}))
-    sections = []
-    for notebook in notebooks(root):
-        if notebook.part or not sections:
-            number, _, name = notebook.part.partition(": ")
-            sections.append(f"<h2><span>{number}</span> {name}</h2>")
-        sections.append(card(notebook, out))
-    body = [hero, f'<ul class="also">\n{"".join(items)}</ul>', *sections]
-    return shell("index", "minigrpo: GRPO from scratch", "\n".join(body))
+    hero = HERO.format(lead=LEAD, map=image(drawing, {"alt": MAP, "width": 560, "height": 276}))
+    there = documents(root).values()
+    body = [hero, links({name: told for name, told in TEXTS.items() if name in there})]
+    if framed:
+        body += [f"<h2>To hold in your hands</h2>\n{links(framed)}"]
+    for number, notebook in enumerate(notebooks(root)):
+        if notebook.part or not number:
+            part, _, name = notebook.part.partition(": ")
+            body.append(f"<h2><span>{part}</span> {name}</h2>")
+        body.append(card(notebook, out))
+    return shell("index", "minigrpo: GRPO from scratch", "\n".join(body), "course.toml", root)
 
 
-def entries(page: Path) -> Iterator[list[str]]:
-    """What can be found: each heading and each word of the glossary, its address and its page."""
-    found = headings(page)
-    title = html.unescape(found[0].text)
-    for level, key, text in found:
-        yield [html.unescape(text), page.name + (f"#{key}" if level > 1 else ""), title, ""]
-    for key, *texts in WORD.findall(page.read_text("utf-8")):
-        word, says = (html.unescape(plain(text)) for text in texts)
-        yield [word, f"{page.name}#{key}", title, says]
+def entries(page: Path) -> list[list[str]]:
+    """What can be found on a page: [anchor, heading, "", text, ...] and [anchor, word, meaning].
+
+    The texts are those below the heading. What is folded is not among them.
+    """
+    text = page.read_text("utf-8").partition("<article>")[2].partition("</article>")[0]
+    text = re.sub("<details.*?</details>", "", text, flags=re.DOTALL)
+    found, section = [], []
+    for key, heading, word, row, _, block in FOUND.findall(text):
+        says = html.unescape(plain(block))
+        if key:
+            found.append(section := [key, html.unescape(plain(heading)), ""])
+        elif word:
+            cells = re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)[:2]
+            found.append([word, *(html.unescape(plain(cell)) for cell in cells)])
+        elif section and says and not re.search("<th|colab.research", block):
+            section.append(says)
+    return found
 
 
 def write_index(root: Path, out: Path) -> None:
     """Write the index and the search of the pages that there are."""
     framed = write_interactive(root, out)
-    texts = [*documents(root).values()]
-    there = framed | {name: told for name, told in TEXTS.items() if name in texts}
-    write(out / "index.html", index(root, out, there))
-    names = [notebook.stem for notebook in notebooks(root)] + texts
-    known = [entry for name in names for entry in entries(out / f"{name}.html")]
-    known += [[title, f"{name}.html", "", says] for name, (title, says) in framed.items()]
+    for picture in (root / "figures").glob("map.png"):
+        (out / picture.name).write_bytes(picture.read_bytes())
+    write(out / "index.html", index(root, out, framed))
+    names = [notebook.stem for notebook in notebooks(root)] + [*documents(root).values()]
+    known = [[f"{name}.html", entries(out / f"{name}.html")] for name in names]
+    known += [[f"{name}.html", [["", title, says]]] for name, (title, says) in framed.items()]
     script = (WEB / SCRIPT).read_text(encoding="utf-8")
-    write(out / SCRIPT, f"const INDEX = {json.dumps(known, indent=0)};\n{script}")
+    told = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
+    write(out / SCRIPT, f"const INDEX = {told};\n{script}")
