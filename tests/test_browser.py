@@ -31,7 +31,7 @@ from minigrpo.exercises.reader import find, solution_source
 pytestmark = pytest.mark.browser
 NOTEBOOKS = course.ROOT / "notebooks"
 STEM = "02_sequence_probability"
-WIDTHS = {"phone": (390, 844), "laptop": (1280, 800)}
+WIDTHS = {"phone": (360, 780), "laptop": (1280, 800)}
 SECONDS = 180  # a notebook may take
 
 
@@ -262,8 +262,7 @@ def test_pages_can_be_read_without_a_network(opened, pages, width):
 def test_every_text_stands_out_from_its_ground(opened, pages, scheme):
     for path in pages:
         page = opened(path, color_scheme=scheme)
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}[scheme]
+        assert ground(page) == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}[scheme]
         screenshot(page, f"{path.stem}-{scheme}")
         found = page.evaluate(CONTRAST)
         faint = [entry for entry in found if entry[0] < 4.5]
@@ -294,16 +293,89 @@ def test_a_reader_finds_a_section_and_a_word(opened, pages):
     page.locator(".search input").fill("advantage")
     page.locator(".search li", has_text="How much better a completion did").click()
     page.wait_for_url("**/glossary.html#word-advantage")
+    for text, where in (("GSPO", "05_kl_and_family.html#"), ("Windows", "help.html#")):
+        page.locator(".search input").fill(text)
+        assert page.locator(f'.search a[href^="{where}"] small', has_text=text).count(), text
+
+
+def ground(page: object) -> str:
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def test_light_or_dark_is_the_systems_or_the_readers(opened, pages):
+    path, colors = one(pages, "07_grpo"), {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}
+    for scheme, other in (("light", "dark"), ("dark", "light")):
+        page = opened(path, color_scheme=scheme, java_script_enabled=False)
+        assert ground(page) == colors[scheme]
+        page = opened(path, color_scheme=scheme)
+        switch = page.get_by_role("combobox", name="Colors")
+        assert ground(page) == colors[scheme] and switch.input_value() == "auto"
+        switch.select_option(other)
+        is_readable(page, f"07_grpo-{other}-in-{scheme}")
+        page.goto(one(pages, "glossary").as_uri(), wait_until="commit")
+        page.wait_for_selector("body")  # before any script but the one in its head
+        assert ground(page) == colors[other] and page.evaluate("localStorage.theme") == other
+        page.get_by_role("combobox", name="Colors").select_option("auto")
+        assert ground(page) == colors[scheme]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_guess_is_kept_and_stands_beside_what_came_out(opened, pages, width):
+    size = dict(zip(("width", "height"), WIDTHS[width]))
+    page = opened(one(pages, "03_sequence_grpo"), viewport=size)
+    asked, came_out = page.locator(".guess").first, page.locator(".predict pre", has_text="steps: ")
+    assert "steps: it came out at 11." in came_out.first.text_content()
+    asked.locator("input").fill("7")
+    asked.locator("input").press("Enter")
+    page.reload()
+    assert asked.inner_text() == "steps: your guess is 7." and not asked.locator("input").count()
+    assert "steps: you guessed 7, and it came out at 11." in came_out.first.text_content()
+    page.evaluate("() => { Storage.prototype.getItem = () => { throw Error(); }; }")  # forbidden
+    page.locator(".guess input").first.fill("5")
+    page.locator(".guess button").first.click()
+    assert page.locator(".guess").nth(1).inner_text().endswith("your guess is 5.")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_figure_opens_and_code_is_copied(opened, pages, width):
+    allowed = ["clipboard-read", "clipboard-write"]
+    size = dict(zip(("width", "height"), WIDTHS[width]))
+    page = opened(one(pages, "04_policy_gradient"), viewport=size, permissions=allowed)
+    figure, large = page.locator("article img:visible").last, page.locator("dialog")
+    for open_it in (figure.click, lambda: figure.press("Enter")):
+        open_it()
+        assert large.locator("img").bounding_box()["width"] >= max(700, 0.9 * size["width"])
+        screenshot(page, f"enlarged-{width}")
+        page.keyboard.press("Escape")
+        assert not large.is_visible()
+        assert page.evaluate("document.activeElement.tabIndex") == 0  # the figure has the focus
+    stub = page.locator(".exercise .highlight").first
+    stub.get_by_role("button").click()
+    stub.get_by_text("Copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("def leave_one_out(") and copied.endswith("NotImplementedError\n")
+
+
+def test_tab_reaches_the_text_soon(opened, pages):
+    page = opened(one(pages, "03_sequence_grpo"), viewport={"width": 1280, "height": 900})
+    focused = []
+    while not focused or not focused[-1][1]:
+        page.keyboard.press("Tab")
+        focused.append(page.evaluate(
+            "[document.activeElement.textContent, !!document.activeElement.closest('article')]"
+        ))  # fmt: skip
+    assert focused[0][0] == "Skip to the text" and len(focused) < 10
 
 
 def test_the_contents_follow_the_reader(opened, pages):
     page = opened(one(pages, "07_grpo"), viewport={"width": 1280, "height": 900})
-    here = page.locator(".contents.column [aria-current]")
+    here = page.locator(".contents.column [aria-current=true]")
+    assert page.locator(".contents.column [aria-current=page]").inner_text().startswith("07 ")
     assert here.count() == 0
     for section in ("#2-grpo-line-by-line", "#three-questions"):
         page.evaluate(f"location.hash = '{section}'")
         page.wait_for_function(
-            f"document.querySelector('.column [aria-current]')?.hash === '{section}'"
+            f"document.querySelector('.column [aria-current=true]')?.hash === '{section}'"
         )
         assert here.count() == 1 and here.is_visible()
         box = here.bounding_box()

@@ -38,7 +38,8 @@
             if (!most && !points(around, word, 1, 1)) return 0;
             sum += most;
         }
-        return sum && sum + (text ? 0 : 1 / (1 + own.length)); // of two, the shorter one
+        const all = own.join(" ").includes(asked.join(" ")); // of two, the one with them in a row
+        return sum && sum + all + (text ? 0 : 1 / (1 + own.length)); // and the shorter one
     }
 
     // The twelve that fit best, of a page's texts the best two.
