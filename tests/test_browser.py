@@ -396,7 +396,7 @@ def sheets(pdf: bytes) -> int:
 def test_a_notebook_prints_as_a_text(opened, pages):
     page = opened(one(pages, "07_grpo"), color_scheme="dark")
     page.emulate_media(media="print")
-    for part in (".bar", ".contents.column", ".contents.fold", ".steps.top", ".steps.bottom"):
+    for part in (".bar", ".contents.column", ".contents.fold", ".steps", "footer"):
         assert not page.locator(part).is_visible(), part
     seen = page.evaluate(
         """() => {

@@ -80,14 +80,12 @@ def test_the_way_on_leads_to_the_notebooks_beside_it(tmp_path):
     folder, found = made_up.course(tmp_path, course) / "notebooks", {}
     for stem, nb in course.items():
         page = pages.page(nb, folder / f"{stem}.ipynb")
-        steps = re.findall(r'<nav class="steps (\w+)".*?</nav>', page, re.DOTALL)
-        assert steps == ["top", "bottom"]
         step = r'<a rel="(\w+)" href="([^"]+)">(.*)</a>'
         found[stem] = re.findall(step, page)
-    assert found["01_one"] == [("next", "02_two_&_half.html", "02 Two_&amp;_half →")] * 2
-    places = [("prev", "01_one.html"), ("next", "03_three.html")] * 2
+    assert found["01_one"] == [("next", "02_two_&_half.html", "02 Two_&amp;_half →")]
+    places = [("prev", "01_one.html"), ("next", "03_three.html")]
     assert [step[:2] for step in found["02_two_&_half"]] == places
-    assert [step[:2] for step in found["03_three"]] == [("prev", "02_two_&_half.html")] * 2
+    assert [step[:2] for step in found["03_three"]] == [("prev", "02_two_&_half.html")]
     assert "<title>Three · minigrpo</title>" in page
 
 

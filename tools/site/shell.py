@@ -121,8 +121,8 @@ def shell(
         for way, text, stem in zip(("prev", "next"), ("← {}", "{} →"), beside)
         if stem
     )
-    steps = '<nav class="steps {0}" aria-label="Previous and next notebook, {0}">\n{1}</nav>\n'
-    top, bottom = (steps.format(where, links) if links else "" for where in ("top", "bottom"))
+    if links:
+        links = f'<nav class="steps" aria-label="Previous and next notebook">\n{links}</nav>\n'
     bar, items = (
         "".join(
             f'{before}<a{HERE if key == name else ""} href="{key}.html">{text}</a>\n'
@@ -165,10 +165,10 @@ def shell(
 </div></header>
 <div class="layout{" wide" if column else ""}">
 <main id="main" tabindex="-1">
-{top}{fold}<article>
+{fold}<article>
 {body}
 </article>
-{bottom}{end}</main>
+{links}{end}</main>
 {column}</div>
 </body>
 </html>

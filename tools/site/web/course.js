@@ -20,8 +20,9 @@
     const remember = (key, value) => { try { localStorage.setItem(key, value); } catch {} };
 
     // What can be found: each heading or word, and each of the texts below a heading.
-    const read = () => INDEX.flatMap(([file, found]) => found.flatMap(([key, what, says, ...texts]) => {
-        const page = found[0][1], entry = {what, page, where: key ? `${file}#${key}` : file, around: words(page)};
+    const read = () => INDEX.flatMap(([file, of]) => of.flatMap(([key, what, says, ...texts]) => {
+        const page = of[0][1], where = key ? `${file}#${key}` : file;
+        const entry = {what, page, where, around: words(page)};
         return [{...entry, says, own: words(what), other: words(says)},
             ...texts.map(text => ({...entry, text, own: [], other: words(text)}))];
     }));
@@ -38,8 +39,9 @@
             if (!most && !points(around, word, 1, 1)) return 0;
             sum += most;
         }
-        const all = own.join(" ").includes(asked.join(" ")); // of two, the one with them in a row
-        return sum && sum + all + (text ? 0 : 1 / (1 + own.length)); // and the shorter one
+        if (!sum || text) return sum;
+        const row = own.join(" ").includes(asked.join(" ")); // of two, the one with them in a row
+        return sum + row + 1 / (1 + own.length); // and the shorter one
     }
 
     // The twelve that fit best, of a page's texts the best two.
@@ -59,9 +61,8 @@
         return `${page}: ${at ? "…" : ""}${text.slice(at, end)}${end < text.length ? "…" : ""}`;
     }
 
-    const field = make("input", {
-        type: "search", placeholder: "Search", "aria-label": "Search the course", autocomplete: "off",
-    });
+    const field = make("input", {type: "search", placeholder: "Search", autocomplete: "off"});
+    field.ariaLabel = "Search the course";
     const list = make("ul", {"aria-label": "Results"});
     const said = make("p", {class: "said", role: "status"});
 
@@ -75,15 +76,15 @@
     }
 
     const place = make("div", {class: "search", role: "search"}, field, list, said);
-    list.hidden = true;
-    field.addEventListener("input", show);
-    field.addEventListener("focus", show);
-    list.addEventListener("click", () => { list.hidden = true; });
+    const shut = () => { list.hidden = true; };
+    shut();
+    for (const event of ["input", "focus"]) field.addEventListener(event, show);
+    list.addEventListener("click", shut);
     place.addEventListener("focusout", () => setTimeout(() => { // a click comes first
-        if (!place.matches(":focus-within")) list.hidden = true;
+        if (!place.matches(":focus-within")) shut();
     }, 200));
     place.addEventListener("keydown", event => {
-        if (event.key === "Escape") list.hidden = true;
+        if (event.key === "Escape") shut();
         if (event.key === "Enter" && event.target === field) list.querySelector("a")?.click();
     });
     document.addEventListener("keydown", event => {
