@@ -25,6 +25,7 @@ from minigrpo.grpo import GRPOConfig, StepMetrics
 from minigrpo.logprobs import completion_log_probs_and_entropy
 from minigrpo.notebook import interactive, plots
 from minigrpo.objective import ADVANTAGE_SETTINGS, VARIANTS
+from minigrpo.sampling import Rollouts
 
 ALGORITHMS = {name: name.upper().replace("DR_", "Dr. ") for name in VARIANTS}
 
@@ -42,6 +43,7 @@ class Step:
     new: Tensor  # (N, T) after the updates of this step
     ref: Tensor  # (N, T) under the reference policy
     config: GRPOConfig
+    fixed: Step | None = None  # the group of a question that is asked before every step
 
 
 @torch.no_grad()
@@ -52,6 +54,7 @@ def snapshot(
     config: GRPOConfig,
     token: Callable[[int], str],  # the text of a token
     prompt: Callable[[Tensor], str] | None = None,  # of a prompt's ids; None = its tokens
+    asked: tuple[Rollouts, Tensor] | None = None,  # a fixed question, by `rollout` before the step
     groups: int = 4,
 ) -> Step:
     """Keep some groups of a step's batch: those that differ most in reward, and the one that least.
@@ -61,26 +64,30 @@ def snapshot(
     order = m.rewards.view(-1, config.group_size).std(dim=1).argsort(descending=True, stable=True)
     chosen = torch.cat([order[: groups - 1], order[groups - 1 :][-1:]])
     rows = torch.arange(len(m.rewards)).view(-1, config.group_size)[chosen].flatten()
-    r = m.rollouts[rows]
-
-    def scored(model: nn.Module) -> Tensor:
-        text, tau = r.to(next(model.parameters()).device).text, config.temperature
-        return completion_log_probs_and_entropy(model, *text, temperature=tau)[0].float().cpu()
-
-    asked = zip(r.prompt_ids[:: config.group_size], r.prompt_mask[:: config.group_size])
     as_text = prompt or (lambda ids: " ".join(map(token, ids.tolist())))
-    ends = [int(real.nonzero()[-1:].sum()) + 1 if real.any() else 0 for real in r.own]
-    return Step(
-        step=m.step,
-        prompts=[as_text(ids[real]) for ids, real in asked],
-        tokens=[[token(i) for i in ids[:end].tolist()] for ids, end in zip(r.completions, ends)],
-        mask=r.own,
-        rewards=m.rewards[rows],
-        old=r.log_probs.float(),
-        new=scored(policy),
-        ref=scored(reference),
-        config=config,
-    )
+
+    def kept(r: Rollouts, rewards: Tensor, fixed: Step | None = None) -> Step:
+        def scored(model: nn.Module) -> Tensor:
+            text, tau = r.to(next(model.parameters()).device).text, config.temperature
+            return completion_log_probs_and_entropy(model, *text, temperature=tau)[0].float().cpu()
+
+        questions = zip(r.prompt_ids[:: config.group_size], r.prompt_mask[:: config.group_size])
+        ends = [int(real.nonzero()[-1:].sum()) + 1 if real.any() else 0 for real in r.own]
+        return Step(
+            step=m.step,
+            prompts=[as_text(ids[real]) for ids, real in questions],
+            tokens=[[token(i) for i in ids[:end].tolist()] for ids, end in zip(r.completions, ends)],
+            mask=r.own,
+            rewards=rewards,
+            old=r.log_probs.float(),
+            new=scored(policy),
+            ref=scored(reference),
+            config=config,
+            fixed=fixed,
+        )
+
+    fixed = kept(asked[0].to("cpu"), asked[1]) if asked else None
+    return kept(m.rollouts[rows], m.rewards[rows], fixed)
 
 
 def page(steps: Sequence[Step], about: str = "") -> str:
