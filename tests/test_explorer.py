@@ -150,7 +150,7 @@ def test_show_gives_a_picture_and_the_page(recorded, shown):
 def test_a_page_of_the_folder_is_shown_whole(path, shown):
     interactive.show(path.stem)
     (frame,) = shown
-    text = path.read_text(encoding="utf-8")
+    text = interactive.page(path.stem)
     assert framed(frame) == text and f'<iframe class="{path.stem}"' in frame.data["text/html"]
     assert not re.search(r"(?:src|href)=|fetch\(|@import|https?:", text)  # it loads nothing
 

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -54,9 +53,8 @@ BUTTONS = {  # after each of them everything can be read
 def page_of(opened, tmp_path):
     def shown(name: str, run: list | None = RUN, **context) -> object:
         run = [EPISODE] if name == "episode" else run
-        text = Path(interactive.__file__).with_name(f"{name}.html").read_text(encoding="utf-8")
         path = tmp_path / f"{name}.html"
-        path.write_text(text.replace("@DATA@", json.dumps(run or "")), encoding="utf-8")
+        path.write_text(interactive.page(name, run), encoding="utf-8")
         return opened(path, **context)
 
     return shown

@@ -5,8 +5,11 @@ interactive.show("ladder")   # ladder.html takes its place where one does
 """
 
 import html
+import json
+import re
 from pathlib import Path
 
+FOLDER = Path(__file__).parent
 FRAME = """<style>
 @media (scripting: enabled) {{
   .jp-OutputArea-child:has(+ .jp-OutputArea-child iframe.{name}) {{ display: none; }}
@@ -17,12 +20,21 @@ FRAME = """<style>
  style="width: 100%; height: {height}px; border: 0;" srcdoc='{page}'></iframe>"""
 
 
-def show(name: str, page: str = "", *, height: int = 700) -> None:
-    """Show a page (that of this name, if none is given) in a frame of `height` pixels."""
+def page(name: str, data: object = None) -> str:
+    """The page `name`.html of this folder, with what all pages share and with its data as JSON."""
+    stored = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    files = ("shared.css", "shared.js", f"{name}.html")
+    style, shared, text = ((FOLDER / file).read_text(encoding="utf-8").strip() for file in files)
+    parts = {"@STYLE@": style, "@SHARED@": shared, "@DATA@": stored}
+    return re.sub("|".join(parts), lambda place: parts[place[0]], text)
+
+
+def show(name: str, data: object = None, *, height: int = 700) -> None:
+    """Show a page in a frame, which begins `height` pixels high; a text is taken as the page."""
     from IPython.display import display
 
-    page = page or Path(__file__).with_name(f"{name}.html").read_text(encoding="utf-8")
-    title = page.partition("<title>")[2].partition("</title>")[0]
-    escaped = html.escape(page, quote=False).replace("'", "&#39;")
+    text = data if isinstance(data, str) else page(name, data)
+    title = text.partition("<title>")[2].partition("</title>")[0]
+    escaped = html.escape(text, quote=False).replace("'", "&#39;")
     frame = FRAME.format(name=name, title=title, height=height, page=escaped)
     display({"text/html": frame, "text/plain": f"{title} (a page to click through)"}, raw=True)
