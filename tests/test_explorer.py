@@ -32,7 +32,7 @@ from minigrpo.objective import ADVANTAGE_SETTINGS, VARIANTS, group_advantages, g
 from minigrpo.study.experiments import SUMMIT
 
 FOLDER = Path(interactive.__file__).parent
-PAGE = Path(explorer.__file__).with_name("page.html")
+RESULTS, REAL = course.ROOT / "data" / "results", ("real_steps", "real_run")
 CONFIG = replace(SUMMIT, steps=2, prompts_per_step=6, group_size=4, lr=1e-3)
 KEPT, FIXED = 3, (7, 4, 9, 5)  # groups, and a question of its own
 LOSS_SETTINGS = [name for name in GRPOConfig().loss_settings if name != "max_length"]
@@ -124,6 +124,16 @@ def test_the_page_holds_the_numbers_to_the_bit(recorded):
             assert [x for (x,) in numbers] == getattr(s, name)[s.mask].tolist()
 
 
+def test_the_recorded_run_is_the_stored_one_and_its_question_stays():
+    recorded, run = (json.loads((RESULTS / f"{name}.json").read_text("utf-8")) for name in REAL)
+    rewards = [step["reward"] / 1.5 for step in run["runs"][0]["steps"]]
+    points = dict(recorded["curve"]["points"])
+    assert [*points] == [*range(1, 21)] and [*points.values()] == pytest.approx(rewards, rel=1e-3)
+    questions = {(*step["fixed"]["prompts"],) for step in recorded["steps"]}
+    assert questions == {("Fred has 5 eggs and loses 2",)} and run["runs"][0]["seed"] == 0
+    assert len(explorer.page(recorded)) < 300_000
+
+
 def test_the_page_loads_nothing_and_no_token_can_end_its_script(recorded):
     page = page_text(recorded[2])
     assert not re.search(r"https?:|\b(?:src|href|srcset)\s*=|url\(|@import|fetch\(|XMLHttp", page)
@@ -152,14 +162,6 @@ def framed(output: nbformat.NotebookNode) -> str:
     return html.unescape(re.search(r"srcdoc='([^']*)'></iframe>$", output.data["text/html"])[1])
 
 
-def test_show_gives_the_page(recorded, shown):
-    explorer.show(explorer.data(recorded[2], about="It's <b>."))
-    (frame,) = shown
-    assert framed(frame) == page_text(recorded[2], "It's <b>.")
-    assert frame.data["text/plain"].startswith("The explorer: ")
-    assert stored(framed(frame))["about"] == "It's <b>."
-
-
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.html")), ids=lambda path: path.stem)
 def test_a_page_of_the_folder_is_shown_whole(path, shown):
     interactive.show(path.stem)
@@ -169,18 +171,24 @@ def test_a_page_of_the_folder_is_shown_whole(path, shown):
     assert not re.search(r"(?:src|href)=|fetch\(|@import|https?:", text)  # it loads nothing
 
 
-def test_the_folder_of_pages_gets_what_is_shown_in_a_frame(recorded, shown, tmp_path):
-    explorer.show(explorer.data(recorded[2]))
-    cells = [nbformat.v4.new_markdown_cell("Text."), nbformat.v4.new_code_cell(outputs=shown)]
+@pytest.fixture
+def pages(recorded, shown, tmp_path) -> Path:
+    """A course of one notebook, with the explorer, as a folder of pages."""
+    explorer.show(explorer.data(recorded[2], about="It's <b>."))
     nb = made_up.notebook("1")
-    nb.cells += cells
-    root, out = made_up.course(tmp_path, {"01_one": nb}), tmp_path / "out"
-    course.begin(root, out)
-    text = (out / "explorer.html").read_text("utf-8")
+    nb.cells.append(nbformat.v4.new_code_cell(outputs=shown))
+    course.begin(made_up.course(tmp_path, {"01_one": nb}), tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_the_folder_of_pages_gets_what_is_shown_in_a_frame(recorded, shown, pages):
+    text = (pages / "explorer.html").read_text("utf-8")
     links = re.search(r"(<body>)\n(<nav.*?</nav>)", text, re.DOTALL)
     assert {*re.findall('href="([^"]*)"', links[2])} == {"index.html", "01_one.html"}
-    assert text.replace(links[0], links[1]) == page_text(recorded[2])
-    assert 'href="explorer.html"' in (out / "index.html").read_text("utf-8")
+    page = text.replace(links[0], links[1])
+    assert framed(*shown) == page == page_text(recorded[2], "It's <b>.")
+    assert stored(page)["about"] == "It's <b>."
+    assert 'href="explorer.html"' in (pages / "index.html").read_text("utf-8")
 
 
 # what the page computes, in a browser --------------------------------------------------------
@@ -436,6 +444,10 @@ def test_keys_are_enough(page_of, recorded):
     assert float(written) == pytest.approx(push, rel=1e-3)
     assert focused.inner_text().split()[-1].replace("−", "-") == f"{push:+.2f}"
     said = focused.get_attribute("aria-label")
+    page.locator("#questions button").first.focus()
+    for key in ("Enter", *["Tab"] * page.locator("#questions button").count(), "Enter"):
+        page.keyboard.press(key)
+    assert page.locator("#asks details[open]").count() == 1
     assert said == f"{token}, push {push:+.2f}".replace("-", "−")
 
 
@@ -479,13 +491,8 @@ def test_everything_can_be_read_at_every_width(page_of, recorded, width, scheme)
 
 
 @pytest.mark.browser
-def test_a_page_of_the_course_shows_the_explorer_in_its_theme(recorded, shown, opened, tmp_path):
-    explorer.show(explorer.data(recorded[2]))
-    nb = made_up.notebook("1")
-    nb.cells.append(nbformat.v4.new_code_cell(outputs=shown))
-    root, out = made_up.course(tmp_path, {"01_one": nb}), tmp_path / "out"
-    course.begin(root, out)
-    page = opened(out / "01_one.html", viewport={"width": 1280, "height": 800})
+def test_a_page_of_the_course_shows_the_explorer_in_its_theme(pages, opened):
+    page = opened(pages / "01_one.html", viewport={"width": 1280, "height": 800})
     page.locator("iframe.explorer").evaluate("frame => frame.scrollIntoView()")
     inside = page.frame_locator("iframe.explorer")
     inside.locator(".token").first.click()
