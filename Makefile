@@ -14,6 +14,8 @@ SCALE ?=
 AGAIN ?=
 # make real SEED=0 repeats that seed of the run that learns.
 SEED ?=
+# make real RECORD=1 keeps some of its steps token by token, for the explorer.
+RECORD ?=
 # make test PART=tests or PART=notebooks takes one of its two parts.
 PART ?=
 # A folder with the model of notebook 11; it is made if it isn't there.
@@ -118,7 +120,7 @@ $(SMOLLM2): | $(VENV)/.installed
 
 real: $(VENV)/.installed $(SMOLLM2)
 	$(PIP) install 'peft>=0.18,<1'
-	$(ACTIVE) tools/experiments/real_run.py $(SMOLLM2) $(if $(SEED),--seed $(SEED) --again)
+	$(ACTIVE) tools/experiments/real_run.py $(SMOLLM2) $(if $(SEED),--seed $(SEED) --again) $(if $(RECORD),--record)
 
 checkpoint: $(VENV)/.installed
 	$(ACTIVE) tools/experiments/train_models.py char_gpt --out data/char_gpt.safetensors

@@ -144,14 +144,14 @@ def test_make_results_makes_every_stored_result():
     assert len(set(tools)) == len(tools)
     assert tools[-1] == "tools/course/readme.py"  # which shows what was measured
     stored = {path.stem for path in (ROOT / "data" / "results").glob("*.json")}
-    stored -= {"bench", "real_run", "gpu", "judged"}  # of commands of their own
+    stored -= {"bench", "real_run", "real_steps", "gpu", "judged"}  # of commands of their own
     for name in stored:
         makers = [tool for tool in tools[:-1] if f'"{name}.json"' in text(tool)]
         assert len(makers) == 1, f"{name}.json is made by {makers}"
         assert f"| `{name}.json` | " in text("data/README.md")
-    for name in ("real_run", "gpu", "judged"):
+    for name in ("real_run", "real_steps", "gpu", "judged"):
         assert f"| `{name}.json` | " in text("data/README.md")
-    for target, name in (("real", "real_run"), ("gpu", "gpu")):
+    for target, name in (("real", "real_run"), ("real", "real_steps"), ("gpu", "gpu")):
         assert f'"{name}.json"' in text(re.search(r"tools/[\w/]+\.py", recipe(target))[0])
     assert recipe("results").count(".py $(if $(AGAIN),--again)\n") == len(tools) - 1
 

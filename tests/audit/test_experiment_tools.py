@@ -539,6 +539,11 @@ def test_a_real_run_is_measured(tmp_path, monkeypatch):
     assert [found["questions"] for found in one["held out"].values()] == [5, 4, 5]
     assert len(one["steps"]) == 2 and len(one["steps"][0]["first group"]) == 8
     assert len(real_run.STORE.part()["questions"]) == 2
+    real_run.main([str(data_folder() / "text_llama"), "--record"])
+    kept = store.load("real_steps.json")
+    assert [s["step"] for s in kept["steps"]] == [1, 2] and len(kept["curve"]["points"]) == 2
+    (fixed,) = {tuple(s["fixed"]["prompts"]) for s in kept["steps"]}
+    assert rows(held_out=True)[0]["question"].startswith(*fixed)
     paid = dict(zip((f.__name__ for f in real_run.REWARDS), real_run.WEIGHTS, strict=True))
     assert paid == {"tags_reward": 0.4, "format_reward": 0.1, "answer_reward": 1.0}
 

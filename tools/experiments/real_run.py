@@ -3,12 +3,15 @@
     python tools/experiments/smollm2.py smollm2            the model, once
     python tools/experiments/real_run.py smollm2           every run that is not stored yet
     python tools/experiments/real_run.py smollm2 --seed 0  one seed of the run that learns
+    python tools/experiments/real_run.py smollm2 --record  that of seed 0, token by token
 
-A run takes 5 to 20 minutes on a laptop's processor. Writes data/results/real_run.json after each.
+A run takes 5 to 20 minutes on a laptop's processor. Writes data/results/real_run.json after each,
+and real_steps.json, what the explorer shows.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import resource
 import sys
@@ -27,9 +30,12 @@ import torch
 from store import Results, Store
 
 from minigrpo import grpo
-from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.files import atomic_path
+from minigrpo.grpo import GRPOConfig, frozen_copy, rollout, train_grpo
+from minigrpo.notebook import explorer
 from minigrpo.notebook.setup import setup
 from minigrpo.rewards import pass_at_k
+from minigrpo.sampling import Rollouts
 from minigrpo.text.models import load_pretrained
 from minigrpo.text.prompts import (
     answer_reward,
@@ -46,6 +52,7 @@ HELD_OUT, MIDWAY = 256, 64  # questions; fewer on the way, to save time
 AT_ONCE = 64  # held-out questions
 TRANSCRIPTS = 12  # the first of the held-out questions
 ASKED, SAMPLES = 32, 8  # before training: questions, and completions of each
+RECORDED = (1, 2, 3, 4, 5, 7, 10, 12, 15, 20)  # steps that the explorer shows
 METRICS = ("reward", "frac_reward_zero_std", "entropy", "grad_norm", "ratio_min", "ratio_max")
 METRICS += ("mean_length", "truncated", "loss")
 WIDTH = 576  # of SmolLM2-135M
@@ -228,6 +235,38 @@ def measure(folder: Path, device: str, run: Run) -> Results:
     return {**run._asdict(), **found, "on": on}
 
 
+def record(folder: Path, device: str) -> None:
+    """The first run without its evaluations: two groups of some steps, and one fixed question."""
+    setup(seed=0)
+    torch.set_num_threads(2)
+    lab, steps, rewards = Lab(folder, RUNS[0], device), [], {}
+    reference = frozen_copy(lab.policy)
+    task = Epochs(lab.tokenizer, lab.held_out[:1], REWARDS, WEIGHTS, lab.stops)
+    fixed = task.prompts(1, torch.Generator())
+
+    def question(ids: torch.Tensor) -> str:
+        return lab.tokenizer.decode(ids).rpartition("Q: ")[2].partition(".")[0]
+
+    def ask() -> tuple[Rollouts, torch.Tensor]:
+        own = torch.Generator(device).manual_seed(0)  # so that the run isn't disturbed
+        return rollout(lab.policy, task, fixed, lab.config, own)
+
+    asked, decode = ask(), lab.tokenizer.decode
+    for m in train_grpo(lab.policy, lab.task, lab.config):
+        rewards[m.step] = rounded(m.reward / sum(WEIGHTS))
+        print(f"{m.step:3} reward {m.reward:.2f} {m.seconds:.0f} s", flush=True)
+        if m.step in RECORDED:
+            of = (m, lab.policy, reference, lab.config, lambda i: decode([i]), question, asked)
+            steps.append(explorer.snapshot(*of, groups=2))
+        if m.step + 1 in RECORDED:
+            asked = ask()
+    about = "SmolLM2 solves word problems of one step. A right answer in the right form earns 1.5, "
+    about += "a wrong one in that form 0.5."
+    kept = explorer.data(steps, about, ("mean reward of the batch, of 1.5", rewards))
+    with atomic_path(store.FOLDER / "real_steps.json") as unfinished:
+        unfinished.write_text(json.dumps(kept, separators=(",", ":")) + "\n", "utf-8")
+
+
 def rounded(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
@@ -257,7 +296,11 @@ def main(arguments: list[str] | None = None) -> None:
     folder = {"type": Path, "help": "the model that smollm2.py makes"}
     seed = {"type": int, "choices": seeds, "help": "only this one of the first runs"}
     device = {"choices": ["cpu", "cuda"], "default": "cpu"}
-    options = store.options(arguments, folder=folder, **{"--seed": seed, "--device": device})
+    steps = {"action": "store_true", "help": "the first one for the explorer, and nothing else"}
+    more = {"--seed": seed, "--device": device, "--record": steps}
+    options = store.options(arguments, folder=folder, **more)
+    if options.record:
+        return record(options.folder, options.device)
     shown = rows(held_out=True)[:TRANSCRIPTS]
     STORE.fill(
         partial(measure, options.folder, options.device),
