@@ -166,7 +166,8 @@ LOOK = """() => {
 # Every text that is shown, its color and what is behind it, as [contrast, text, color, ground].
 CONTRAST = """() => {
     document.querySelectorAll("details").forEach(fold => { fold.open = true; });
-    const numbers = color => (color.match(/[\\d.]+/g) || []).map(Number);
+    const numbers = color => (color.match(/[\\d.]+/g) || []).map(  // color(srgb ...) goes up to 1
+        (n, i) => color.startsWith("color(") && i < 3 ? 255 * n : Number(n));
     const over = ([r, g, b, a = 1], ground) => [r, g, b].map((c, i) => c * a + ground[i] * (1 - a));
     const bright = color => {
         const [r, g, b] = color.map(c => c / 255).map(

@@ -6,6 +6,7 @@ The explorer has a file of its own, test_explorer.py.
 # ruff: noqa: F811 (a fixture that is imported, and then an argument)
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -41,6 +42,7 @@ LOG_PROBS = LOGITS.log_softmax(-1)[:, range(len(IDS)), IDS]  # (16, T): for each
 EPISODE = {"step": 0, "prompt": "1 2 3", "first": 9, "words": WORDS.split()}
 EPISODE |= {"own": OWN.int().tolist(), "log_probs": LOG_PROBS.tolist()}
 BUTTONS = {  # after each of them everything can be read
+    "group_sandbox": ".bar button, #tries button",
     "episode": "#episodes button, #tries button",
     "ladder": "#rungs button, #names button",
     "kl": "button",
@@ -60,8 +62,13 @@ def page_of(opened, tmp_path):
     return shown
 
 
+# How high the letters of each label of a drawing are on the screen.
+LABELS = """() => [...document.querySelectorAll("svg text")].map(
+    text => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a)"""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 864, 1280])
+@pytest.mark.parametrize("width", [360, 760, 1280])
 @pytest.mark.parametrize("name", BUTTONS)
 def test_everything_can_be_read_at_every_width(page_of, name, width, scheme):
     page = page_of(name, viewport={"width": width, "height": 800}, color_scheme=scheme)
@@ -70,8 +77,125 @@ def test_everything_can_be_read_at_every_width(page_of, name, width, scheme):
     for i in range(buttons.count()):
         buttons.nth(i).click()
         is_readable(page, f"{name}-{width}-{scheme}-{i}")
+        assert all(size >= 9 for size in page.evaluate(LABELS)), (name, width, i)
+        if page.locator("#tries :focus").count():  # what it says is on the screen
+            box = page.locator("#said").bounding_box()
+            assert 0 <= box["y"] and box["y"] + box["height"] <= 800, (name, width, i)
     if name == "ladder" and width > 360:
         assert page.evaluate("document.body.scrollHeight") <= 720
+
+
+CONTROLS = '[...document.querySelectorAll("button, input, select, [tabindex]")]'
+NAMELESS = f"""() => {CONTROLS}.filter(e => {{
+    const named = [e, ...(e.labels || [])].map(n => n.getAttribute("aria-label") || n.innerText);
+    return !(e.localName === "select" ? named.slice(1) : named).some(name => name?.trim());
+}}).map(e => e.outerHTML)"""
+# What Tab has to reach: all that is shown, but of a set of radio buttons only the one that is on.
+REACHED = f"""{CONTROLS}.filter(e => e.tabIndex >= 0 && !e.disabled && e.checkVisibility()
+    && !(e.type === "radio" && !e.checked))"""
+
+
+@pytest.mark.parametrize("name", BUTTONS)
+def test_keys_reach_all_that_can_be_changed_and_everything_has_a_name(page_of, name):
+    page = page_of(name)
+    assert page.evaluate(NAMELESS) == []
+    many = page.evaluate(f"{REACHED}.length")
+    assert many >= 8
+    for i in range(many):  # from the top to the bottom
+        page.keyboard.press("Tab")
+        assert page.evaluate(f"{REACHED}.indexOf(document.activeElement)") == i
+
+
+AROUND = "<body><iframe srcdoc='{}' style='width: 100%; height: 90px'></iframe></body>"
+HIGHER = "() => innerHeight - document.body.scrollHeight === 4"  # nothing scrolls inside
+GROUND = "getComputedStyle(document.body).backgroundColor"
+DARK, LIGHT = "rgb(21, 25, 30)", "rgb(255, 255, 255)"
+
+
+def test_a_frame_has_the_theme_of_the_page_around_it_and_its_own_height(opened, tmp_path):
+    path = tmp_path / "around.html"
+    page = html.escape(interactive.page("ladder"), quote=False).replace("'", "&#39;")
+    path.write_text(AROUND.format(page), encoding="utf-8")
+    for scheme, ground in (("light", LIGHT), ("dark", DARK)):
+        around = opened(path, color_scheme=scheme)
+        frame = around.frames[1]
+        assert frame.evaluate(GROUND) == ground
+        for change, shown in (
+            ("document.body.dataset.jpThemeLight = 'false'", DARK),  # as JupyterLab does it
+            ("document.body.dataset.jpThemeLight = 'true'", LIGHT),
+            ("delete document.body.dataset.jpThemeLight", ground),
+            ("document.documentElement.dataset.theme = 'dark'", DARK),  # as the site does it
+            ("document.documentElement.dataset.theme = 'light'", LIGHT),
+            ("document.documentElement.dataset.theme = 'auto'", ground),
+        ):
+            around.evaluate(change)
+            assert frame.evaluate(GROUND) == shown, change
+        for width in (1280, 360):
+            around.set_viewport_size({"width": width, "height": 800})
+            frame.wait_for_function(HIGHER)
+
+
+def test_a_page_by_itself_keeps_the_theme_that_was_chosen(page_of):
+    page = page_of("kl", color_scheme="light")
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    assert page.evaluate(GROUND) == DARK
+    page.evaluate("localStorage.theme = 'dark'; delete document.documentElement.dataset.theme")
+    page.reload()
+    assert page.evaluate(GROUND) == DARK
+
+
+# the sandbox of notebook 03 ------------------------------------------------------------------
+
+
+def test_advantages_and_gradient_of_the_sandbox_are_those_of_the_package(page_of):
+    """Of random states, where the clip stops some draws, and of a group that is all alike."""
+    page, random = page_of("group_sandbox"), Random(0)
+    stopped = 0
+    for i in range(100):
+        group = [random.randrange(4) for _ in range(8)]
+        logits, old = ([random.gauss(0, 1) for _ in range(4)] for _ in range(2))
+        near = [o + random.gauss(0, 0.3) for o in old]
+        s = {"logits": near if i % 2 else logits, "old": float64(*old).softmax(0).tolist()}
+        s |= {"group": group, "rewards": [random.uniform(-1, 1) for _ in range(4)]}
+        s |= {"eps": random.choice([0.05, 0.2, 1]), "std": i % 3 > 0}
+        s["rewards"] = s["rewards"] if i % 7 else [0.1] * 4
+        z = float64(*s["logits"]).requires_grad_()
+        rewards, scale = float64(*s["rewards"])[group], "group" if s["std"] else "none"
+        A = group_advantages(rewards, 8, scale=scale)
+        new, before = (p[group][:, None] for p in (z.log_softmax(0), float64(*s["old"]).log()))
+        mask, clip = torch.ones(8, 1), (s["eps"], s["eps"])
+        loss, metrics = grpo_loss(new, before, A, mask, clip=clip)
+        loss.backward()
+        given = json.dumps(s)
+        terms = page.evaluate(f"sandbox.terms({given})")
+        torch.testing.assert_close(float64(*(t["A"] for t in terms)), A, atol=1e-12, rtol=0)
+        found = float64(*page.evaluate(f"sandbox.gradient({given})"))
+        torch.testing.assert_close(found, -z.grad, atol=1e-12, rtol=0)
+        assert sum(t["stopped"] for t in terms) / 8 == pytest.approx(
+            metrics["clip_ratio/region_mean"]
+        )
+        stopped += sum(t["stopped"] for t in terms)
+    assert stopped > 100
+
+
+def test_the_sandbox_in_use(page_of):
+    page = page_of("group_sandbox")
+    before = page.locator("#rows td:nth-child(4)").all_inner_texts()
+    assert [text.strip() for text in before] == ["0.00", "+1.22", "−1.22", "0.00"]  # Figure 3.1
+    page.click("#update")
+    assert "see thee gained most" in page.inner_text("#said")
+    page.click("#update")
+    assert page.locator(".stop").count() == 2 and "stops them all" in page.inner_text("#said")
+    page.get_by_role("button", name="A better exam").click()
+    assert page.locator("#rows td:nth-child(4)").all_inner_texts() == before
+    page.focus(".reward >> nth=0")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("sandbox.state.rewards[0]") == pytest.approx(10.3)
+    assert "+0.18" in page.inner_text("#rows td:nth-child(4) >> nth=0")
+    page.get_by_role("button", name="The group is all alike").click()
+    assert "nothing moved" in page.inner_text("#said")
+    page.get_by_role("button", name="Two good answers").click()
+    assert "luck did" in page.inner_text("#said")
 
 
 # the ladder of notebook 04 -------------------------------------------------------------------
@@ -254,7 +378,8 @@ def test_the_two_kls_in_use(page_of):
 # the stop tree of notebook 07 ----------------------------------------------------------------
 
 NUMBERS = """all => all.map(([stop, rewards]) =>
-    [tree.worth(stop, rewards), ...tree.goingOn(stop, rewards), ...tree.gradient(stop, rewards)])"""
+    ["goingOn", "gradient", "ends", "uphill"].reduce(
+        (found, name) => [...found, ...tree[name](stop, rewards)], [tree.worth(stop, rewards)]))"""
 
 
 def test_the_numbers_of_the_tree_are_those_of_exercise_7_1_and_of_autograd(page_of):
@@ -267,7 +392,9 @@ def test_the_numbers_of_the_tree_are_those_of_exercise_7_1_and_of_autograd(page_
         logits = stop.logit().requires_grad_()
         worth(logits.sigmoid(), rewards).backward()
         rest = [worth(stop[d:], rewards[d:]) for d in range(1, len(stop))] + [rewards[-1]]
-        exact = torch.stack([worth(stop, rewards), *rest, *logits.grad])
+        ends = [worth(stop, end) for end in torch.eye(len(rewards), dtype=stop.dtype)]
+        higher = (logits + 4 * logits.grad).sigmoid()
+        exact = torch.stack([worth(stop, rewards), *rest, *logits.grad, *ends, *higher])
         torch.testing.assert_close(torch.tensor(mine, dtype=exact.dtype), exact, atol=1e-12, rtol=0)
 
 

@@ -19,26 +19,26 @@ function offer(tries, show) {
   byId("tries").replaceChildren(...tries.map(([name, question, act]) => {
     const item = document.createElement("li"), button = document.createElement("button");
     button.textContent = name;
-    button.addEventListener("click", () => show(act()));
+    button.addEventListener("click", () => { show(act()); byId("said").scrollIntoView({block: "nearest"}); });
     item.append(button, ` ${question}`);
     return item;
   }));
 }
 
 // In a notebook the frame is as high as the page, and the page has the notebook's theme.
-const frame = (() => { try { return window.frameElement; } catch { return null; } })(), around = frame?.ownerDocument;
-if (frame) new ResizeObserver(() => { frame.style.height = `${document.documentElement.offsetHeight + 4}px`; }).observe(document.body);
-function follow() {
-  let kept;
-  try { kept = localStorage.theme; } catch { /* not allowed here */ }
-  const [own, site] = [document, around].map(there => there?.documentElement.dataset.theme);
-  const lab = {true: "light", false: "dark"}[around?.body.dataset.jpThemeLight];
-  const theme = [own, site, lab, kept].find(name => name === "light" || name === "dark");
-  document.documentElement.style.colorScheme = theme || "light dark";
-}
-for (const there of [document, around]) {
-  for (const root of there ? [there.documentElement, there.body] : []) {
-    new MutationObserver(follow).observe(root, {attributeFilter: ["data-theme", "data-jp-theme-light"]});
+{
+  const frame = (() => { try { return window.frameElement; } catch { return null; } })(), around = frame?.ownerDocument;
+  if (frame) new ResizeObserver(() => { frame.style.height = `${document.documentElement.offsetHeight + 4}px`; }).observe(document.body);
+  function follow() {
+    let kept;
+    try { kept = localStorage.theme; } catch { /* not allowed here */ }
+    const [own, site] = [document, around].map(there => there?.documentElement.dataset.theme);
+    const lab = {true: "light", false: "dark"}[around?.body.dataset.jpThemeLight];
+    const theme = [own, site, lab, kept].find(name => name === "light" || name === "dark");
+    document.documentElement.style.colorScheme = theme || "light dark";
   }
+  for (const {documentElement, body} of [document, around].filter(Boolean)) {
+    for (const root of [documentElement, body]) new MutationObserver(follow).observe(root, {attributeFilter: ["data-theme", "data-jp-theme-light"]});
+  }
+  follow();
 }
-follow();
