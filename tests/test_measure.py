@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+import clinic_page
 import pytest
+from test_clinic_page import DATA, alike
 
 from minigrpo import clinic
 from minigrpo.arithmetic import to_text
@@ -128,3 +130,8 @@ def test_a_masked_end_hurts_where_stopping_has_to_be_learned():
     runs = where_it_hurts("EOS masked out", seeds=(0,))
     sick, twin = (sum(m.truncated for m in runs[who][0].steps[2:8]) for who in runs)
     assert list(runs) == ["with the bug", "healthy twin"] and sick > 1.3 * twin > 0
+
+
+@pytest.mark.parametrize("number", range(1, 29))
+def test_the_page_in_the_browser_shows_what_is_measured_today(number):
+    assert alike(clinic_page.patient(number), DATA["patients"][number - 1])
