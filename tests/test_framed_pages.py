@@ -68,7 +68,7 @@ LABELS = """() => [...document.querySelectorAll("svg text")].map(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 864, 1280])
+@pytest.mark.parametrize("width", [360, 760, 1280])
 @pytest.mark.parametrize("name", BUTTONS)
 def test_everything_can_be_read_at_every_width(page_of, name, width, scheme):
     page = page_of(name, viewport={"width": width, "height": 800}, color_scheme=scheme)
