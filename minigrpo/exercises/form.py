@@ -26,6 +26,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,9 +38,15 @@ from minigrpo.clinic.mistakes import replaced
 
 Function = Callable[..., Any]
 Edit = str | tuple | Function  # a line, several lines or (old, new) pairs, or a function
-ATTRIBUTES = {"why": "", "right": [], "wrong": {}, "cases": {}, "draw": None, "corners": {}}
+ATTRIBUTES = {  # what may be said of a solution, and what holds where it isn't
+    "package": None,  # the package's own way to the same numbers
+    "tolerance": 1e-4,  # relative and absolute
+    "code": None,  # of a review: what is under test
+    "graph": False,  # backward() has to work, even if it's 0
+}
+ATTRIBUTES |= {"why": "", "right": [], "wrong": {}, "cases": {}, "draw": None, "corners": {}}
 ATTRIBUTES |= {"garbage": False, "hints": "", "bugs": {}, "also_lines": {}, "also_right": []}
-ATTRIBUTES |= {"also_wrong": {}, "graph": False}  # graph: backward() has to work, even if it's 0
+ATTRIBUTES |= {"also_wrong": {}, "title": "", "gradient": [], "keywords": []}
 # What several exercises say of a corner, and of another right version of the code.
 GARBAGE = "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN. Use torch.where first."
 FAR = "With logits far apart a softmax gives 0, whose logarithm is -inf. log_softmax stays exact."
@@ -50,18 +57,15 @@ DIGITS = "Its last digits may differ, and what nobody promised. Compare the rest
 def exercise(
     title: str,
     *,
-    package: Function | None = None,  # the package's own way to the same numbers
     gradient: str = "",  # the arguments that the result has to be differentiable in
     keywords: str = "",  # those that are passed by name
-    tolerance: float = 1e-4,  # relative and absolute
-    code: Function | None = None,  # of a review: what is under test
+    **more: Any,  # of ATTRIBUTES
 ) -> Callable[[Function], Function]:
     """Make a function the solution of an exercise of its file."""
+    more |= {"title": title, "gradient": gradient.split(), "keywords": keywords.split()}
 
     def enter(solution: Function) -> Function:
-        solution.settings = title, package, gradient.split(), keywords.split(), tolerance, code
-        for name, empty in ATTRIBUTES.items():
-            setattr(solution, name, empty)
+        vars(solution).update(ATTRIBUTES | more)
         return solution
 
     return enter
@@ -81,20 +85,12 @@ class Exercise:
 
     key: str  # notebook and number, such as "2.3"
     reference: Function  # the solution
-    title: str
-    package: Function | None
-    gradient: list[str]
-    keywords: list[str]
-    tolerance: float
-    code: Function | None
 
     def __repr__(self) -> str:
         return f"<exercise {self.key}: {self.title}>"
 
     def __getattr__(self, name: str) -> Any:
-        if name in ATTRIBUTES:
-            return getattr(self.reference, name)
-        raise AttributeError(name)
+        return getattr(self.reference, name)
 
     @property
     def parameters(self) -> list[str]:
@@ -190,12 +186,10 @@ def of_notebook(notebook: int) -> dict[str, Exercise]:
     if notebook not in notebooks():
         return {}
     module = importlib.import_module(f"minigrpo.exercises.{notebook:02d}")
-    solutions = {f for f in vars(module).values() if callable(f) and hasattr(f, "settings")}
+    solutions = {f for f in vars(module).values() if callable(f) and hasattr(f, "hints")}
     by_line = sorted(solutions, key=lambda solution: solution.__code__.co_firstlineno)
-    return {
-        f"{notebook}.{place}": Exercise(f"{notebook}.{place}", solution, *solution.settings)
-        for place, solution in enumerate(by_line, start=1)
-    }
+    keys = (f"{notebook}.{place}" for place in count(1))
+    return {key: Exercise(key, solution) for key, solution in zip(keys, by_line)}
 
 
 def notebooks() -> list[int]:
