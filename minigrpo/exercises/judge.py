@@ -30,7 +30,7 @@ DRAWS = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "mul
 DRAWS |= {"random", "choice", "shuffle", "uniform", "sample", "normal", "bernoulli"}
 SEEDS = {"manual_seed", "Generator", "seed", "Random", "default_rng"}
 NOISE = ("NaN", "error")  # what may come on top of a slip
-NOT_YET = "not right yet.\n"
+NOT_YET, EXPECTED, GOT = "not right yet.\n", "\n  expected ", "\n  got      "
 
 
 @dataclass
@@ -126,39 +126,45 @@ def slips(exercise: Exercise) -> list[tuple[str, list[Outcome]]]:
 def outcomes(exercise: Exercise, function: Function) -> list[Outcome]:
     """What a function does with every case; after one that took too long, no other is tried."""
     end, results = time.monotonic() + SECONDS, []
-    run = run_test if exercise.code else run_case
     for case in exercise.tried:
         stopped, left = results and results[-1].stopped, end - time.monotonic()
         results.append(results[-1] if stopped else run(exercise, function, case, left))
     return results
 
 
-@torch.enable_grad()
-def run_case(exercise: Exercise, function: Function, case: Case, seconds: float) -> Outcome:
+def run(exercise: Exercise, function: Function, case: Case, seconds: float) -> Outcome:
+    """What a function does with a case."""
+    result, act = Outcome(), run_test if exercise.code else run_case
+    with contained(seconds) as out:
+        act(exercise, function, case, result)
+    result.printed, error = out.text, out.error
+    if exercise.code and (isinstance(error, AssertionError) or type(error).__name__ == "Failed"):
+        result.value = assertion(function, error)  # Failed: of pytest
+    elif error is not None and result.value is not None:
+        result.backward, result.stopped = describe_error(error), isinstance(error, TimeIsUp)
+    elif error is not None:
+        result.error, result.attempted = describe_error(error), not is_stub(error)
+        result.stopped = isinstance(error, TimeIsUp | KeyboardInterrupt)
+    return result
+
+
+def run_case(exercise: Exercise, function: Function, case: Case, result: Outcome) -> None:
     names = exercise.parameters
     leaves = dict(zip(names, copies(case.arguments)))
     for name in exercise.gradient:
         leaves[name].requires_grad_()
     given = {n: v.clone() if isinstance(v, Tensor) else v for n, v in leaves.items()}
     by_name = {name: given.pop(name, None) for name in exercise.keywords}
-    result = Outcome()
-    with contained(seconds) as out:
-        value = function(*given.values(), **by_name)
-        made = [w.view(-1) for m in given.values() for w in getattr(m, "parameters", tuple)()]
-        value = [value, *torch.cat(made).tolist()] if made and is_number(value) else value
-        result.value, result.printed = plain(value), out.text
-        result.gradients = gradients(value, [leaves[n] for n in exercise.gradient], exercise.graph)
-    if out.error is not None and result.value is None:
-        return failed(out.error, out.text)
-    if out.error is not None:
-        result.backward = describe_error(out.error)
-        result.stopped = isinstance(out.error, TimeIsUp)
+    value = function(*given.values(), **by_name)
+    made = [w.view(-1) for m in given.values() for w in getattr(m, "parameters", tuple)()]
+    value = [value, *torch.cat(made).tolist()] if made and is_number(value) else value
     now = zip(names, [*given.values(), *by_name.values()], copies(case.arguments))
     result.changed = next((name for name, after, before in now if not same(after, before)), None)
-    return result
+    result.value = plain(value)
+    result.gradients = gradients(value, [leaves[n] for n in exercise.gradient], exercise.graph)
 
 
-def run_test(exercise: Exercise, test: Function, case: Case, seconds: float) -> Outcome:
+def run_test(exercise: Exercise, test: Function, case: Case, result: Outcome) -> None:
     """The value: the assertion that failed, or None; "" stands for a version never called."""
     calls = []
 
@@ -166,18 +172,8 @@ def run_test(exercise: Exercise, test: Function, case: Case, seconds: float) -> 
         calls.append(args)
         return case.arguments[0](*args, **kwargs)
 
-    with contained(seconds) as out:
-        test(function)
-    if isinstance(out.error, AssertionError) or type(out.error).__name__ == "Failed":  # of pytest
-        return Outcome(assertion(test, out.error), printed=out.text)
-    if out.error is not None:
-        return failed(out.error, out.text)
-    return Outcome(None if calls else "", printed=out.text)
-
-
-def failed(error: BaseException, printed: str) -> Outcome:
-    words, stopped = describe_error(error), isinstance(error, TimeIsUp | KeyboardInterrupt)
-    return Outcome(error=words, attempted=not is_stub(error), stopped=stopped, printed=printed)
+    test(function)
+    result.value = None if calls else ""
 
 
 def copies(values: Any) -> list[Any]:
@@ -238,7 +234,7 @@ def fault_of(exercise: Exercise, _: Any, right: Outcome, got: Outcome) -> Fault 
         if value is None and expected is not None:
             return Fault("kind", "your function returned None. Is the `return` missing?")
         if not isinstance(expected, Tensor):
-            text = item("expected", brief(expected)) + item("got", brief(value))
+            text = item(EXPECTED, brief(expected)) + item(GOT, brief(value))
             return None if value == expected else Fault("value", text, 1.0)
         what = "a tensor" if expected.dim() else "a number"
         more = " with something else than numbers in it" * isinstance(value, list | tuple)
@@ -314,13 +310,13 @@ def shown(exercise: Exercise, faults: Faults) -> tuple[Case, Fault]:
 
 def explains(exercise: Exercise, does: Outcomes, got: Outcomes, faults: Faults) -> bool:
     """Whether a slip did the same where the answer gave numbers, and was wrong there somewhere."""
-    compared = [
-        (alike(exercise, a, b), fault)
-        for case, fault, a, b in zip(exercise.tried, faults, got, does)
-        if not case.remark
-    ]
-    noise = (same or fault is not None and fault.kind in NOISE for same, fault in compared)
-    return any(same and fault for same, fault in compared) and all(noise)
+    telling = False
+    for case, fault, a, b in zip(exercise.tried, faults, got, does):
+        if not case.remark and alike(exercise, a, b):
+            telling |= fault is not None
+        elif not case.remark and (fault is None or fault.kind not in NOISE):
+            return False
+    return telling
 
 
 def alike(exercise: Exercise, a: Outcome, b: Outcome) -> bool:
@@ -413,15 +409,14 @@ def printed(got: Outcomes) -> str:
 
 def inputs(exercise: Exercise, case: Case) -> str:
     """The arguments of a case, below each other, short."""
-    lines = ""
-    for name, value in zip(exercise.parameters, case.arguments):
-        if text := brief(value):
-            lines += f"\n    {name} = " + text.replace("\n", "\n" + " " * (len(name) + 7))
-    return f"\n  inputs{lines}" if lines else ""
+    pairs = zip(exercise.parameters, case.arguments)
+    lines = [item(f"\n    {name} = ", text) for name, value in pairs if (text := brief(value))]
+    return "\n  inputs" + "".join(lines) if lines else ""
 
 
-def item(name: str, text: str) -> str:
-    return f"\n  {name:8} " + text.replace("\n", "\n" + " " * 11)
+def item(head: str, text: str) -> str:
+    """All lines of a text as far in as the first, which stands behind its head."""
+    return head + text.replace("\n", "\n" + " " * (len(head) - 1))
 
 
 def brief(value: Any, room: int = 300) -> str:
@@ -444,11 +439,9 @@ def difference(exercise: Exercise, right: Tensor, value: Tensor) -> str:
     where = ""
     if right.numel() > LONG:
         at = tuple((~close(exercise, value, right)).nonzero()[0].tolist())
-        where, right, value = item("at", f"{[*at]}"), right[at], value[at]
+        where, right, value = f"\n  at       {[*at]}", right[at], value[at]
     digits = next((d for d in (4, 6) if digits_of(right, d) != digits_of(value, d)), 9)
-    return (
-        where + item("expected", digits_of(right, digits)) + item("got", digits_of(value, digits))
-    )
+    return where + item(EXPECTED, digits_of(right, digits)) + item(GOT, digits_of(value, digits))
 
 
 def digits_of(tensor: Tensor, digits: int, width: int = 0, depth: int = 1) -> str:

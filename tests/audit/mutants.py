@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from minigrpo.exercises.form import Exercise, compiled, source
-from minigrpo.exercises.judge import fault_of, no_function, run_case, wanted
+from minigrpo.exercises.judge import fault_of, no_function, run, wanted
 from minigrpo.exercises.reader import all_exercises
 
 BINARY = {
@@ -254,7 +254,7 @@ def passes(exercise: Exercise, function: Callable) -> bool:
     """Whether it is right in all cases, corners left out; it stops at the first fault."""
     for case, right in zip(exercise.tried, wanted(exercise), strict=True):
         if not case.remark:
-            outcome = run_case(exercise, function, case, 1.0)
+            outcome = run(exercise, function, case, 1.0)
             if outcome.changed or fault_of(exercise, case, right, outcome):
                 return False
     return no_function(function) is None
