@@ -37,7 +37,7 @@ def test_the_solution_and_the_other_right_ways_pass_without_a_remark(exercise):
 
 @each
 def test_what_is_said_of_a_solution_has_a_name_that_is_read(exercise):
-    assert {*vars(exercise.reference)} <= {*ATTRIBUTES}
+    assert {*vars(exercise.reference)} <= {*ATTRIBUTES, "title"}
 
 
 @each_plain

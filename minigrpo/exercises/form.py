@@ -4,18 +4,10 @@
     def sequence_log_probs(log_probs, mask):
         ...
 
-    sequence_log_probs.why = "..."     # why the solution is right, and the usual slip
-    sequence_log_probs.right = []      # other ways
-    sequence_log_probs.wrong = {}      # a slip that people make -> what its author is told; six
-    sequence_log_probs.cases = {}      # name -> arguments, the plain ones first
-    sequence_log_probs.draw = None     # random.Random -> arguments, small and within the contract
-    sequence_log_probs.garbage = True  # NaN under the mask is a corner, with a remark of its own
-    sequence_log_probs.corners = {}    # name -> (arguments, what to tell who fails only there)
-    sequence_log_probs.hints = ""      # one in each line, from a question to almost the answer
+    sequence_log_probs.why = "..."  # and so on, see ATTRIBUTES
 
 A way or a slip is a line in place of the one that begins alike, several in a tuple, or a function.
-In a review the solution is a test, `code=` is what it tests, and the cases are versions of it:
-`bugs` {(right line, planted line): cure}, `also_right` [version], `also_wrong` {version: sentence}.
+In a review the solution is a test, and the cases are versions of the code.
 """
 
 import ast
@@ -40,13 +32,24 @@ Function = Callable[..., Any]
 Edit = str | tuple | Function  # a line, several lines or (old, new) pairs, or a function
 ATTRIBUTES = {  # what may be said of a solution, and what holds where it isn't
     "package": None,  # the package's own way to the same numbers
+    "gradient": "",  # the arguments that the result has to be differentiable in
+    "keywords": "",  # those that are passed by name
     "tolerance": 1e-4,  # relative and absolute
+    "graph": False,  # backward() has to work, even if the gradient is 0
+    "why": "",  # the solution is right, and the usual slip
+    "right": [],  # other ways
+    "wrong": {},  # a slip that people make -> what its author is told; six
+    "cases": {},  # name -> arguments, the plain ones first
+    "draw": None,  # random.Random -> arguments, small and within the contract
+    "garbage": False,  # NaN under the mask is a corner, with a remark of its own
+    "corners": {},  # name -> (arguments, what to tell who fails only there)
+    "hints": "",  # one in each line, from a question to almost the answer
     "code": None,  # of a review: what is under test
-    "graph": False,  # backward() has to work, even if it's 0
+    "bugs": {},  # of a review: (right line, planted line) -> cure
+    "also_lines": {},  # of a review: number of a wrong line -> where it can be mended, too
+    "also_right": [],  # of a review: versions
+    "also_wrong": {},  # of a review: version -> what to tell a test that accepts it
 }
-ATTRIBUTES |= {"why": "", "right": [], "wrong": {}, "cases": {}, "draw": None, "corners": {}}
-ATTRIBUTES |= {"garbage": False, "hints": "", "bugs": {}, "also_lines": {}, "also_right": []}
-ATTRIBUTES |= {"also_wrong": {}, "title": "", "gradient": [], "keywords": []}
 # What several exercises say of a corner, and of another right version of the code.
 GARBAGE = "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN. Use torch.where first."
 FAR = "With logits far apart a softmax gives 0, whose logarithm is -inf. log_softmax stays exact."
@@ -54,18 +57,11 @@ UNDERFLOW = "A tiny probability is 0 in float32, and 0/0 is NaN. Subtract log-pr
 DIGITS = "Its last digits may differ, and what nobody promised. Compare the rest, with a tolerance."
 
 
-def exercise(
-    title: str,
-    *,
-    gradient: str = "",  # the arguments that the result has to be differentiable in
-    keywords: str = "",  # those that are passed by name
-    **more: Any,  # of ATTRIBUTES
-) -> Callable[[Function], Function]:
-    """Make a function the solution of an exercise of its file."""
-    more |= {"title": title, "gradient": gradient.split(), "keywords": keywords.split()}
+def exercise(title: str, **more: Any) -> Callable[[Function], Function]:
+    """Make a function the solution of an exercise of its file; `more` are of ATTRIBUTES."""
 
     def enter(solution: Function) -> Function:
-        vars(solution).update(ATTRIBUTES | more)
+        vars(solution).update(ATTRIBUTES | more, title=title)
         return solution
 
     return enter

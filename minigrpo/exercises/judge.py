@@ -151,17 +151,16 @@ def run(exercise: Exercise, function: Function, case: Case, seconds: float) -> O
 def run_case(exercise: Exercise, function: Function, case: Case, result: Outcome) -> None:
     names = exercise.parameters
     leaves = dict(zip(names, copies(case.arguments)))
-    for name in exercise.gradient:
-        leaves[name].requires_grad_()
+    asked = [leaves[name].requires_grad_() for name in exercise.gradient.split()]
     given = {n: v.clone() if isinstance(v, Tensor) else v for n, v in leaves.items()}
-    by_name = {name: given.pop(name, None) for name in exercise.keywords}
+    by_name = {name: given.pop(name, None) for name in exercise.keywords.split()}
     value = function(*given.values(), **by_name)
     made = [w.view(-1) for m in given.values() for w in getattr(m, "parameters", tuple)()]
     value = [value, *torch.cat(made).tolist()] if made and is_number(value) else value
     now = zip(names, [*given.values(), *by_name.values()], copies(case.arguments))
     result.changed = next((name for name, after, before in now if not same(after, before)), None)
     result.value = plain(value)
-    result.gradients = gradients(value, [leaves[n] for n in exercise.gradient], exercise.graph)
+    result.gradients = gradients(value, asked, exercise.graph)
 
 
 def run_test(exercise: Exercise, test: Function, case: Case, result: Outcome) -> None:
@@ -177,7 +176,7 @@ def run_test(exercise: Exercise, test: Function, case: Case, result: Outcome) ->
 
 
 def copies(values: Any) -> list[Any]:
-    known: dict = {}  # so that an optimizer still belongs to its model
+    known: dict = {}  # an optimizer still belongs to its model, a tensor given twice becomes two
     return [v.detach().clone() if isinstance(v, Tensor) else deepcopy(v, known) for v in values]
 
 
@@ -251,7 +250,7 @@ def fault_of(exercise: Exercise, _: Any, right: Outcome, got: Outcome) -> Fault 
         return Fault("value", difference(exercise, expected, value), size)
     if got.backward is not None:
         return Fault("gradient", f"right, but taking the gradient raised {got.backward}.")
-    for name, gradient, expected in zip(exercise.gradient, got.gradients, right.gradients):
+    for name, gradient, expected in zip(exercise.gradient.split(), got.gradients, right.gradients):
         if not close(exercise, gradient, expected).all():
             text = f"its gradient is not:{difference(exercise, expected, gradient)}"
             if not gradient.any():

@@ -237,7 +237,7 @@ def mutants(exercise: Exercise, function: Callable) -> dict[str, Callable]:
     text = source(function)
     plain = ast.unparse(prepared(text)[0]).splitlines()
     made = {}
-    for tree in mutations(text, set(exercise.gradient)):
+    for tree in mutations(text, set(exercise.gradient.split())):
         text = ast.unparse(ast.fix_missing_locations(tree))
         lines = text.splitlines()
         new = [line.strip() for line in lines if line not in plain]
