@@ -41,7 +41,7 @@ class Shown:
 
 
 def words(text: str) -> str:
-    return re.sub("`(.+?)`", r"<code>\1</code>", escape(text))
+    return re.sub("`(.+?)`", r"<code>\1</code>", escape(text, quote=False))
 
 
 def part(name: str | None, value: str, said: str) -> str:
@@ -49,7 +49,7 @@ def part(name: str | None, value: str, said: str) -> str:
     if name is None:
         return f"<p>{words(said)}</p>"
     text = textwrap.dedent(" " * 11 + value).strip("\n")  # 11: as far in as an expected value
-    value = f'<pre style="{VALUE}">{escape(text)}</pre>'
+    value = f'<pre style="{VALUE}">{escape(text, quote=False)}</pre>'
     if name in ("at", "expected", "got"):
         return f'<div style="{BESIDE}; padding-right: 32px"><b>{name}</b>{value}</div>'
     is_open = ' open=""' if text.count("\n") < LINES else ""
