@@ -47,7 +47,8 @@ def root(tmp_path_factory) -> Path:
     three += [*checked("3.3", stub("3.3")), "import os\nos._exit(1)"]
     three += checked("3.2", solution_source("3.2"))
     course = {"02_two": made_up.notebook(*two), "03_three": made_up.notebook(*three)}
-    passed = nbformat.v4.new_output("stream", text="3.2 (x): passed, all 9 cases.")
+    text = "3.2 (x): passed, all 9 cases."
+    passed = nbformat.v4.new_output("display_data", {"text/html": "", "text/plain": text})
     course["03_three"].cells[-1].outputs = [passed]  # before; now it isn't reached
     root = made_up.course(tmp_path_factory.mktemp("course"), course)
     (root / "minigrpo").mkdir()
@@ -103,9 +104,12 @@ def test_a_notebook_that_ends_its_kernel_is_told_and_the_others_go_on(done):
     said = done["said"]
     assert "03 Three 0 of 7 exercises passed code cell 2 (id cell-2): SyntaxError: " in said
     died = r"did not run to its end: code cell 7 \(id cell-7\): DeadKernelError: Kernel died"
-    assert re.search(rf"{died} ✗ 3\.1 not passed 3\.1 \([^)]*\): expected your function, got", said)
+    assert re.search(
+        rf"{died} ✗ 3\.1 not passed 3\.1 \([^)]*\): not right yet\. Expected your function, got",
+        said,
+    )
     assert "cell-4" not in said  # it has the course's version
-    assert "Give check its name alone, without calling it. – 3.2 not attempted" in said
+    assert "without calling it. The notebook goes on" in said and '"3.1"). – 3.2 not' in said
     assert "– 3.3 not attempted" in said
 
 

@@ -43,7 +43,7 @@ def made(solution, *cases, remark: str = "", **settings) -> Exercise:
     """An exercise of these arguments."""
     solution = exercise("made up", **settings)(solution)
     solution.cases = {f"case {i}": arguments for i, arguments in enumerate(cases, start=1)}
-    return Exercise("9.9", solution, *solution.settings)
+    return Exercise("9.9", solution)
 
 
 # what an answer may be
@@ -189,7 +189,7 @@ def test_an_answer_that_reads_the_notebook_is_told():
     exec("def f(log_probs, mask): return log_probs.sum() + real", notebook)
     assert "Your function reads 'real' from the notebook" in says(notebook["f"])
     exec("def g(length): real; return torch.ones(length, length).tril().bool()", notebook)
-    assert "right numbers, but your function reads 'real'" in says(notebook["g"], "1.2")
+    assert "Right numbers, but your function reads 'real'" in says(notebook["g"], "1.2")
 
 
 # what is told
@@ -224,7 +224,10 @@ def test_a_slip_is_named_though_nan_is_there_too():
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (torch.tensor([[0.123456, math.nan], [1e-8, -0.0]]), "[[0.123456, nan], [1e-08, 0]] (fl"),
+        (
+            torch.tensor([[0.123456, math.nan], [1e-8, -0.0]]),
+            "[[0.123456,      nan],\n [   1e-08,        0]] (fl",
+        ),
         (torch.zeros(3, 100), "[0, 0, 0, 0, 0, ...] of shape (3, 100) (float32)"),
         ([torch.ones(2), "a"], "[[1, 1] (float32), 'a']"),
         (torch.tensor([True, False]), "[1, 0] (bool)"),
@@ -233,7 +236,7 @@ def test_a_slip_is_named_though_nan_is_there_too():
         (True, "True"),
     ],
 )
-def test_a_value_in_one_short_line(value, shown):
+def test_a_value_is_short_with_a_row_on_each_line(value, shown):
     assert brief(value).startswith(shown) and bool(brief(value)) == bool(shown)
 
 
@@ -247,7 +250,7 @@ def test_digits_show_the_difference_and_rounding_is_none():
 def test_of_a_long_result_the_first_wrong_entry_is_told():
     record = made(lambda x: x, (torch.arange(60.0).view(2, 30),))
     message = judge_exercise(record, lambda x: x + 2 * (x > 33))[1]
-    assert "\n  at [1, 4]:\n  expected 34\n  got      36\n" in message
+    assert "\n  at       [1, 4]\n  expected 34\n  got      36\n" in message
 
 
 def test_gradients_that_are_right_in_the_sum_alone_are_seen():
@@ -342,8 +345,9 @@ def test_a_check_that_gets_nothing_new_says_so(function, capsys):
     first = check("1.2", function)
     capsys.readouterr()
     assert check("1.2", first).status == first.status
-    asked = "nothing new since the last check. Did the cell that defines causal_mask run?"
-    assert capsys.readouterr().out == f"1.2 (causal mask): {first.status}, but {asked}\n"
+    asked = "nothing new since the last check.\nDid the cell that defines causal_mask run?"
+    said = capsys.readouterr().out
+    assert said.startswith(f"1.2 (causal mask): {first.status}, but {asked}")
 
 
 @pytest.mark.parametrize("function", [stub, lambda length: None])
@@ -368,8 +372,6 @@ def test_hints_lead_on_one_by_one(capsys, monkeypatch):
         assert capsys.readouterr().out == f"Hint {number} of {len(hints)} for {KEY}: {text}\n"
     hint(KEY)
     assert f'no more than {len(hints)}. solution("{KEY}")' in capsys.readouterr().out
-    with pytest.raises(ValueError, match=f"number: expected 1 to {len(hints)}, got 9"):
-        hint(KEY, 9)
 
 
 @pytest.mark.parametrize("record", all_exercises(), ids=str)

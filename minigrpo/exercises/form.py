@@ -4,18 +4,10 @@
     def sequence_log_probs(log_probs, mask):
         ...
 
-    sequence_log_probs.why = "..."     # why the solution is right, and the usual slip
-    sequence_log_probs.right = []      # other ways
-    sequence_log_probs.wrong = {}      # a slip that people make -> what its author is told; six
-    sequence_log_probs.cases = {}      # name -> arguments, the plain ones first
-    sequence_log_probs.draw = None     # random.Random -> arguments, small and within the contract
-    sequence_log_probs.garbage = True  # NaN under the mask is a corner, with a remark of its own
-    sequence_log_probs.corners = {}    # name -> (arguments, what to tell who fails only there)
-    sequence_log_probs.hints = ""      # one in each line, from a question to almost the answer
+    sequence_log_probs.why = "..."  # and so on, see ATTRIBUTES
 
 A way or a slip is a line in place of the one that begins alike, several in a tuple, or a function.
-In a review the solution is a test, `code=` is what it tests, and the cases are versions of it:
-`bugs` {(right line, planted line): cure}, `also_right` [version], `also_wrong` {version: sentence}.
+In a review the solution is a test, and the cases are versions of the code.
 """
 
 import ast
@@ -26,6 +18,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,9 +30,26 @@ from minigrpo.clinic.mistakes import replaced
 
 Function = Callable[..., Any]
 Edit = str | tuple | Function  # a line, several lines or (old, new) pairs, or a function
-ATTRIBUTES = {"why": "", "right": [], "wrong": {}, "cases": {}, "draw": None, "corners": {}}
-ATTRIBUTES |= {"garbage": False, "hints": "", "bugs": {}, "also_lines": {}, "also_right": []}
-ATTRIBUTES |= {"also_wrong": {}, "graph": False}  # graph: backward() has to work, even if it's 0
+ATTRIBUTES = {  # what may be said of a solution, and what holds where it isn't
+    "package": None,  # the package's own way to the same numbers
+    "gradient": "",  # the arguments that the result has to be differentiable in
+    "keywords": "",  # those that are passed by name
+    "tolerance": 1e-4,  # relative and absolute
+    "graph": False,  # backward() has to work, even if the gradient is 0
+    "why": "",  # the solution is right, and the usual slip
+    "right": [],  # other ways
+    "wrong": {},  # a slip that people make -> what its author is told; six
+    "cases": {},  # name -> arguments, the plain ones first
+    "draw": None,  # random.Random -> arguments, small and within the contract
+    "garbage": False,  # NaN under the mask is a corner, with a remark of its own
+    "corners": {},  # name -> (arguments, what to tell who fails only there)
+    "hints": "",  # one in each line, from a question to almost the answer
+    "code": None,  # of a review: what is under test
+    "bugs": {},  # of a review: (right line, planted line) -> cure
+    "also_lines": {},  # of a review: number of a wrong line -> where it can be mended, too
+    "also_right": [],  # of a review: versions
+    "also_wrong": {},  # of a review: version -> what to tell a test that accepts it
+}
 # What several exercises say of a corner, and of another right version of the code.
 GARBAGE = "Under a 0 of the mask there may be NaN, and 0 * NaN is NaN. Use torch.where first."
 FAR = "With logits far apart a softmax gives 0, whose logarithm is -inf. log_softmax stays exact."
@@ -47,21 +57,11 @@ UNDERFLOW = "A tiny probability is 0 in float32, and 0/0 is NaN. Subtract log-pr
 DIGITS = "Its last digits may differ, and what nobody promised. Compare the rest, with a tolerance."
 
 
-def exercise(
-    title: str,
-    *,
-    package: Function | None = None,  # the package's own way to the same numbers
-    gradient: str = "",  # the arguments that the result has to be differentiable in
-    keywords: str = "",  # those that are passed by name
-    tolerance: float = 1e-4,  # relative and absolute
-    code: Function | None = None,  # of a review: what is under test
-) -> Callable[[Function], Function]:
-    """Make a function the solution of an exercise of its file."""
+def exercise(title: str, **more: Any) -> Callable[[Function], Function]:
+    """Make a function the solution of an exercise of its file; `more` are of ATTRIBUTES."""
 
     def enter(solution: Function) -> Function:
-        solution.settings = title, package, gradient.split(), keywords.split(), tolerance, code
-        for name, empty in ATTRIBUTES.items():
-            setattr(solution, name, empty)
+        vars(solution).update(ATTRIBUTES | more, title=title)
         return solution
 
     return enter
@@ -81,20 +81,12 @@ class Exercise:
 
     key: str  # notebook and number, such as "2.3"
     reference: Function  # the solution
-    title: str
-    package: Function | None
-    gradient: list[str]
-    keywords: list[str]
-    tolerance: float
-    code: Function | None
 
     def __repr__(self) -> str:
         return f"<exercise {self.key}: {self.title}>"
 
     def __getattr__(self, name: str) -> Any:
-        if name in ATTRIBUTES:
-            return getattr(self.reference, name)
-        raise AttributeError(name)
+        return getattr(self.reference, name)
 
     @property
     def parameters(self) -> list[str]:
@@ -190,12 +182,10 @@ def of_notebook(notebook: int) -> dict[str, Exercise]:
     if notebook not in notebooks():
         return {}
     module = importlib.import_module(f"minigrpo.exercises.{notebook:02d}")
-    solutions = {f for f in vars(module).values() if callable(f) and hasattr(f, "settings")}
+    solutions = {f for f in vars(module).values() if callable(f) and hasattr(f, "hints")}
     by_line = sorted(solutions, key=lambda solution: solution.__code__.co_firstlineno)
-    return {
-        f"{notebook}.{place}": Exercise(f"{notebook}.{place}", solution, *solution.settings)
-        for place, solution in enumerate(by_line, start=1)
-    }
+    keys = (f"{notebook}.{place}" for place in count(1))
+    return {key: Exercise(key, solution) for key, solution in zip(keys, by_line)}
 
 
 def notebooks() -> list[int]:

@@ -3,13 +3,15 @@
 import inspect
 import linecache
 import os
+import sys
 import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from minigrpo.exercises.form import Exercise, Function, notebooks, of_notebook
-from minigrpo.exercises.judge import Checked, judge_exercise, judge_line
+from minigrpo.exercises.judge import NOT_YET, Checked, judge_exercise, judge_line
+from minigrpo.exercises.shown import Shown
 from minigrpo.notebook.kept import recall, remember
 
 Lines = int | Iterable[int] | None
@@ -29,10 +31,13 @@ def check(key: str, function: Function, line: Lines = None) -> Checked:
         raise AssertionError(message)
     if again:  # after a SyntaxError above, or a `def` of another name
         message = f"{key} ({exercise.title}): {status}, but nothing new since the last check."
-        message += f" Did the cell that defines {exercise.reference.__name__} run?"
-    print(message)
-    if status == "passed":
-        _keep(key, function)
+        message += f"\nDid the cell that defines {exercise.reference.__name__} run?"
+    ours, ipython = not right and status == "not passed", sys.modules.get("IPython")
+    (ipython.display.display if ipython else print)(Shown(exercise, status, message, ours))
+    module = str(getattr(inspect.unwrap(function), "__module__", ""))
+    if status == "passed" and not module.startswith("minigrpo."):  # the course's own are no pass
+        before = recall("exercises").get(key, {}).get("source", "")
+        remember("exercises", key, {"source": _written(inspect.unwrap(function)) or before})
     return Checked(key, function if right else exercise.reference, status, attempt=function)
 
 
@@ -49,17 +54,9 @@ def _judged(exercise: Exercise, function: Function, line: Lines) -> tuple[str, s
         found, about_line = judge_line(exercise, line)
         status = "passed" if right and found else "not passed"
         if right and not found:
-            message = message.replace(": passed, your", ": your")
-        message += f" {about_line}" if right else f"\n{about_line}"
+            message = message.replace("passed, your", f"{NOT_YET}Your")
+        message += f"\n{about_line}"
     return status, message, right
-
-
-def _keep(key: str, function: Function) -> None:
-    """Remember a pass. The course's own functions are none; no source replaces none."""
-    plain = inspect.unwrap(function)
-    if not str(getattr(plain, "__module__", "")).startswith("minigrpo."):
-        before = recall("exercises").get(key, {}).get("source", "")
-        remember("exercises", key, {"source": _written(plain) or before})
 
 
 def _written(function: Function) -> str:
@@ -72,18 +69,14 @@ def _written(function: Function) -> str:
     return ""
 
 
-def hint(key: str, number: int | None = None) -> None:
-    """Print the next hint of an exercise, or the one with this number (1, 2, ...)."""
+def hint(key: str) -> None:
+    """Print the next hint of an exercise."""
     hints = find(key).hints.strip().splitlines()
-    after = _hints_given.get(key, 0) + 1
-    if number is None and after > len(hints):
+    number = _hints_given[key] = _hints_given.get(key, 0) + 1
+    if number > len(hints):
         print(f'There are no more than {len(hints)}. solution("{key}") shows the solution.')
-        return
-    number = after if number is None else number
-    if not 1 <= number <= len(hints):
-        raise ValueError(f"number: expected 1 to {len(hints)}, got {number}")
-    _hints_given[key] = number
-    print(f"Hint {number} of {len(hints)} for {key}: {hints[number - 1]}")
+    else:
+        print(f"Hint {number} of {len(hints)} for {key}: {hints[number - 1]}")
 
 
 def answer(key: str) -> None:

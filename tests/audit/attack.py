@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minigrpo.exercises.form import Case, changed
-from minigrpo.exercises.judge import judge_exercise, run_test
+from minigrpo.exercises.judge import judge_exercise, run
 from minigrpo.exercises.reader import find, judge
 
 Function = Callable[..., Any]
@@ -60,7 +60,7 @@ class Attack:
                 return False
             return judge_exercise(witness, self.function)[0] != "passed"
         version = self.refuses or self.accepts or changed(record.code, tuple(record.bugs))
-        verdict = run_test(record, self.function, Case("witness", (version,)), 10.0)
+        verdict = run(record, self.function, Case("witness", (version,)), 10.0)
         clean = not verdict.value and verdict.error is None
         return not clean if self.refuses else clean
 

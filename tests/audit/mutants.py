@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from minigrpo.exercises.form import Exercise, compiled, source
-from minigrpo.exercises.judge import fault_of, no_function, run_case, wanted
+from minigrpo.exercises.judge import fault_of, no_function, run, wanted
 from minigrpo.exercises.reader import all_exercises
 
 BINARY = {
@@ -237,7 +237,7 @@ def mutants(exercise: Exercise, function: Callable) -> dict[str, Callable]:
     text = source(function)
     plain = ast.unparse(prepared(text)[0]).splitlines()
     made = {}
-    for tree in mutations(text, set(exercise.gradient)):
+    for tree in mutations(text, set(exercise.gradient.split())):
         text = ast.unparse(ast.fix_missing_locations(tree))
         lines = text.splitlines()
         new = [line.strip() for line in lines if line not in plain]
@@ -254,7 +254,7 @@ def passes(exercise: Exercise, function: Callable) -> bool:
     """Whether it is right in all cases, corners left out; it stops at the first fault."""
     for case, right in zip(exercise.tried, wanted(exercise), strict=True):
         if not case.remark:
-            outcome = run_case(exercise, function, case, 1.0)
+            outcome = run(exercise, function, case, 1.0)
             if outcome.changed or fault_of(exercise, case, right, outcome):
                 return False
     return no_function(function) is None

@@ -234,7 +234,9 @@ def test_notebook_passes_with_all_solutions_pasted_in(path, kernel, connections,
         nb.cells[0].source = SHORT + nb.cells[0].source
         execute(nb, monkeypatch, kernel)
     printed = "".join(
-        output.text for cell in nb.cells for output in cell.get("outputs", []) if "text" in output
+        output.get("text") or output.get("data", {}).get("text/plain", "")
+        for cell in nb.cells
+        for output in cell.get("outputs", [])
     )
     for key in keys:
         assert f"{key} refuses a wrong answer\n{key} ({find(key).title}): passed" in printed

@@ -76,7 +76,8 @@ def heard(nb: NotebookNode, notebook: Notebook) -> tuple[dict[str, str], list[st
             error = output.output_type == "error"
             text = f"{output.ename}: {output.evalue}".splitlines()[0] if error else ""
             if check and check[1] in said:
-                said[check[1]] += output.get("text", text)
+                shown = output.get("data", {}).get("text/plain", text)
+                said[check[1]] += output.get("text", shown)
             elif error and "raises-exception" not in str(cell.metadata):
                 errors.append(f"{place(nb, index)}: {text}")
     return said, errors
