@@ -15,6 +15,7 @@ import nbformat
 import pages
 import pytest
 import website
+from committed import with_predicted
 
 COURSE = course.notebooks()
 FRAMED: set[str] = set()
@@ -53,7 +54,7 @@ def out(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     (folder / "09_gone.html").touch()
     course.begin(course.ROOT, folder)
-    nb = nbformat.read(EXECUTED.location, as_version=4)
+    nb = with_predicted(nbformat.read(EXECUTED.location, as_version=4), EXECUTED.location)
     course.write_page(nb, EXECUTED.location, folder, 61.7)
     course.write_index(course.ROOT, folder)
     return folder
