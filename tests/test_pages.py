@@ -151,6 +151,10 @@ def test_a_stub_and_its_check_are_one_box_and_a_guess_is_a_question(tmp_path):
         ("07.one_word", "<b>one word</b>"),
         ("07.two", "<b>two</b> (in percent)"),
     ]
+    patient = nbformat.v4.new_code_cell('case.diagnose("...")')
+    patient.outputs = [nbformat.v4.new_output("stream", text="Patient 9 waits for a diagnosis.\n")]
+    page = article(built(tmp_path, nbformat.v4.new_notebook(cells=[patient])))
+    assert 'href="clinic.html">in the clinic</a>' in page and "Patient 9" not in page
     nb.cells[1].source, nb.cells[3].source = "def f(x):\n    return x", 'predict("07.two", 3)'
     page = plain(built(tmp_path, nb))  # a reader's own
     assert all(text in page for text in ("return x", 'check("3.1", f)', 'predict("07.two", 3)'))

@@ -67,6 +67,7 @@ EXERCISE = """<section class="exercise">
 {hints}
 
 </section>"""
+PATIENT = "Measure and diagnose it [in the clinic](clinic.html)."
 HINT = "\n<details><summary>Hint {}</summary>\n\n{}\n\n</details>\n"
 
 FUNCTION = r"\\(?:log|ln|exp)(?![a-zA-Z])"
@@ -175,6 +176,8 @@ def for_readers(cells: list[NotebookNode], where: str) -> list[NotebookNode]:
                     output.text = ASKED.sub("", output.text)
             cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
             cell.metadata["fold"] = next((FOLDS[tag] for tag in tags if tag in FOLDS), "")
+            if 'diagnose("...")' in cell.source and not cell.outputs:
+                cell = new_markdown_cell(PATIENT)
             if guesses := GUESS.findall(cell.source):
                 cell = new_markdown_cell("\n".join(guess(*asked) for asked in guesses))
         if cell.source or cell.get("outputs"):

@@ -22,7 +22,7 @@ from minigrpo.notebook import interactive
 FRAME = re.compile(r"""<iframe class="(\w+)"[^>]*? srcdoc='([^']*)'""")
 NAVIGATION = """<body>
 <nav aria-label="The course">
-<a href="index.html">All notebooks</a> · <a href="{stem}.html">Notebook {stem:.2}</a>
+<a href="index.html">All notebooks</a> · <a href="{stem}.html">Notebook {number}</a>
 </nav>"""
 HERO = """<div class="hero"><div>
 <h1>minigrpo</h1>
@@ -78,8 +78,8 @@ def begin(root: Path, out: Path) -> None:
     write_index(root, out)
 
 
-def interactives(root: Path, out: Path) -> Iterator[tuple[str, str, str]]:
-    """What notebooks show in a frame: its name, the stem of the notebook, and the whole page."""
+def interactives(root: Path, out: Path) -> Iterator[tuple[str, Notebook, str]]:
+    """What notebooks show in a frame: its name, the notebook, and the whole page."""
     known: dict[str, str] = {}
     for notebook in notebooks(root):
         file = out / notebook.file
@@ -90,21 +90,24 @@ def interactives(root: Path, out: Path) -> Iterator[tuple[str, str, str]]:
                 if text not in known.values():  # the name is taken by another recording
                     name = f"{name}_{notebook.number}" if name in known else name
                     known[name] = text
-                    yield name, notebook.stem, text
+                    yield name, notebook, text
     clinic = root / "data" / "results" / "clinic.json"
     if "clinic" not in known and clinic.is_file():
-        yield "clinic", "08_bug_clinic", interactive.page("clinic", json.loads(clinic.read_text()))
+        page = interactive.page("clinic", json.loads(clinic.read_text("utf-8")))
+        yield "clinic", notebooks(root)[7], page
 
 
 def write_interactive(root: Path, out: Path) -> dict[str, tuple[str, str]]:
     """Write what notebooks show in a frame as pages too: name -> (title, what it is)."""
     written = {}
-    for name, stem, text in interactives(root, out):
+    for name, notebook, text in interactives(root, out):
         title = html.unescape(text.partition("<title>")[2].partition("</title>")[0])
         told = next((told for key, told in HANDS.items() if name.startswith(key)), "")
-        says = f"{told or title}. From notebook {stem:.2}."
+        says = f"{told or title}. From notebook {notebook.number}, {notebook.title}."
         head = preview(name, title, says, root) if repository(root) else ""
-        text = text.replace("<body>", NAVIGATION.format(stem=stem), 1)
+        text = text.replace(
+            "<body>", NAVIGATION.format(stem=notebook.stem, number=notebook.number), 1
+        )
         write(out / f"{name}.html", text.replace("</title>\n", f"</title>\n{head}", 1))
         written[name] = (title, says)
     return written
