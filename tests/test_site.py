@@ -22,7 +22,6 @@ FRAMED: set[str] = set()
 for notebook in COURSE:  # the pages shown in a frame; a second recording has its number
     stored = re.findall(r'<iframe class=\\"(\w+)', notebook.location.read_text(encoding="utf-8"))
     FRAMED |= {f"{name}_{notebook.number}" if name in FRAMED else name for name in stored}
-FRAMED |= {path.stem for path in (course.ROOT / "data" / "results").glob("clinic.json")}
 PAGES_OF_FRAMES = {f"{stem}.html" for stem in FRAMED}  # whose scripts are in the page
 TEXTS = {*pages.documents(course.ROOT).values()}
 EXECUTED, STORED = COURSE[3], COURSE[9]
