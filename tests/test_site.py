@@ -97,6 +97,18 @@ def test_links_inside_the_folder_lead_somewhere(site):
             assert not anchor or unescape(anchor) in ids, f"{name} links {link['href']}"
 
 
+def test_links_from_outside_lead_to_pages(site):
+    """Those of README.md and its badges, pyproject.toml, the notebooks, the recipes."""
+    address, pages, found = doors.site(), {*site}, {}
+    for path in (path for path in doors.files() if "tests" not in path.parts):
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(doors.ROOT).as_posix()
+        found[name] = re.findall(re.escape(address) + r"([\w.-]*)", text)
+        assert {*found[name]} <= {"", *pages}, name
+    assert found["pyproject.toml"] == [""] and "explorer.html" in found["README.md"]
+    readme = (course.ROOT / "README.md").read_text("utf-8")
+    assert readme.index("[![") == readme.index("[![Read it online]")
+
+
 def test_a_page_loads_the_search_and_nothing_else(out, site):
     for name, page in site.items():
         text = (out / name).read_text(encoding="utf-8")

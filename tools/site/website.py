@@ -39,7 +39,7 @@ HANDS = {
     "ladder": "What each rung of the loss wants of ten tokens, one switch at a time",
     "kl": "Drag a policy, and see both KLs and what k1, k2 and k3 do with its draws",
     "stop_tree": "When the Llama stops thinking, and which way the gradient pulls",
-    "explorer": "What one gradient step does to each token of a group",
+    "explorer": "Follow one question through a run, and see what pushes each token",
     "calculator": "The memory, the hours and the price of GRPO on your card",
     "episode": "Who wrote each token of an episode with a tool, and how it's pushed",
     "clinic": "Sick training runs: three measurements each, and your diagnosis",
@@ -87,7 +87,8 @@ def write_interactive(root: Path, out: Path) -> dict[str, tuple[str, str]]:
             if not frame or text in known.values():
                 continue
             says = f"{HANDS.get(name, title)}. From notebook {notebook.number}, {notebook.title}."
-            name = f"{name}_{notebook.number}" if name in known else name  # another recording
+            if name in known:  # another recording
+                name, title = f"{name}_{notebook.number}", f"{title}, in notebook {notebook.number}"
             known[name], written[name] = text, (title, says)
             above = NAVIGATION.format(stem=notebook.stem, number=notebook.number)
             head = preview(name, title, says, root) if repository(root) else ""
