@@ -102,6 +102,7 @@ def test_a_game_on_a_phone_by_keyboard_alone(opened, tmp_path):
     taken = ("held-out accuracy", "transcripts", "groups")  # the first finds nothing
     by_keys(page, 2, taken, "a policy that grades its own samples")
     page.reload()
+    assert page.locator("#room h2").inner_text() == "Patient 2"  # where one was
     assert page.inner_text("#score").endswith("2 right at the first attempt, 4 points")
     page.click("#again")
     assert page.inner_text("#again") == "Erase this shift's answers?"
