@@ -60,7 +60,7 @@ def test_the_solution_passes_in_float32(exercise):
 def test_the_package_has_the_same_numbers(exercise):
     if exercise.package is None:
         return
-    for case, outcome in zip(exercise.tried, wanted(exercise), strict=True):
+    for case, outcome in zip(exercise.tried, wanted(exercise, exercise.reference), strict=True):
         value = plain(exercise.package(*case.arguments))
         if isinstance(outcome.value, Tensor):
             assert value.shape == outcome.value.shape, case.name

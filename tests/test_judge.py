@@ -34,7 +34,7 @@ def stub(*arguments):
 
 def says(function, key=KEY, line=None):
     """The message about an answer that is not right."""
-    status, message = judge(key, function, line)
+    status, message, _ = judge(key, function, line)
     assert status == "not passed", message
     return message
 
@@ -396,8 +396,7 @@ def test_a_right_test_without_its_line_is_in_use_and_has_not_passed(review, caps
     assert checked.status == "not passed" and checked.use is review.reference
     assert "Now name the " in capsys.readouterr().out
     assert judge(review.key, review.reference, review.line)[0] == "passed"
-    lines = {review.line} if isinstance(review.line, int) else {*review.line}
-    others = {*range(1, len(review.shown) + 1)} - lines
+    others = {*range(1, len(review.shown) + 1)} - {*review.line}
     others -= {number for also in review.also_lines.values() for number in also}
     assert "wrong" in says(review.reference, review.key, min(others))
     assert "line: expected the number of a line" in says(review.reference, review.key, 99)
@@ -452,5 +451,5 @@ def test_a_pytest_fail_is_an_assertion():
 
 
 def test_a_stub_of_a_review_is_no_test_yet():
-    status, message = judge("8.3", stub)
+    status, message, _ = judge("8.3", stub)
     assert status == "not attempted" and "no test yet" in message
