@@ -135,12 +135,15 @@ def as_committed(nb: NotebookNode, path: Path) -> list[str]:
 
 
 def no_trace_of_a_machine(nb: NotebookNode, path: Path) -> list[str]:
-    """A memory address is another one in each run, and a path from the root is on one machine."""
+    """A memory address is another one in each run, and a path from the root is on one machine.
+
+    A page in a frame is a file of the package, and its packed data may look like either.
+    """
     return [
         f"{name(cell)} shows {found[0]}"
         for cell, text in texts(nb)
         for pattern in (ADDRESS, MACHINE_PATH)
-        if (found := pattern.search(text))
+        if (found := pattern.search(re.sub("srcdoc='[^']*'", "", text)))
     ]
 
 
@@ -238,6 +241,11 @@ def solutions_below(nb: NotebookNode, path: Path) -> list[str]:
     return findings or ([] if wanted == nb.cells else ["the solutions are not after their checks"])
 
 
+def is_figure(cell: NotebookNode) -> bool:
+    """Neither the map, nor a picture of a page to click through, has a number."""
+    return cell.id != "map" and 'drawing("page_' not in cell.source
+
+
 def captions(nb: NotebookNode, path: Path) -> list[str]:
     """Figures and drawings have a lesson below them, and their numbers run through both."""
     findings, numbers = [], []
@@ -246,13 +254,13 @@ def captions(nb: NotebookNode, path: Path) -> list[str]:
         paragraphs = cell.source.split("\n\n") if cell.cell_type == "markdown" else []
         below = [CAPTION.match(paragraph) for paragraph in paragraphs]
         numbers += [found.groups()[:2] for found in below if found]
-        if figures(cell) and cell.id != "map":
+        if figures(cell) and is_figure(cell):
             after = shown[i + 1].source if shown[i + 1].cell_type == "markdown" else ""
             if not CAPTION.match(after):
                 findings.append(f"{name(cell)} has a figure without a caption below it")
         long = [found[3] for found in below if found and len(found[3].split()) > CAPTION_WORDS]
         findings += [f"{name(cell)} has a caption of {len(text.split())} words" for text in long]
-    many = sum(bool(figures(cell)) for cell in nb.cells if cell.id != "map")
+    many = sum(bool(figures(cell)) for cell in nb.cells if is_figure(cell))
     wanted = [(number_of(path).lstrip("0"), str(k)) for k in range(1, many + 1)]
     return findings + ([] if numbers == wanted else [f"figures {numbers}, not {wanted}"])
 

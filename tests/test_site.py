@@ -22,7 +22,6 @@ FRAMED: set[str] = set()
 for notebook in COURSE:  # the pages shown in a frame; a second recording has its number
     stored = re.findall(r'<iframe class=\\"(\w+)', notebook.location.read_text(encoding="utf-8"))
     FRAMED |= {f"{name}_{notebook.number}" if name in FRAMED else name for name in stored}
-FRAMED |= {path.stem for path in (course.ROOT / "data" / "results").glob("clinic.json")}
 PAGES_OF_FRAMES = {f"{stem}.html" for stem in FRAMED}  # whose scripts are in the page
 TEXTS = {*pages.documents(course.ROOT).values()}
 EXECUTED, STORED = COURSE[3], COURSE[9]
@@ -96,6 +95,18 @@ def test_links_inside_the_folder_lead_somewhere(site):
             assert not file or file in site, f"{name} links {link['href']}"
             ids = [*site[file or name].ids]
             assert not anchor or unescape(anchor) in ids, f"{name} links {link['href']}"
+
+
+def test_links_from_outside_lead_to_pages(site):
+    """Those of README.md and its badges, pyproject.toml, the notebooks, the recipes."""
+    address, pages, found = doors.site(), {*site}, {}
+    for path in (path for path in doors.files() if "tests" not in path.parts):
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(doors.ROOT).as_posix()
+        found[name] = re.findall(re.escape(address) + r"([\w.-]*)", text)
+        assert {*found[name]} <= {"", *pages}, name
+    assert found["pyproject.toml"] == [""] and "explorer.html" in found["README.md"]
+    readme = (course.ROOT / "README.md").read_text("utf-8")
+    assert readme.index("[![") == readme.index("[![Read it online]")
 
 
 def test_a_page_loads_the_search_and_nothing_else(out, site):

@@ -17,7 +17,14 @@ from playwright.sync_api import sync_playwright
 
 from minigrpo.files import atomic_path
 
-PAGES = {"group_sandbox": 560, "stop_tree": 620, "episode": 760, "clinic": 620}  # name -> height
+SIZES = {  # of the window, width and height; the first are shown in notebooks, 560 wide
+    "page_group_sandbox": (780, 640),
+    "page_stop_tree": (620, 620),
+    "page_episode": (620, 700),
+    "page_clinic": (620, 640),
+    "page_explorer_11": (760, 700),
+    "explorer": (1100, 860),
+}
 
 
 def main() -> None:
@@ -25,15 +32,14 @@ def main() -> None:
     path = next(filter(None, map(shutil.which, names)))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for name, height in {**PAGES, "explorer": 640}.items():
-            wide = 1100 if name == "explorer" else 600
-            size = {"width": wide, "height": height}
+        for name, (width, height) in SIZES.items():
+            size = {"width": width, "height": height}
             page = browser.new_page(viewport=size, device_scale_factor=2, color_scheme="light")
-            page.goto((ROOT / "build" / "course" / f"{name}.html").as_uri())
+            built = ROOT / "build" / "course" / f"{name.removeprefix('page_')}.html"
+            page.goto(built.as_uri())
             page.evaluate("document.querySelector('nav')?.remove()")
             taken = Image.open(io.BytesIO(page.screenshot()))
-            picture = "explorer" if name == "explorer" else f"page_{name}"
-            with atomic_path(ROOT / "figures" / f"{picture}.png") as unfinished:
+            with atomic_path(ROOT / "figures" / f"{name}.png") as unfinished:
                 few_colors(taken).save(unfinished, "PNG", optimize=True)
         browser.close()
 

@@ -50,8 +50,7 @@ TEMPLATE = """{% extends "lab/base.html.j2" %}
 {% block data_svg %}{{ output | picture("image/svg+xml") }}{% endblock %}
 """
 
-FOLDS = {"plot": "The code of this figure", "setup": "Setup"}
-TITLE = re.compile(r"\A# ?@title .*\n*")  # of a form in Colab
+TITLE = re.compile(r"\A# @title (.*)\n*")  # of a form in Colab
 GUESS = re.compile(r'^predict\("([\w.]+)", None\)(?:  # (.*))?$', re.MULTILINE)
 # Lines of outputs that ask a reader for what a page cannot do.
 ASKED = re.compile(
@@ -164,6 +163,8 @@ def for_readers(cells: list[NotebookNode], where: str) -> list[NotebookNode]:
         if "verdict" in tags or cell.source.startswith("progress()"):
             continue
         if cell.cell_type == "code":
+            title = TITLE.match(cell.source)
+            cell.metadata["fold"] = title[1] if title and {"plot", "setup"} & {*tags} else ""
             cell.source = "" if "drawing" in tags else TITLE.sub("", cell.source)
             check = CHECK.search(cell.source)
             if check and shown and STUB.search(shown[-1].source):
@@ -175,7 +176,6 @@ def for_readers(cells: list[NotebookNode], where: str) -> list[NotebookNode]:
                 if "text" in output:
                     output.text = ASKED.sub("", output.text)
             cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
-            cell.metadata["fold"] = next((FOLDS[tag] for tag in tags if tag in FOLDS), "")
             if 'diagnose("...")' in cell.source and not cell.outputs:
                 cell = new_markdown_cell(PATIENT)
             if guesses := GUESS.findall(cell.source):

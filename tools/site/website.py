@@ -6,7 +6,6 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -17,9 +16,7 @@ from nbformat import NotebookNode
 from pages import documents, image, inlined, page
 from shell import LEAD, SCRIPT, TEXTS, WEB, Heading, listed, plain, preview, shell
 
-from minigrpo.notebook import interactive
-
-FRAME = re.compile(r"""<iframe class="(\w+)"[^>]*? srcdoc='([^']*)'""")
+FRAME = re.compile(r"""<iframe class="(\w+)" title="([^"]*)"[^>]*? srcdoc='([^']*)'""")
 NAVIGATION = """<body>
 <nav aria-label="The course">
 <a href="index.html">All notebooks</a> · <a href="{stem}.html">Notebook {number}</a>
@@ -42,7 +39,7 @@ HANDS = {
     "ladder": "What each rung of the loss wants of ten tokens, one switch at a time",
     "kl": "Drag a policy, and see both KLs and what k1, k2 and k3 do with its draws",
     "stop_tree": "When the Llama stops thinking, and which way the gradient pulls",
-    "explorer": "What one gradient step does to each token of a group",
+    "explorer": "Follow one question through a run, and see what pushes each token",
     "calculator": "The memory, the hours and the price of GRPO on your card",
     "episode": "Who wrote each token of an episode with a tool, and how it's pushed",
     "clinic": "Sick training runs: three measurements each, and your diagnosis",
@@ -78,38 +75,25 @@ def begin(root: Path, out: Path) -> None:
     write_index(root, out)
 
 
-def interactives(root: Path, out: Path) -> Iterator[tuple[str, Notebook, str]]:
-    """What notebooks show in a frame: its name, the notebook, and the whole page."""
-    known: dict[str, str] = {}
+def write_interactive(root: Path, out: Path) -> dict[str, tuple[str, str]]:
+    """Write what notebooks show in a frame as pages too: name -> (title, what it is)."""
+    known, written = {}, {}
     for notebook in notebooks(root):
         file = out / notebook.file
         cells = read(file).cells if file.exists() else []
         for output in (output for cell in cells for output in cell.get("outputs", [])):
-            if frame := FRAME.search(output.get("data", {}).get("text/html", "")):
-                name, text = map(html.unescape, frame.groups())
-                if text not in known.values():  # the name is taken by another recording
-                    name = f"{name}_{notebook.number}" if name in known else name
-                    known[name] = text
-                    yield name, notebook, text
-    clinic = root / "data" / "results" / "clinic.json"
-    if "clinic" not in known and clinic.is_file():
-        page = interactive.page("clinic", json.loads(clinic.read_text("utf-8")))
-        yield "clinic", notebooks(root)[7], page
-
-
-def write_interactive(root: Path, out: Path) -> dict[str, tuple[str, str]]:
-    """Write what notebooks show in a frame as pages too: name -> (title, what it is)."""
-    written = {}
-    for name, notebook, text in interactives(root, out):
-        title = html.unescape(text.partition("<title>")[2].partition("</title>")[0])
-        told = next((told for key, told in HANDS.items() if name.startswith(key)), "")
-        says = f"{told or title}. From notebook {notebook.number}, {notebook.title}."
-        head = preview(name, title, says, root) if repository(root) else ""
-        text = text.replace(
-            "<body>", NAVIGATION.format(stem=notebook.stem, number=notebook.number), 1
-        )
-        write(out / f"{name}.html", text.replace("</title>\n", f"</title>\n{head}", 1))
-        written[name] = (title, says)
+            frame = FRAME.search(output.get("data", {}).get("text/html", ""))
+            name, title, text = map(html.unescape, frame.groups() if frame else ("", "", ""))
+            if not frame or text in known.values():
+                continue
+            says = f"{HANDS.get(name, title)}. From notebook {notebook.number}, {notebook.title}."
+            if name in known:  # another recording
+                name, title = f"{name}_{notebook.number}", f"{title}, in notebook {notebook.number}"
+            known[name], written[name] = text, (title, says)
+            above = NAVIGATION.format(stem=notebook.stem, number=notebook.number)
+            head = preview(name, title, says, root) if repository(root) else ""
+            text = text.replace("</title>", f"</title>\n{head}", 1).replace("<body>", above, 1)
+            write(out / f"{name}.html", text)
     return written
 
 
