@@ -171,10 +171,9 @@ def test_advantages_and_gradient_of_the_sandbox_are_those_of_the_package(page_of
         torch.testing.assert_close(float64(*(t["A"] for t in terms)), A, atol=1e-12, rtol=0)
         found = float64(*page.evaluate(f"sandbox.gradient({given})"))
         torch.testing.assert_close(found, -z.grad, atol=1e-12, rtol=0)
-        assert sum(t["stopped"] for t in terms) / 8 == pytest.approx(
-            metrics["clip_ratio/region_mean"]
-        )
-        stopped += sum(t["stopped"] for t in terms)
+        here = sum(t["stopped"] for t in terms)
+        assert here / 8 == pytest.approx(metrics["clip_ratio/region_mean"])
+        stopped += here
     assert stopped > 100
 
 
@@ -455,12 +454,8 @@ def test_the_calculator_counts_what_the_recipes_count(page_of):
     page, random = page_of("calculator"), Random(0)
     usual, start = vars(memory.options().parse_args([])), page.evaluate("calculator.START")
     draws = {"rows": (1, 8, 64), "prompt": (0, 200), "tokens": (40, 512, 4000), "cards": (1, 3, 8)}
-    draws |= {
-        "vllm": (0, 0.3, 0.5),
-        "stage": (0, 1, 2, 3),
-        "sampled": (0, 900),
-        "trained": (0, 5e4),
-    }
+    draws |= {"vllm": (0, 0.3, 0.5), "stage": (0, 1, 2, 3)}
+    draws |= {"sampled": (0, 900), "trained": (0, 5e4)}
     draws |= dict.fromkeys(("lora", "kl", "checkpointing", "tiles"), (False, True))
     for i in range(200):
         drawn = {**start, **{name: random.choice(values) for name, values in draws.items()}}
@@ -490,9 +485,8 @@ def test_the_calculator_in_use(page_of):
         page.fill(f"#{field}", value)
     assert "the rates that you put in" in page.inner_text("#source")
     seconds = 200 * 128 * (250 / 1000 + 450 / 4000)
-    assert page.evaluate("calculator.plan(calculator.SHAPES['Qwen2.5-7B'], calculator.state)")[
-        "price"
-    ] == pytest.approx(2 * seconds / 3600)
+    plan = "calculator.plan(calculator.SHAPES['Qwen2.5-7B'], calculator.state)"
+    assert page.evaluate(f"{plan}.price") == pytest.approx(2 * seconds / 3600)
     assert "At your price that's 5.16" in page.inner_text("#time")
     page.select_option("#kind", "H100, 80 GB")
     assert page.evaluate("[calculator.state.card, calculator.state.tflops]") == [79.1, 989]

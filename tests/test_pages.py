@@ -145,9 +145,8 @@ def test_a_stub_and_its_check_are_one_box_and_a_guess_is_a_question(tmp_path):
     nb = made_up.notebook(stub, check, guesses)
     said = '3.1 (f): using the course\'s version. Write yours above, or ask for hint("3.1").\n4\n'
     nb.cells[2].outputs = [nbformat.v4.new_output("stream", text=said)]
-    nb.cells[3].outputs = [
-        nbformat.v4.new_output("stream", text="one word: a number in place of None")
-    ]
+    said = "one word: a number in place of None"
+    nb.cells[3].outputs = [nbformat.v4.new_output("stream", text=said)]
     page = article(built(tmp_path, nb))
     (box,) = re.findall('<section class="exercise">(.*?)</section>', page, re.DOTALL)
     assert "<strong>Exercise 3.1.</strong>" in box and "01_one.ipynb" in box
