@@ -25,6 +25,7 @@ import nbformat
 import pytest
 from kernels import environment
 from pages import documents
+from test_exercise_notebooks import exercise_cells
 
 from minigrpo.exercises.reader import find, solution_source
 
@@ -98,24 +99,14 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = SECOND
         time.sleep(0.3)
 
 
-def place(key: str) -> tuple[int, int]:
-    """Where the stub and the check of an exercise stand, counted in cells."""
-    cells = nbformat.read(NOTEBOOKS / f"{STEM}.ipynb", as_version=4).cells
-    code = {i: cell.source for i, cell in enumerate(cells) if cell.cell_type == "code"}
-    check = next(i for i, source in code.items() if f'check("{key}"' in source)
-    name = code[check].split(" = ")[0]
-    stub = next(i for i, source in code.items() if f"def {name}(" in source)
-    return stub, check
-
-
 def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(f"{lab}/lab/tree/notebooks/{STEM}.ipynb")
     cells = page.locator(".jp-Notebook .jp-Cell")
-    stored_cells = nbformat.read(NOTEBOOKS / f"{STEM}.ipynb", as_version=4).cells
-    many = len(stored_cells)
+    nb = nbformat.read(NOTEBOOKS / f"{STEM}.ipynb", as_version=4)
+    many = len(nb.cells)
     wait_for(lambda: cells.count() == many, f"{many} cells are shown", 60)
-    folded = [cell.metadata.get("jupyter", {}) for cell in stored_cells]
+    folded = [cell.metadata.get("jupyter", {}) for cell in nb.cells]
     for part, key in (("Input", "source_hidden"), ("Output", "outputs_hidden")):
         expected = sum(key in fold for fold in folded)
         assert expected and page.locator(f".jp-{part}Placeholder").count() == expected, part
@@ -132,7 +123,7 @@ def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
     assert page.locator('[data-mime-type="application/vnd.jupyter.error"]').count() == 0
     assert page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').count() == 0
 
-    stub, check = place("2.2")
+    stub, check = exercise_cells(nb)["2.2"]
     right = solution_source("2.2")
     unmasked = right.replace("torch.where(mask.bool(), log_probs, 0.0)", "log_probs")
     assert unmasked != right

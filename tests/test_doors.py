@@ -27,20 +27,13 @@ ROOT = doors.ROOT
 COURSE = notebooks()
 NAME = r"([\w.-]+/[\w.-]+?)(?:\.git)?(?![\w.-])"
 # Where a file names this repository and no other.
-OURS = re.compile(
-    "|".join(
-        before + NAME
-        for before in (
-            r"colab\.research\.google\.com/github/",
-            r"welcome\?src=https://github\.com/",
-            r"codespaces\.new/",
-            r"git\+https://github\.com/",
-            r"git clone (?:--\S+ )*https://github\.com/",
-            r"repository-code: \"?https://github\.com/",
-            r"Repository = \"https://github\.com/",
-        )
-    )
+BEFORE = (
+    r"colab\.research\.google\.com/github/",
+    r"codespaces\.new/",
+    r"(?:welcome\?src=|git\+|git clone (?:--\S+ )*)https://github\.com/",
+    r"(?:repository-code: \"?|Repository = \")https://github\.com/",
 )
+OURS = re.compile("|".join(before + NAME for before in BEFORE))
 TITLE = (
     "[Read it online]({page}) · "
     "[Open in Colab](https://colab.research.google.com/github/{name}/blob/main/notebooks/{file}) · "

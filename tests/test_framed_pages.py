@@ -19,6 +19,7 @@ import nbformat
 import pytest
 import recipe_lines
 import torch
+from committed import with_predicted
 from support import float64
 from test_browser import NOTEBOOKS, browser, is_readable, opened  # noqa: F401
 from torch import Tensor
@@ -260,7 +261,8 @@ def test_the_pushes_of_the_ladder_are_those_of_autograd(page_of):
 def test_the_rungs_are_those_of_the_notebook(page_of):
     """Its ratios and its pushes, as it prints them; and the names are the published algorithms."""
     page = page_of("ladder")
-    cells = nbformat.read(NOTEBOOKS / "04_policy_gradient.ipynb", as_version=4).cells
+    path = NOTEBOOKS / "04_policy_gradient.ipynb"
+    cells = with_predicted(nbformat.read(path, as_version=4), path).cells
     printed = "\n".join(o.get("text", "") for cell in cells for o in cell.get("outputs", []))
     shown = {name: settings for name, settings in page.evaluate("ladder.RUNGS")}
     for name, rows in {"ratios": page.evaluate("ladder.RATIOS"), **shown}.items():

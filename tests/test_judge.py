@@ -67,10 +67,8 @@ def test_numbers_and_lists_of_numbers_are_taken_for_tensors():
     table = made(lambda x: x.sum(dim=1), (torch.ones(2, 3),))
     for kind in (list, tuple, lambda rows: [*rows], lambda rows: [float(r) for r in rows]):
         assert judge_exercise(table, lambda x, k=kind: k(x.sum(dim=1)))[0] == "passed"
-    assert (
-        "expected a tensor, got list with something else"
-        in (judge_exercise(table, lambda x: ["3", "3"])[1])
-    )
+    message = judge_exercise(table, lambda x: ["3", "3"])[1]
+    assert "expected a tensor, got list with something else" in message
     number = made(lambda x: x.mean(), (torch.ones(2, 3),))
     for value in (1, 1.0, True, np.float32(1), torch.ones(())):
         assert judge_exercise(number, lambda x, v=value: v)[0] == "passed"
@@ -224,10 +222,7 @@ def test_a_slip_is_named_though_nan_is_there_too():
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        (
-            torch.tensor([[0.123456, math.nan], [1e-8, -0.0]]),
-            "[[0.123456,      nan],\n [   1e-08,        0]] (fl",
-        ),
+        (torch.tensor([[1.25, math.nan], [1e-8, -0.0]]), "[[ 1.25,   nan],\n [1e-08,     0]] (fl"),
         (torch.zeros(3, 100), "[0, 0, 0, 0, 0, ...] of shape (3, 100) (float32)"),
         ([torch.ones(2), "a"], "[[1, 1] (float32), 'a']"),
         (torch.tensor([True, False]), "[1, 0] (bool)"),
@@ -382,7 +377,7 @@ def test_the_printed_solution_passes_when_pasted(record, capsys):
     others = of_notebook(int(record.key.split(".")[0])).values()  # which it may call
     namespace: dict = {e.reference.__name__: e.reference for e in others}
     pasted = compiled(printed, record.reference.__name__, namespace)
-    assert judge(record.key, pasted, record.line if record.bugs else None)[0] == "passed"
+    assert judge(record.key, pasted, record.line)[0] == "passed"
 
 
 # reviews
