@@ -301,7 +301,7 @@ def ranks(rewards, group_size):
         ("max_for_min", "max_for_min", ""),
         ("numbers", "", "clip=(0.2, 0.272), kl_weight=0.03"),
         ("cap_of_10", "", "clip=(0.2, 9.0)"),
-        ("no_eps", "std_without_eps", ""),
+        ("no_eps", "std_without_eps", "nan, nan"),
         ("of_the_others", "std_of_the_others", ""),
         ("ranks", "unknown", ""),
     ],

@@ -27,20 +27,13 @@ ROOT = doors.ROOT
 COURSE = notebooks()
 NAME = r"([\w.-]+/[\w.-]+?)(?:\.git)?(?![\w.-])"
 # Where a file names this repository and no other.
-OURS = re.compile(
-    "|".join(
-        before + NAME
-        for before in (
-            r"colab\.research\.google\.com/github/",
-            r"welcome\?src=https://github\.com/",
-            r"codespaces\.new/",
-            r"git\+https://github\.com/",
-            r"git clone (?:--\S+ )*https://github\.com/",
-            r"repository-code: \"?https://github\.com/",
-            r"Repository = \"https://github\.com/",
-        )
-    )
+BEFORE = (
+    r"colab\.research\.google\.com/github/",
+    r"codespaces\.new/",
+    r"(?:welcome\?src=|git\+|git clone (?:--\S+ )*)https://github\.com/",
+    r"(?:repository-code: \"?|Repository = \")https://github\.com/",
 )
+OURS = re.compile("|".join(before + NAME for before in BEFORE))
 TITLE = (
     "[Read it online]({page}) · "
     "[Open in Colab](https://colab.research.google.com/github/{name}/blob/main/notebooks/{file}) · "
@@ -68,12 +61,6 @@ def named(text: str) -> set[str]:
     return {name for found in OURS.findall(text) for name in found if name}
 
 
-def sources(path: Path) -> dict[str, str]:
-    """The cells of a notebook."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return {cell["id"]: "".join(cell["source"]) for cell in cells}
-
-
 # ---------------------------------------------------------------------------------------------
 # one address
 
@@ -89,11 +76,12 @@ def test_every_file_names_the_repository_of_pyproject():
 
 @pytest.mark.parametrize("notebook", COURSE, ids=lambda notebook: notebook.stem)
 def test_a_notebook_opens_elsewhere_and_installs_the_course_there(notebook):
-    cells, name = sources(notebook.location), doors.repository()
+    name, cells = doors.repository(), nbformat.read(notebook.location, as_version=4).cells
     links = TITLE.format(name=name, file=notebook.file, page=f"{doors.site()}{notebook.stem}.html")
-    assert cells["title"].split("\n\n")[1] == links
+    assert cells[0].source.split("\n\n")[1] == links
     extra = "scale" if notebook.needs else "course"
-    assert cells["setup"].startswith(SETUP.format(extra=extra, name=name))
+    first = next(cell for cell in cells if cell.cell_type == "code")
+    assert first.source.startswith(SETUP.format(extra=extra, name=name))
 
 
 def test_a_new_address_reaches_every_file_and_no_other_repository(tmp_path):

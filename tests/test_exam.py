@@ -104,10 +104,8 @@ def test_a_notebook_that_ends_its_kernel_is_told_and_the_others_go_on(done):
     said = done["said"]
     assert "03 Three 0 of 7 exercises passed code cell 2 (id cell-2): SyntaxError: " in said
     died = r"did not run to its end: code cell 7 \(id cell-7\): DeadKernelError: Kernel died"
-    assert re.search(
-        rf"{died} ✗ 3\.1 not passed 3\.1 \([^)]*\): not right yet\. Expected your function, got",
-        said,
-    )
+    died += r" ✗ 3\.1 not passed 3\.1 \([^)]*\): not right yet\. Expected your function, got"
+    assert re.search(died, said)
     assert "cell-4" not in said  # it has the course's version
     assert "without calling it. The notebook goes on" in said and '"3.1"). – 3.2 not' in said
     assert "– 3.3 not attempted" in said

@@ -143,6 +143,7 @@ def test_the_page_loads_nothing_and_no_token_can_end_its_script(recorded):
     assert text.count("</script>") == page.count("</script>") == 2
     assert "<!--" not in text
     assert {*nasty[:5]} <= {*stored(text)["words"]}
+    assert stored(page_text([s], "It's <b>."))["about"] == "It's <b>."
 
 
 @pytest.fixture
@@ -169,26 +170,6 @@ def test_a_page_of_the_folder_is_shown_whole(path, shown):
     text = interactive.page(path.stem)
     assert framed(frame) == text and f'<iframe class="{path.stem}"' in frame.data["text/html"]
     assert not re.search(r"(?:src|href)=|fetch\(|@import|https?:", text)  # it loads nothing
-
-
-@pytest.fixture
-def pages(recorded, shown, tmp_path) -> Path:
-    """A course of one notebook, with the explorer, as a folder of pages."""
-    explorer.show(explorer.data(recorded[2], about="It's <b>."))
-    nb = made_up.notebook("1")
-    nb.cells.append(nbformat.v4.new_code_cell(outputs=shown))
-    course.begin(made_up.course(tmp_path, {"01_one": nb}), tmp_path / "out")
-    return tmp_path / "out"
-
-
-def test_the_folder_of_pages_gets_what_is_shown_in_a_frame(recorded, shown, pages):
-    text = (pages / "explorer.html").read_text("utf-8")
-    links = re.search(r"(<body>)\n(<nav.*?</nav>)", text, re.DOTALL)
-    assert {*re.findall('href="([^"]*)"', links[2])} == {"index.html", "01_one.html"}
-    page = text.replace(links[0], links[1])
-    assert framed(*shown) == page == page_text(recorded[2], "It's <b>.")
-    assert stored(page)["about"] == "It's <b>."
-    assert 'href="explorer.html"' in (pages / "index.html").read_text("utf-8")
 
 
 # what the page computes, in a browser --------------------------------------------------------
@@ -451,6 +432,7 @@ def test_keys_are_enough(page_of, recorded):
     assert said == f"{token}, push {push:+.2f}".replace("-", "−")
 
 
+GROUND = "e => getComputedStyle(e).backgroundColor"
 CUT = "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)"
 
 
@@ -491,8 +473,12 @@ def test_everything_can_be_read_at_every_width(page_of, recorded, width, scheme)
 
 
 @pytest.mark.browser
-def test_a_page_of_the_course_shows_the_explorer_in_its_theme(pages, opened):
-    page = opened(pages / "01_one.html", viewport={"width": 1280, "height": 800})
+def test_a_page_of_the_course_shows_the_explorer_in_its_theme(recorded, shown, opened, tmp_path):
+    explorer.show(explorer.data(recorded[2]))
+    nb = made_up.notebook("1")
+    nb.cells.append(nbformat.v4.new_code_cell(outputs=shown))
+    course.begin(made_up.course(tmp_path, {"01_one": nb}), tmp_path / "out")
+    page = opened(tmp_path / "out" / "01_one.html", viewport={"width": 1280, "height": 800})
     page.locator("iframe.explorer").evaluate("frame => frame.scrollIntoView()")
     inside = page.frame_locator("iframe.explorer")
     inside.locator(".token").first.click()
@@ -505,9 +491,7 @@ def test_a_page_of_the_course_shows_the_explorer_in_its_theme(pages, opened):
         token = inside.locator(".token[aria-selected=true]").bounding_box()
         push = inside.locator("#formula .pushed").bounding_box()
         assert abs(push["y"] - token["y"]) < 250, (width, nth)
-    white = inside.locator(".token").nth(-1).evaluate_handle("e => e.closest('body')")
-    ground = "e => getComputedStyle(e).backgroundColor"
-    light = white.evaluate(ground), inside.locator("#key li").nth(2).evaluate(ground)
-    page.evaluate("document.documentElement.dataset.theme = 'dark'")
-    dark = white.evaluate(ground), inside.locator("#key li").nth(2).evaluate(ground)
-    assert light == ("rgb(255, 255, 255)",) * 2 and "rgb(255, 255, 255)" not in dark
+    for theme in ("light", "dark"):
+        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+        grounds = [inside.locator(one).evaluate(GROUND) for one in ("body", "#key li >> nth=2")]
+        assert (grounds == ["rgb(255, 255, 255)"] * 2) == (theme == "light"), grounds

@@ -19,6 +19,7 @@ import nbformat
 import pytest
 import recipe_lines
 import torch
+from committed import with_predicted
 from support import float64
 from test_browser import NOTEBOOKS, browser, is_readable, opened  # noqa: F401
 from torch import Tensor
@@ -171,10 +172,9 @@ def test_advantages_and_gradient_of_the_sandbox_are_those_of_the_package(page_of
         torch.testing.assert_close(float64(*(t["A"] for t in terms)), A, atol=1e-12, rtol=0)
         found = float64(*page.evaluate(f"sandbox.gradient({given})"))
         torch.testing.assert_close(found, -z.grad, atol=1e-12, rtol=0)
-        assert sum(t["stopped"] for t in terms) / 8 == pytest.approx(
-            metrics["clip_ratio/region_mean"]
-        )
-        stopped += sum(t["stopped"] for t in terms)
+        here = sum(t["stopped"] for t in terms)
+        assert here / 8 == pytest.approx(metrics["clip_ratio/region_mean"])
+        stopped += here
     assert stopped > 100
 
 
@@ -261,7 +261,8 @@ def test_the_pushes_of_the_ladder_are_those_of_autograd(page_of):
 def test_the_rungs_are_those_of_the_notebook(page_of):
     """Its ratios and its pushes, as it prints them; and the names are the published algorithms."""
     page = page_of("ladder")
-    cells = nbformat.read(NOTEBOOKS / "04_policy_gradient.ipynb", as_version=4).cells
+    path = NOTEBOOKS / "04_policy_gradient.ipynb"
+    cells = with_predicted(nbformat.read(path, as_version=4), path).cells
     printed = "\n".join(o.get("text", "") for cell in cells for o in cell.get("outputs", []))
     shown = {name: settings for name, settings in page.evaluate("ladder.RUNGS")}
     for name, rows in {"ratios": page.evaluate("ladder.RATIOS"), **shown}.items():
@@ -455,12 +456,8 @@ def test_the_calculator_counts_what_the_recipes_count(page_of):
     page, random = page_of("calculator"), Random(0)
     usual, start = vars(memory.options().parse_args([])), page.evaluate("calculator.START")
     draws = {"rows": (1, 8, 64), "prompt": (0, 200), "tokens": (40, 512, 4000), "cards": (1, 3, 8)}
-    draws |= {
-        "vllm": (0, 0.3, 0.5),
-        "stage": (0, 1, 2, 3),
-        "sampled": (0, 900),
-        "trained": (0, 5e4),
-    }
+    draws |= {"vllm": (0, 0.3, 0.5), "stage": (0, 1, 2, 3)}
+    draws |= {"sampled": (0, 900), "trained": (0, 5e4)}
     draws |= dict.fromkeys(("lora", "kl", "checkpointing", "tiles"), (False, True))
     for i in range(200):
         drawn = {**start, **{name: random.choice(values) for name, values in draws.items()}}
@@ -490,9 +487,8 @@ def test_the_calculator_in_use(page_of):
         page.fill(f"#{field}", value)
     assert "the rates that you put in" in page.inner_text("#source")
     seconds = 200 * 128 * (250 / 1000 + 450 / 4000)
-    assert page.evaluate("calculator.plan(calculator.SHAPES['Qwen2.5-7B'], calculator.state)")[
-        "price"
-    ] == pytest.approx(2 * seconds / 3600)
+    plan = "calculator.plan(calculator.SHAPES['Qwen2.5-7B'], calculator.state)"
+    assert page.evaluate(f"{plan}.price") == pytest.approx(2 * seconds / 3600)
     assert "At your price that's 5.16" in page.inner_text("#time")
     page.select_option("#kind", "H100, 80 GB")
     assert page.evaluate("[calculator.state.card, calculator.state.tflops]") == [79.1, 989]

@@ -96,9 +96,8 @@ def test_rows_of_one_group_with_the_same_reward_are_all_in_the_transcripts():
 
 
 def test_a_held_out_question_asks_the_patient_that_reads_the_prompt():
-    here, twin = of(
-        "a reward that reads the prompt", "held-out accuracy", "held-out accuracy, after the run"
-    )
+    name = "held-out accuracy"
+    here, twin = of("a reward that reads the prompt", name, f"{name}, after the run")
     assert here < twin - 0.1
 
 

@@ -6,7 +6,6 @@ each is a function (notebook, path) -> findings.
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 import math
@@ -14,7 +13,6 @@ import re
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import unquote
 
 import nbformat
 import pytest
@@ -27,7 +25,6 @@ from committed import (
     uncommittable,
     with_predicted,
 )
-from doors import site
 from nbformat import NotebookNode
 from solutions import with_solutions
 
@@ -59,7 +56,6 @@ TABLE = "| what it needs | minutes of reading | minutes of exercises | seconds t
 BUDGET = re.compile(r"[●○]{3}, (\d+) minutes")
 CAPTION = re.compile(r"^\*\*Figure (\d+|A)\.(\d+)\*\* (.+)")
 DRAWING = re.compile(r"^# @title Drawing\ndrawing\(\"([\w-]+)\"\)$")
-MARKDOWN_LINK = re.compile(r"\]\(<?([^)\s>]+)|\b(?:href|src)=[\"']([^\"']+)")
 
 
 RULE = {"nb": "NotebookNode", "path": "Path", "return": "list[str]"}
@@ -187,14 +183,6 @@ def verdict_follows(nb: NotebookNode, path: Path) -> list[str]:
     ]
 
 
-def begins_with_setup(nb: NotebookNode, path: Path) -> list[str]:
-    """The first code cell calls setup(seed=0)."""
-    first = code_cells(nb)[0].source if code_cells(nb) else ""
-    calls = [node for node in ast.walk(ast.parse(first)) if isinstance(node, ast.Call)]
-    called = any(ast.unparse(call) == "setup(seed=0)" for call in calls)
-    return [] if called else ["the first code cell does not call setup(seed=0)"]
-
-
 def has_exercises(nb: NotebookNode, path: Path) -> list[str]:
     """Those on record for this notebook, in their order, each check with its stub above it."""
     number = number_of(path).lstrip("0")
@@ -222,9 +210,7 @@ def guesses_meet_outcomes(nb: NotebookNode, path: Path) -> list[str]:
                 findings.append(f"{name(cell)} makes the reader's guess {key}")
             asked.append(key)
             if not any(line.startswith(answer) for text in later for line in text.splitlines()):
-                findings.append(
-                    f"{name(cell)} asks for {key}, and no later cell says what came out"
-                )
+                findings.append(f"{name(cell)} asks for {key}, and no later cell answers")
     known = [f"{path.stem[:2]}.{word}" for word in PREDICTIONS.get(path.stem[:2], ())]
     if sorted(asked) != sorted(known):
         findings.append(f"the guesses asked for are {asked}, and `predict` knows {known}")
@@ -234,9 +220,8 @@ def guesses_meet_outcomes(nb: NotebookNode, path: Path) -> list[str]:
 def solutions_below(nb: NotebookNode, path: Path) -> list[str]:
     """After each check stands the solution of its record, and nowhere else."""
     wanted = with_solutions(nb.cells)
-    findings = [
-        f"{name(cell)} is missing after its check" for cell in wanted if cell not in nb.cells
-    ]
+    missing = [cell for cell in wanted if cell not in nb.cells]
+    findings = [f"{name(cell)} is missing after its check" for cell in missing]
     findings += [f"{name(cell)} belongs to no check" for cell in nb.cells if cell not in wanted]
     return findings or ([] if wanted == nb.cells else ["the solutions are not after their checks"])
 
@@ -322,9 +307,7 @@ def opens_with_the_map(nb: NotebookNode, path: Path) -> list[str]:
 
 def holds_when_opened_alone(nb: NotebookNode, path: Path) -> list[str]:
     """Nothing that is shown lies beside the file; a drawing is there as SVG and as PNG."""
-    findings, links = [], [link for cell in nb.cells[:1] for link in cell.source.split("](")[1:]]
-    if not links or not links[0].startswith(f"{site()}{path.stem}.html)"):
-        findings.append("its first link isn't its page")
+    findings = []
     for cell in nb.cells:
         if re.search(r"!\[[^\]]*\]\((?!https:)|<img ", cell.source):
             findings.append(f"{name(cell)} shows a picture that lies beside the file")
@@ -389,23 +372,6 @@ def narrow_figures(nb: NotebookNode, path: Path) -> list[str]:
     return [f"{name(c)} has a figure {width} px wide" for c, width in widths if width > most]
 
 
-def working_links(nb: NotebookNode, path: Path) -> list[str]:
-    """Links to files lead to files."""
-    targets = [
-        (cell, (found[1] or found[2]).split("#")[0])
-        for cell in nb.cells
-        if cell.cell_type == "markdown"
-        for found in MARKDOWN_LINK.finditer(cell.source)
-    ]
-    return [
-        f"{name(cell)} links to {target}, which is not there"
-        for cell, target in targets
-        if target
-        and not re.match(r"[a-z][a-z0-9+.-]*:", target)
-        and not (path.parent / unquote(target)).exists()
-    ]
-
-
 def linked_neighbours(nb: NotebookNode, path: Path) -> list[str]:
     """The notebooks before and after are one click away; an appendix has none."""
     every = sorted(other for other in path.parent.glob("*.ipynb") if not is_optional(other))
@@ -454,11 +420,7 @@ BROKEN = [  # what nbval would pass
     (known_markers, lambda nb: code_cells(nb)[1].metadata.update(tags=["nbval-skip"])),
     (verdict_follows, lambda nb: code_cells(nb)[-1].metadata.update(tags=["nbval-ignore-output"])),
     (has_exercises, lambda nb: nb.cells.remove(next(c for c in nb.cells if "check(" in c.source))),
-    (
-        solutions_below,
-        lambda nb: nb.cells.remove(next(c for c in nb.cells if "solution" in tags(c))),
-    ),
-    (working_links, lambda nb: nb.cells[0].update(source="[there](10_gone.ipynb)")),
+    (solutions_below, lambda nb: nb.cells.remove(with_tag(nb, "solution"))),
 ]
 ERROR = nbformat.v4.new_output("error", ename="ValueError", evalue="no", traceback=[])
 WIDGET = nbformat.v4.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {}})

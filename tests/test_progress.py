@@ -358,16 +358,9 @@ def test_what_was_done_is_drawn_the_same_in_both_forms():
     assert "  07.bases_of_ten: you guessed 0.6, and it came out at 0.98\n" in text
     assert "  03.leash: you guessed 5\n" in text and text.endswith(f"\n{clinic_line()}")
     plain = re.sub(r"<[^>]*>", " ", drawn)
-    for part in (
-        "●○●○○",
-        "2 of 5",
-        clinic_line(),
-        "07.bases_of_ten",
-        "0.98",
-        "03.leash",
-        "not yet",
-    ):
+    for part in ("●○●○○", "2 of 5", "07.bases_of_ten", "0.98", "03.leash", "not yet"):
         assert part in plain
+    assert clinic_line() in plain
     assert drawn.count('<tr><th scope="row"') == len(notebooks()) + 2
     assert not re.search(r"class=|<script|http|color|background|<img", drawn)
     marks = re.findall(r"<span[^>]*>[●○]+", drawn)

@@ -18,7 +18,6 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -75,15 +74,12 @@ class Case:
     sentence: str = ""  # of a version: what to tell a test that is wrong about it
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, eq=False)
 class Exercise:
     """What the judge reads; everything that the file says of the solution is an attribute of it."""
 
     key: str  # notebook and number, such as "2.3"
     reference: Function  # the solution
-
-    def __repr__(self) -> str:
-        return f"<exercise {self.key}: {self.title}>"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.reference, name)
@@ -130,11 +126,10 @@ class Exercise:
         return source(changed(self.code, tuple(self.bugs))).splitlines()
 
     @property
-    def line(self) -> int | tuple[int, ...]:
-        """What `check` wants to hear as `line`, in a review."""
-        shown = [line.strip() for line in self.shown]
-        lines = tuple(shown.index(planted.strip()) + 1 for _, planted in self.bugs)
-        return lines if len(lines) > 1 else lines[0]
+    def line(self) -> tuple[int, ...]:
+        """What `check` wants to hear as `line`, in a review; elsewhere there is none."""
+        shown = [line.strip() for line in self.shown] if self.bugs else []
+        return tuple(shown.index(planted.strip()) + 1 for _, planted in self.bugs)
 
     @property
     def source(self) -> str:
@@ -142,9 +137,8 @@ class Exercise:
         code = source(self.reference)
         names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
         used = {n.id for n in names} - {n.id for n in names if isinstance(n.ctx, ast.Store)}
-        file = Path(inspect.getsourcefile(self.reference)).read_text(encoding="utf-8")
         imports = []
-        for node in ast.parse(file).body:
+        for node in ast.parse(inspect.getsource(inspect.getmodule(self.reference))).body:
             here = getattr(node, "module", "") == __name__
             if isinstance(node, ast.Import | ast.ImportFrom) and not here:
                 node.names = [n for n in node.names if (n.asname or n.name.split(".")[0]) in used]
@@ -178,14 +172,10 @@ def source(function: Function) -> str:
 
 @cache
 def of_notebook(notebook: int) -> dict[str, Exercise]:
-    """The exercises of one notebook by key; empty if it has none."""
-    if notebook not in notebooks():
-        return {}
+    """The exercises of one of `notebooks` by key, in the order of its file."""
     module = importlib.import_module(f"minigrpo.exercises.{notebook:02d}")
-    solutions = {f for f in vars(module).values() if callable(f) and hasattr(f, "hints")}
-    by_line = sorted(solutions, key=lambda solution: solution.__code__.co_firstlineno)
-    keys = (f"{notebook}.{place}" for place in count(1))
-    return {key: Exercise(key, solution) for key, solution in zip(keys, by_line)}
+    solutions = (f for f in vars(module).values() if callable(f) and hasattr(f, "hints"))
+    return {(key := f"{notebook}.{n}"): Exercise(key, f) for n, f in enumerate(solutions, start=1)}
 
 
 def notebooks() -> list[int]:

@@ -26,14 +26,15 @@ def check(key: str, function: Function, line: Lines = None) -> Checked:
     """
     exercise, again = find(key), isinstance(function, Checked)
     function = function.attempt if again else function
-    status, message, right = _judged(exercise, function, line)
+    status, message, right = judge(key, function, line)
     if os.environ.get("MINIGRPO_STRICT") == "1" and status != "passed":
         raise AssertionError(message)
     if again:  # after a SyntaxError above, or a `def` of another name
         message = f"{key} ({exercise.title}): {status}, but nothing new since the last check."
         message += f"\nDid the cell that defines {exercise.reference.__name__} run?"
     ours, ipython = not right and status == "not passed", sys.modules.get("IPython")
-    (ipython.display.display if ipython else print)(Shown(exercise, status, message, ours))
+    message += "\nThe notebook goes on with the course's version." * ours
+    (ipython.display.display if ipython else print)(Shown(exercise, status, message))
     module = str(getattr(inspect.unwrap(function), "__module__", ""))
     if status == "passed" and not module.startswith("minigrpo."):  # the course's own are no pass
         before = recall("exercises").get(key, {}).get("source", "")
@@ -41,20 +42,15 @@ def check(key: str, function: Function, line: Lines = None) -> Checked:
     return Checked(key, function if right else exercise.reference, status, attempt=function)
 
 
-def judge(key: str, function: Function, line: Lines = None) -> tuple[str, str]:
-    """What `check` would say, without printing: "passed", "not passed" or "not attempted", why."""
-    return _judged(find(key), function, line)[:2]
-
-
-def _judged(exercise: Exercise, function: Function, line: Lines) -> tuple[str, str, bool]:
-    """Status, message, and whether the function is right (in a review whatever the line)."""
+def judge(key: str, function: Function, line: Lines = None) -> tuple[str, str, bool]:
+    """Status and message of `check`, and whether the function is right, whatever the line."""
+    exercise = find(key)
     status, message = judge_exercise(exercise, function)
     right = status == "passed"
     if exercise.bugs and status != "not attempted":
         found, about_line = judge_line(exercise, line)
-        status = "passed" if right and found else "not passed"
         if right and not found:
-            message = message.replace("passed, your", f"{NOT_YET}Your")
+            status, message = "not passed", message.replace("passed, your", f"{NOT_YET}Your")
         message += f"\n{about_line}"
     return status, message, right
 
@@ -97,9 +93,7 @@ def solution(key: str) -> None:
 def solution_source(key: str) -> str:
     """The source that, put in place of the stub, solves the exercise; in a review with the cure."""
     exercise = find(key)
-    line = exercise.line if exercise.bugs else ()
-    lines = [line] if isinstance(line, int) else line
-    cures = [f"Line {number}: {cure}" for number, cure in zip(lines, exercise.bugs.values())]
+    cures = [f"Line {n}: {cure}" for n, cure in zip(exercise.line, exercise.bugs.values())]
     return "\n".join([exercise.source, *map(comment, cures)])
 
 
@@ -113,8 +107,7 @@ def show(key: str) -> None:
     exercise = find(key)
     if not exercise.bugs:
         raise KeyError(f"key: expected the key of a review, got {key!r}, which shows no code")
-    for number, line in enumerate(exercise.shown, start=1):
-        print(f"{number:2}  {line}".rstrip())
+    print(*(f"{n:2}  {line}".rstrip() for n, line in enumerate(exercise.shown, 1)), sep="\n")
 
 
 def all_exercises() -> list[Exercise]:
@@ -125,7 +118,7 @@ def all_exercises() -> list[Exercise]:
 def find(key: str) -> Exercise:
     """One exercise; KeyError, with those there are, if it is none."""
     notebook = str(key).split(".")[0]
-    here = of_notebook(int(notebook)) if notebook.isdecimal() else {}
+    here = of_notebook(int(notebook)) if notebook in map(str, notebooks()) else {}
     if key in here:
         return here[key]
     keys = ", ".join(map(repr, here or (exercise.key for exercise in all_exercises())))

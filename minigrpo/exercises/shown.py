@@ -14,7 +14,6 @@ VALUE = "margin: 0 0 8px; overflow-x: auto; white-space: pre; font-family: monos
 # In a message, two blanks begin a value with its name, and lines further in go on with it.
 PART = re.compile(r"^  (\w+) *(.*(?:\n   .*)*)$|^(.+)$", re.MULTILINE)
 LINES = 9  # of the inputs that are shown without a click
-GOES_ON = "The notebook goes on with the course's version."
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,11 +23,10 @@ class Shown:
     exercise: Exercise
     status: str
     message: str
-    ours: bool  # whether the course's version goes on in place of what was tried
 
     def __repr__(self) -> str:
-        text = f"{self.message}\n{GOES_ON}" if self.ours else self.message
-        return text if self.status == "passed" else f'{text} Stuck? hint("{self.exercise.key}").'
+        stuck = f' Stuck? hint("{self.exercise.key}").'
+        return self.message if self.status == "passed" else self.message + stuck
 
     def _repr_html_(self) -> str:
         title, _, rest = self.message.partition("\n")
@@ -36,7 +34,6 @@ class Shown:
         label = f' style="{LABEL}; background-color: {color}"' if color else ""
         page = f"<p><span{label}>{words(title)}</span></p>"
         page += "".join(part(*match.groups()) for match in PART.finditer(rest))
-        page += f"<p>{GOES_ON}</p>" if self.ours else ""
         return page if self.status == "passed" else page + hints(self.exercise)
 
 

@@ -46,9 +46,7 @@ class Attack:
 
     def refused(self) -> bool:
         """Whether the judge refuses it; in a review it is given the right lines."""
-        record = find(self.key)
-        line = record.line if record.bugs else None
-        return judge(self.key, self.function, line)[0] != "passed"
+        return judge(self.key, self.function, find(self.key).line)[0] != "passed"
 
     def proven(self) -> bool:
         """Whether the witness shows that it is wrong."""

@@ -252,7 +252,7 @@ def mutants(exercise: Exercise, function: Callable) -> dict[str, Callable]:
 
 def passes(exercise: Exercise, function: Callable) -> bool:
     """Whether it is right in all cases, corners left out; it stops at the first fault."""
-    for case, right in zip(exercise.tried, wanted(exercise), strict=True):
+    for case, right in zip(exercise.tried, wanted(exercise, exercise.reference), strict=True):
         if not case.remark:
             outcome = run(exercise, function, case, 1.0)
             if outcome.changed or fault_of(exercise, case, right, outcome):

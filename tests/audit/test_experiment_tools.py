@@ -445,9 +445,8 @@ def test_what_is_learned_from_instead_of_the_rollouts():
     again, _ = turns.tokenized_again(policy, r, rewards)
     ids, own, other = r.completions, r.own, again.completions[again.own]
     two = own & (ids >= 10) & (ids < 16)
-    assert (
-        two.any() and len(other) == own.sum() + two.sum() and not ((other > 9) & (other < 16)).any()
-    )
+    assert two.any() and len(other) == own.sum() + two.sum()
+    assert not ((other > 9) & (other < 16)).any()
     parts, A = turns.by_turn(policy, r, rewards)
     assert torch.equal(parts.own.view(-1, *own.shape).sum(dim=0), own.long())
     bits = [sum(turns.read_episode(*row).bits) for row in zip(r.unpadded(ids), r.unpadded(own))]

@@ -125,10 +125,6 @@ def small_eps_population(rewards, group_size):
     g = rewards.view(-1, group_size)
     return ((g - g.mean(1, keepdim=True)) / (g.std(1, keepdim=True, correction=0) + 1e-8)).view(-1)
 
-def no_eps(rewards, group_size):
-    g = rewards.view(-1, group_size)
-    return ((g - g.mean(1, keepdim=True)) / g.std(1, keepdim=True)).view(-1)
-
 def no_std(r, G):
     g = r.view(-1, G)
     return (g - g.mean(1, keepdim=True)).view(-1)
@@ -180,7 +176,6 @@ def empty_row(logps, old, adv, mask):
         ("some", [], "clip=(0.2, 0.2)"),
         ("small_eps", [], "eps=1e-08"),
         ("small_eps_population", ["population_std"], "eps=1e-08"),
-        ("no_eps", ["std_without_eps"], "nan, nan"),
         ("no_std", [], "scale='none'"),
         ("leave_one_out", [], "baseline='leave_one_out'"),
         ("in_verls_order", ["advantages_per_token"], "they would run along the tokens"),

@@ -71,21 +71,11 @@ def snapshot(
             return completion_log_probs_and_entropy(model, *text, temperature=tau)[0].float().cpu()
 
         questions = zip(r.prompt_ids[:: config.group_size], r.prompt_mask[:: config.group_size])
-        ends = [int(real.nonzero()[-1:].sum()) + 1 if real.any() else 0 for real in r.own]
-        return Step(
-            step=m.step,
-            prompts=[as_text(ids[real]) for ids, real in questions],
-            tokens=[
-                [token(i) for i in ids[:end].tolist()] for ids, end in zip(r.completions, ends)
-            ],
-            mask=r.own,
-            rewards=rewards,
-            old=r.log_probs.float(),
-            new=scored(policy),
-            ref=scored(reference),
-            config=config,
-            fixed=fixed,
-        )
+        prompts = [as_text(ids[real]) for ids, real in questions]
+        ahead = r.own.flip(1).cumsum(1).flip(1) > 0  # up to the last token that is trained on
+        tokens = [[*map(token, ids[real].tolist())] for ids, real in zip(r.completions, ahead)]
+        probs = dict(old=r.log_probs.float(), new=scored(policy), ref=scored(reference))
+        return Step(m.step, prompts, tokens, r.own, rewards, **probs, config=config, fixed=fixed)
 
     fixed = kept(asked[0].to("cpu"), asked[1]) if asked else None
     return kept(m.rollouts[rows], m.rewards[rows], fixed)
