@@ -1,7 +1,4 @@
-"""Exercises that check themselves: `check` an answer, ask for a `hint`, read the `solution`.
-
-In a review, `show` the code first. The exercises are the files beside this one, one per notebook.
-"""
+"""Exercises that check themselves: `check` an answer, ask for a `hint`, read the `solution`."""
 
 from minigrpo.exercises.reader import all_exercises, answer, check, hint, judge, show, solution
 from minigrpo.notebook.progress import outcome, predict, progress

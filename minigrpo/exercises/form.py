@@ -16,7 +16,7 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from random import Random
@@ -79,7 +79,7 @@ class Exercise:
     """What the judge reads; everything that the file says of the solution is an attribute of it."""
 
     key: str  # notebook and number, such as "2.3"
-    reference: Function  # the solution
+    reference: Function = field(repr=False)  # the solution
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.reference, name)

@@ -26,7 +26,7 @@ def check(key: str, function: Function, line: Lines = None) -> Checked:
     """
     exercise, again = find(key), isinstance(function, Checked)
     function = function.attempt if again else function
-    status, message, right = judge(key, function, line)
+    status, message, right = _judged(exercise, function, line)
     if os.environ.get("MINIGRPO_STRICT") == "1" and status != "passed":
         raise AssertionError(message)
     if again:  # after a SyntaxError above, or a `def` of another name
@@ -42,9 +42,13 @@ def check(key: str, function: Function, line: Lines = None) -> Checked:
     return Checked(key, function if right else exercise.reference, status, attempt=function)
 
 
-def judge(key: str, function: Function, line: Lines = None) -> tuple[str, str, bool]:
-    """Status and message of `check`, and whether the function is right, whatever the line."""
-    exercise = find(key)
+def judge(key: str, function: Function, line: Lines = None) -> tuple[str, str]:
+    """What `check` would say, without showing it: passed, not passed or not attempted, and why."""
+    return _judged(find(key), function, line)[:2]
+
+
+def _judged(exercise: Exercise, function: Function, line: Lines) -> tuple[str, str, bool]:
+    """Status, message, and whether the function is right, whatever the line."""
     status, message = judge_exercise(exercise, function)
     right = status == "passed"
     if exercise.bugs and status != "not attempted":

@@ -23,6 +23,7 @@ FOLDED = {
     "setup": {"source_hidden": True},
     "drawing": {"source_hidden": True},
 }
+APART = {"predict", "verdict"}  # cells whose outputs answer questions, or confirm an answer
 COLORS = 128  # of a stored figure
 OVERWRITTEN = re.compile(r"^.*\r(?=[^\n])", re.MULTILINE)  # what nbval drops too
 
@@ -111,7 +112,7 @@ def few_colors(image: Image.Image) -> Image.Image:
 
 
 def predicted(path: Path) -> Path:
-    """Where the outputs of a notebook's cells `predict` are: not in it, below their questions."""
+    """Where the outputs of a notebook's cells APART are: not in it, below the questions."""
     return path.parents[1] / "tests" / "predicted" / f"{path.stem}.json"
 
 
@@ -129,7 +130,7 @@ def without_predicted(nb: NotebookNode) -> dict[str, list]:
     """Take them out, in place; returns them by the ids of their cells."""
     taken = {}
     for cell in nb.cells:
-        if cell.cell_type == "code" and "predict" in cell.metadata.get("tags", []):
+        if cell.cell_type == "code" and APART & {*cell.metadata.get("tags", [])}:
             taken[cell.id], cell.outputs = cell.outputs, []
     return taken
 

@@ -17,6 +17,10 @@ from playwright.sync_api import sync_playwright
 
 from minigrpo.files import atomic_path
 
+ABOVE = """said => {
+    document.querySelector("nav")?.remove();
+    if (said) document.body.insertAdjacentHTML("afterbegin", `<p><b>${said}</b></p>`);
+}"""
 SIZES = {  # of the window, width and height; the first are shown in notebooks, 560 wide
     "page_group_sandbox": (780, 640),
     "page_stop_tree": (620, 620),
@@ -37,7 +41,7 @@ def main() -> None:
             page = browser.new_page(viewport=size, device_scale_factor=2, color_scheme="light")
             built = ROOT / "build" / "course" / f"{name.removeprefix('page_')}.html"
             page.goto(built.as_uri())
-            page.evaluate("document.querySelector('nav')?.remove()")
+            page.evaluate(ABOVE, name.startswith("page_") and "A picture. Run this cell to play.")
             taken = Image.open(io.BytesIO(page.screenshot()))
             with atomic_path(ROOT / "figures" / f"{name}.png") as unfinished:
                 few_colors(taken).save(unfinished, "PNG", optimize=True)

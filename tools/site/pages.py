@@ -51,6 +51,7 @@ TEMPLATE = """{% extends "lab/base.html.j2" %}
 """
 
 TITLE = re.compile(r"\A# @title (.*)\n*")  # of a form in Colab
+ONLINE = re.compile(r"^\[Read it online\]\(\S+\) · ", re.MULTILINE)
 GUESS = re.compile(r'^predict\("([\w.]+)", None\)(?:  # (.*))?$', re.MULTILINE)
 # Lines of outputs that ask a reader for what a page cannot do.
 ASKED = re.compile(
@@ -162,6 +163,7 @@ def for_readers(cells: list[NotebookNode], where: str) -> list[NotebookNode]:
         tags = cell.metadata.get("tags", [])
         if "verdict" in tags or cell.source.startswith("progress()"):
             continue
+        cell.source = ONLINE.sub("", cell.source)
         if cell.cell_type == "code":
             title = TITLE.match(cell.source)
             cell.metadata["fold"] = title[1] if title and {"plot", "setup"} & {*tags} else ""

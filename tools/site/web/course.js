@@ -97,7 +97,7 @@
     // Light, dark, or as the system has it; the head of each page reads it again.
     const root = document.documentElement;
     const theme = make("select", {"aria-label": "Colors"}, ...["auto", "light", "dark"].map(
-        name => make("option", {}, name)));
+        name => make("option", {value: name}, `◐ ${name}`)));
     theme.value = root.dataset.theme || "auto";
     theme.addEventListener("change", () => {
         root.dataset.theme = theme.value;
