@@ -492,3 +492,15 @@ def test_the_calculator_in_use(page_of):
     assert "At your price that's 5.16" in page.inner_text("#time")
     page.select_option("#kind", "H100, 80 GB")
     assert page.evaluate("[calculator.state.card, calculator.state.tflops]") == [79.1, 989]
+
+
+def test_back_brings_no_old_values_without_what_they_mean(page_of, tmp_path):
+    page = page_of("calculator")
+    fresh = page.inner_text("#said")
+    page.fill("#card", "300")
+    assert page.inner_text("#said") != fresh
+    (tmp_path / "elsewhere.html").write_text("<p>elsewhere</p>")
+    page.goto((tmp_path / "elsewhere.html").as_uri())
+    page.go_back()
+    page.wait_for_timeout(300)
+    assert (page.input_value("#card"), page.inner_text("#said")) == ("23.5", fresh)

@@ -186,7 +186,7 @@ def test_the_page_has_every_recipe_and_the_table_that_the_command_prints(capsys)
     place = page.partition("<!-- memory: begin -->\n")[2].partition("<!-- memory: end -->")
     assert place[0] == printed
     for link in re.findall(r"\]\(([^)]+)\)", page):
-        assert (RECIPES / link).exists(), link
+        assert link.startswith("https:") or (RECIPES / link).exists(), link
 
 
 def test_a_plan_adds_up_and_says_what_does_not_fit(capsys):

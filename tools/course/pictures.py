@@ -21,8 +21,9 @@ ABOVE = """said => {
     document.querySelector("nav")?.remove();
     if (said) document.body.insertAdjacentHTML("afterbegin", `<p><b>${said}</b></p>`);
 }"""
+STILL = "A picture. Run the cells above and this one to play."
 SIZES = {  # of the window, width and height; the first are shown in notebooks, 560 wide
-    "page_group_sandbox": (780, 640),
+    "page_group_sandbox": (780, 800),
     "page_stop_tree": (620, 620),
     "page_episode": (620, 700),
     "page_clinic": (620, 640),
@@ -41,7 +42,10 @@ def main() -> None:
             page = browser.new_page(viewport=size, device_scale_factor=2, color_scheme="light")
             built = ROOT / "build" / "course" / f"{name.removeprefix('page_')}.html"
             page.goto(built.as_uri())
-            page.evaluate(ABOVE, name.startswith("page_") and "A picture. Run this cell to play.")
+            page.evaluate(
+                ABOVE,
+                name.startswith("page_") and "A picture. Run the cells above and this one to play.",
+            )
             taken = Image.open(io.BytesIO(page.screenshot()))
             with atomic_path(ROOT / "figures" / f"{name}.png") as unfinished:
                 few_colors(taken).save(unfinished, "PNG", optimize=True)

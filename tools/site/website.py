@@ -14,12 +14,12 @@ from doors import repository
 from listing import Notebook, notebooks
 from nbformat import NotebookNode
 from pages import documents, image, inlined, page
-from shell import LEAD, SCRIPT, TEXTS, WEB, Heading, listed, plain, preview, shell
+from shell import LEAD, SCRIPT, TEXTS, WEB, Heading, listed, plain, preview, shell, slug
 
 FRAME = re.compile(r"""<iframe class="(\w+)" title="([^"]*)"[^>]*? srcdoc='([^']*)'""")
 NAVIGATION = """<body>
 <nav aria-label="The course">
-<a href="index.html">All notebooks</a> · <a href="{stem}.html">Notebook {number}</a>
+<a href="index.html">All notebooks</a> · <a href="{stem}.html{anchor}">Notebook {number}</a>
 </nav>"""
 HERO = """<div class="hero"><div>
 <h1>minigrpo</h1>
@@ -81,7 +81,10 @@ def write_interactive(root: Path, out: Path) -> dict[str, tuple[str, str]]:
     for notebook in notebooks(root):
         file = out / notebook.file
         cells = read(file).cells if file.exists() else []
-        for output in (output for cell in cells for output in cell.get("outputs", [])):
+        anchor = ""
+        for cell, output in ((c, o) for c in cells for o in c.get("outputs") or [{}]):
+            for section in re.findall("^## (.+)$", cell.source, re.MULTILINE) * (not output):
+                anchor = f"#{slug(section)}"
             frame = FRAME.search(output.get("data", {}).get("text/html", ""))
             name, title, text = map(html.unescape, frame.groups() if frame else ("", "", ""))
             if not frame or text in known.values():
@@ -90,7 +93,7 @@ def write_interactive(root: Path, out: Path) -> dict[str, tuple[str, str]]:
             if name in known:  # another recording
                 name, title = f"{name}_{notebook.number}", f"{title}, in notebook {notebook.number}"
             known[name], written[name] = text, (title, says)
-            above = NAVIGATION.format(stem=notebook.stem, number=notebook.number)
+            above = NAVIGATION.format(stem=notebook.stem, number=notebook.number, anchor=anchor)
             head = preview(name, title, says, root) if repository(root) else ""
             text = text.replace("</title>", f"</title>\n{head}", 1).replace("<body>", above, 1)
             write(out / f"{name}.html", text)

@@ -25,6 +25,9 @@ function offer(tries, show) {
   }));
 }
 
+// Without this, Back would bring old values into the fields, and not what was computed from them.
+addEventListener("DOMContentLoaded", () => document.querySelectorAll("input, select").forEach(field => { field.autocomplete = "off"; }));
+
 // In a notebook the frame is as high as the page, and the page has the notebook's theme.
 {
   const frame = (() => { try { return window.frameElement; } catch { return null; } })(), around = frame?.ownerDocument;
