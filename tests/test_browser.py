@@ -99,6 +99,35 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = SECOND
         time.sleep(0.3)
 
 
+def test_a_notebook_that_is_only_opened_shows_its_drawings_and_no_answers(browser, lab):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{lab}/lab/tree/notebooks/03_sequence_grpo.ipynb")
+    page.locator(".jp-Notebook .jp-Cell").nth(100).wait_for(state="attached")
+
+    def cell(text: str) -> object:
+        found = page.locator(".jp-Notebook .jp-Cell", has_text=text).first
+        found.scroll_into_view_if_needed()
+        return found
+
+    first = page.locator(".jp-InputPlaceholder").all_inner_texts()[:2]
+    assert first[0].startswith("# @title Setup") and first[1].startswith("# @title Three moments")
+    assert page.get_by_text("'eeeeeeeeeeeeeeeeeeeeeeee'").first.is_visible()  # the first screen
+    screenshot(page, "lab-first")
+    for name, words in (
+        ("drawing", "One turn of GRPO. Sample"),
+        ("still", "Here are the same four"),
+    ):
+        cell(words)
+        screenshot(page, f"lab-{name}")
+    pictures = "images => images.filter(i => i.naturalWidth).length"
+    assert page.locator(".jp-OutputArea-output img").evaluate_all(pictures) >= 5
+    run = cell('outcome("03.steps"')
+    screenshot(page, "lab-closed")
+    assert run.locator(".jp-OutputArea-output").count() == 0
+    check = page.locator(".jp-InputPlaceholder", has_text="Our check of this section").first
+    assert check.is_visible()
+
+
 def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(f"{lab}/lab/tree/notebooks/{STEM}.ipynb")
@@ -107,9 +136,8 @@ def test_a_reader_runs_a_notebook_and_solves_an_exercise(browser, lab):
     many = len(nb.cells)
     wait_for(lambda: cells.count() == many, f"{many} cells are shown", 60)
     folded = [cell.metadata.get("jupyter", {}) for cell in nb.cells]
-    for part, key in (("Input", "source_hidden"), ("Output", "outputs_hidden")):
-        expected = sum(key in fold for fold in folded)
-        assert expected and page.locator(f".jp-{part}Placeholder").count() == expected, part
+    expected = sum("source_hidden" in fold for fold in folded)
+    assert expected and page.locator(".jp-InputPlaceholder").count() == expected
 
     def prompts() -> list[str]:
         return page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()

@@ -25,7 +25,6 @@ from made_up import files, notebook
 from nbformat import NotebookNode
 
 FIGURE = "import matplotlib.pyplot as plt\n\nplt.plot([0, 1])\nplt.show()"
-FORM = {"cellView": "form"}
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
 LINKS = "[two](02_two.ipynb#here)"
 
@@ -123,8 +122,7 @@ def test_streams_are_merged_as_nbval_merges_them_and_stay_around_a_figure():
 @pytest.mark.parametrize(
     ("tags", "folded"),
     [
-        (("verdict",), FORM | {"jupyter": {"source_hidden": True, "outputs_hidden": True}}),
-        (("nbval-ignore-output", "plot"), FORM | {"jupyter": {"source_hidden": True}}),
+        (("nbval-ignore-output", "plot"), {"jupyter": {"source_hidden": True}, "cellView": "form"}),
         (("predict",), {}),
         (("raises-exception",), {}),
     ],

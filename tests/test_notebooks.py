@@ -325,7 +325,7 @@ def folded_under_a_title(nb: NotebookNode, path: Path) -> list[str]:
     findings = [
         f"{name(cell)} is folded and has no title"
         for cell in code_cells(nb)
-        if {*tags(cell)} & {*FOLDED} and not cell.source.startswith("# @title ")
+        if {*tags(cell)} & FOLDED and not cell.source.startswith("# @title ")
     ]
     plain = [cell for cell in code_cells(nb) if cell.id in ("setup", "imports")]
     return findings + [f"{name(cell)} isn't folded" for cell in plain if "setup" not in tags(cell)]

@@ -15,14 +15,9 @@ from PIL import Image
 from minigrpo.files import atomic_path
 
 FIGURES = ("image/png", "image/svg+xml")
-# What JupyterLab folds of a cell with this tag, down to its first line; Colab, told by `cellView`,
-# folds sources alone. `pages.py` knows the tags too.
-FOLDED = {
-    "verdict": {"source_hidden": True, "outputs_hidden": True},
-    "plot": {"source_hidden": True},
-    "setup": {"source_hidden": True},
-    "drawing": {"source_hidden": True},
-}
+# Cells whose code JupyterLab and Colab fold, down to a first line. `pages.py` knows the tags too.
+FOLDED = {"verdict", "plot", "setup", "drawing"}
+FORM = {"jupyter": {"source_hidden": True}, "cellView": "form"}
 APART = {"predict", "verdict"}  # cells whose outputs answer questions, or confirm an answer
 COLORS = 128  # of a stored figure
 OVERWRITTEN = re.compile(r"^.*\r(?=[^\n])", re.MULTILINE)  # what nbval drops too
@@ -61,9 +56,8 @@ def committed_form(nb: NotebookNode) -> NotebookNode:
     for cell in nb.cells:
         keys = ("alt", "tags") if cell.cell_type == "code" else ("tags",)
         kept = {key: cell.metadata[key] for key in keys if key in cell.metadata}
-        for tag in filter(FOLDED.get, kept.get("tags", [])):
-            kept |= {"jupyter": FOLDED[tag], "cellView": "form"}
-        cell.metadata = nbformat.from_dict(kept)
+        folded = FORM if FOLDED & {*kept.get("tags", [])} else {}
+        cell.metadata = nbformat.from_dict(kept | folded)
         if cell.cell_type == "code":
             cell.outputs = merge_streams(cell.outputs)
             describe(cell)
