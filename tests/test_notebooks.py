@@ -287,7 +287,7 @@ def title_table(nb: NotebookNode, path: Path) -> list[str]:
 
 def reading(nb: NotebookNode) -> int:
     """Minutes for prose, code that isn't folded, figures and formulas, rounded up to five."""
-    shown = [cell for cell in code_cells(nb) if not {"verdict", "plot", "drawing"} & {*tags(cell)}]
+    shown = [cell for cell in code_cells(nb) if "setup" in tags(cell) or not FOLDED & {*tags(cell)}]
     lines = sum(bool(line.strip()) for cell in shown for line in cell.source.splitlines())
     drawn = sum(bool(CAPTION.search(line)) for line in _lines(nb))
     minutes = len(words(prose(nb))) / WORDS_A_MINUTE + lines / LINES_A_MINUTE
