@@ -73,6 +73,7 @@
         list.hidden = !found.length;
         const many = found.length === 1 ? "1 result" : `${found.length} results`;
         said.textContent = field.value.trim() && many;
+        said.classList.toggle("none", Boolean(field.value.trim()) && !found.length);
     }
 
     const place = make("div", {class: "search", role: "search"}, field, list, said);
