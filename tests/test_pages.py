@@ -138,8 +138,8 @@ def test_a_stub_and_its_check_are_one_box_and_a_guess_is_a_question(tmp_path):
     check = '# @title Check\nf = check("3.1", f)\nprint(f(2))'
     guesses = 'predict("07.one_word", None)\npredict("07.two", None)  # in percent'
     nb = made_up.notebook(stub, check, guesses)
-    said = '3.1 (f): using the course\'s version. Write yours above, or ask for hint("3.1").\n4\n'
-    nb.cells[2].outputs = [nbformat.v4.new_output("stream", text=said)]
+    v4, told = nbformat.v4, {"text/html": "using the course's version"}
+    nb.cells[2].outputs = [v4.new_output("display_data", told), v4.new_output("stream", text="4\n")]
     said = "one word: a number in place of None"
     nb.cells[3].outputs = [nbformat.v4.new_output("stream", text=said)]
     page = article(built(tmp_path, nb))

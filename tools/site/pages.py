@@ -54,9 +54,7 @@ TITLE = re.compile(r"\A# @title (.*)\n*")  # of a form in Colab
 ONLINE = re.compile(r"^\[Read it online\]\(\S+\) · ", re.MULTILINE)
 GUESS = re.compile(r'^predict\("([\w.]+)", None\)(?:  # (.*))?$', re.MULTILINE)
 # Lines of outputs that ask a reader for what a page cannot do.
-ASKED = re.compile(
-    r".*(?:in place of None|the course's version|no test yet|lists them|waits for).*\n?"
-)
+ASKED = re.compile(r".*(?:in place of None|lists them|waits for).*\n?")
 EXERCISE = """<section class="exercise">
 
 **Exercise {key}.** Write it {where}, where it gets checked.

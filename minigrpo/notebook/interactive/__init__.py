@@ -30,10 +30,10 @@ def page(name: str, data: object = None) -> str:
 
 
 def show(name: str, data: object = None, *, height: int = 700) -> None:
-    """Show a page in a frame, which begins `height` pixels high; a text is taken as the page."""
+    """Show a page in a frame, which begins `height` pixels high."""
     from IPython.display import display
 
-    text = data if isinstance(data, str) else page(name, data)
+    text = page(name, data)
     title = text.partition("<title>")[2].partition("</title>")[0]
     escaped = html.escape(text, quote=False).replace("'", "&#39;")
     frame = FRAME.format(name=name, title=title, height=height, page=escaped)

@@ -5,7 +5,7 @@
         steps.append(explorer.snapshot(m, policy, reference, config, names))
     explorer.show(explorer.data(steps))
 
-The page (`page.html`, plain JavaScript) computes advantages, ratios, KL and gradients itself, from
+The page (`interactive/explorer.html`) computes advantages, ratios, KL and gradients itself, from
 the log-probs that are stored in it. The tests compare them with the gradient of `grpo_loss`.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,9 +116,9 @@ def data(
 
 def page(recorded: Mapping[str, Any]) -> str:
     """The page as HTML, which loads nothing, of what `data` gives."""
-    return interactive.page(str(Path(__file__).with_name("page")), recorded)
+    return interactive.page("explorer", recorded)
 
 
 def show(recorded: Mapping[str, Any]) -> None:
     """Show the page in a notebook."""
-    interactive.show("explorer", page(recorded), height=900)
+    interactive.show("explorer", recorded, height=900)
