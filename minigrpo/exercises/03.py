@@ -70,6 +70,10 @@ group_advantages.wrong = {
     "so easy prompts look like good answers. Compare within the group.",
     "std = groups.std(dim=1, keepdim=True, correction=0)": POPULATION,
     "advantages = (groups - mean) / (std + 1e-8)": "The formula adds 1e-4 to the std.",
+    (
+        "std = groups.std(dim=1, keepdim=True, correction=0)",
+        "advantages = (groups - mean) / (std + 1e-8)",
+    ): "Two things. You divide by G, not by G - 1, and the formula adds 1e-4 to the std.",
     "advantages = groups - mean": "What comes out is the reward minus the group's mean, as in Dr. "
     "GRPO. Divide by the std plus 1e-4 too.",
     "std = groups.std()": NAMED["std_over_the_batch"].sentence,
