@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 
 from gsm8k_trl import adapter_size
-from running import load_config, plain_errors
+from running import count, load_config, plain_errors
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
 from minigrpo.text.models import kept, memory
@@ -53,11 +53,11 @@ def line(name: str, config: PretrainedConfig) -> str:
     def gib(**sizes) -> float:
         return sum(memory(config, **{"rows": 0, "tokens": 0, **sizes}).values()) / GIB
 
-    count = memory(config, rows=0, tokens=0)["weights"] // 4
+    parameters = memory(config, rows=0, tokens=0)["weights"] // 4
     logits = memory(config, rows=4, tokens=512)["logits"] / GIB
     adapters = gib(trained=adapter_size(config), weight_bytes=2)
-    numbers = [gib(), gib(reference=True), adapters, logits, 2 * count / GIB]
-    cells = [name, f"{count / 1e6:,.0f} M", *(f"{number:.1f}" for number in numbers)]
+    numbers = [gib(), gib(reference=True), adapters, logits, 2 * parameters / GIB]
+    cells = [name, f"{parameters / 1e6:,.0f} M", *(f"{number:.1f}" for number in numbers)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -70,32 +70,30 @@ def table(configs: dict[str, PretrainedConfig]) -> str:
 
 def plan(config: PretrainedConfig, o: argparse.Namespace) -> dict[str, float]:
     """Bytes on one card while it learns and while it samples; hours, and what they cost."""
-    count, text = memory(config, rows=0, tokens=0)["weights"] // 4, config.get_text_config()
-    learn = adapter_size(config) if o.lora else count
+    parameters, text = memory(config, rows=0, tokens=0)["weights"] // 4, config.get_text_config()
+    learn = adapter_size(config) if o.lora else parameters
     lora = {"trained": learn, "weight_bytes": 2} if o.lora else {}
     sizes = {"rows": o.rows, "tokens": o.tokens, "tiles": not o.whole_logits}
     sizes |= {"reference": o.kl and not o.lora, "cards": o.cards, "stage": o.stage}
-    sizes["autocast"] = True
-    needs = memory(config, **sizes, **lora, sampler=int(o.vllm * o.card * GIB))
-    passes = {"checkpointing": not o.no_checkpointing}
-    needs["activations"] = kept(config, o.rows * (o.prompt + o.tokens), **passes)
+    needs = memory(config, **sizes, **lora, autocast=True, sampler=int(o.vllm * o.card * GIB))
+    rows, length = o.prompts * o.group / o.cards, o.prompt + o.tokens
+    needs["activations"] = kept(config, o.rows * length, checkpointing=not o.no_checkpointing)
     width = text.hidden_size * text.num_key_value_heads // text.num_attention_heads
     cache = 2 * (2 if o.vllm else 4) * width * text.num_hidden_layers  # bytes per token
-    rows, length = o.prompts * o.group / o.cards, o.prompt + o.tokens
     averages = 8 * learn // (o.cards if o.stage else 1)
     sampling = needs["weights"] + averages + needs["reference"] + needs["sampler"]
     sampling += 0 if o.vllm else int(rows * length) * cache
     learning = 6 + 2 * (not o.no_checkpointing) + 2 * bool(o.kl) - 2 * bool(o.lora)
-    sampled = o.sampled or o.tflops * 1e12 * o.busy_sampling / (2 * count)
-    trained = o.trained or o.tflops * 1e12 * o.busy_training / (learning * count)
+    sampled = o.sampled or o.tflops * 1e12 * o.busy_sampling / (2 * parameters)
+    trained = o.trained or o.tflops * 1e12 * o.busy_training / (learning * parameters)
     seconds = rows * (o.length / sampled + (o.prompt + o.length) / trained)
     hours = o.steps * seconds / 3600
     return {
         **needs,
         "learning": sum(needs.values()),
         "sampling": sampling,
-        "copy": 2 * count if o.vllm else 0,
-        "at once": max(0, int(o.vllm * o.card * GIB) - 2 * count) // (cache * length),
+        "copy": 2 * parameters if o.vllm else 0,
+        "at once": max(0, int(o.vllm * o.card * GIB) - 2 * parameters) // (cache * length),
         "sampled": sampled,
         "trained": trained,
         "hours": hours,
@@ -138,22 +136,22 @@ def options() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("models", nargs="*", help="of the table, names on the hub, or folders")
     add("--card", type=float, help="GiB of a card: plan a run on it")
-    add("--cards", type=int, default=1, help="how many")
+    add("--cards", type=count, default=1, help="how many")
     add(
         "--stage", type=int, default=0, choices=range(4), help="what they divide: ZeRO's; FSDP is 3"
     )
-    add("--rows", type=int, default=8, help="in a pass")
-    add("--prompt", type=int, default=200, help="tokens of a prompt")
-    add("--tokens", type=int, default=512, help="of a completion, at most")
+    add("--rows", type=count, default=8, help="in a pass")
+    add("--prompt", type=count, default=200, help="tokens of a prompt")
+    add("--tokens", type=count, default=512, help="of a completion, at most")
     add("--length", type=float, default=250, help="tokens of a completion, on average")
     add("--lora", action="store_true", help="adapters of rank 32")
     add("--kl", action="store_true", help="with a reference")
     add("--no-checkpointing", action="store_true", help="keep all activations")
     add("--whole-logits", action="store_true", help="of all tokens of a pass; TRL holds a tile")
     add("--vllm", type=float, default=0.0, help="its share of each card")
-    add("--steps", type=int, default=200, help="updates")
-    add("--prompts", type=int, default=16, help="questions per step")
-    add("--group", type=int, default=8, help="completions per question")
+    add("--steps", type=count, default=200, help="updates")
+    add("--prompts", type=count, default=16, help="questions per step")
+    add("--group", type=count, default=8, help="completions per question")
     add("--sampled", type=float, help="tokens per second of a card, measured")
     add("--trained", type=float, help="tokens per second of a card, measured, prompts included")
     add("--tflops", type=float, default=400, help="of a card in bfloat16, for the guess")

@@ -66,6 +66,21 @@ def test_data_that_is_not_like_gsm8k_is_a_sentence(folder, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("option", ["--rows", "--questions"])
+def test_a_number_of_rows_is_one_or_more(folder, option, tmp_path, capsys):
+    with pytest.raises(SystemExit):  # -5 would leave out the last five
+        load(folder, "make_data").main(["--data", like_gsm8k(tmp_path), option, "-5"])
+    assert "expected a whole number of 1 or more, got '-5'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", "cards rows prompt tokens steps prompts group".split())
+def test_a_plan_is_of_one_or_more(option, capsys):
+    with pytest.raises(SystemExit):
+        recipe_lines.load("memory").main(["Qwen2.5-7B", "--card", "80", f"--{option}", "-2"])
+    assert "expected a whole number of 1 or more, got '-2'" in capsys.readouterr().err
+
+
 def test_verl_gets_its_columns_and_the_courses_rewards(tmp_path):
     datasets = pytest.importorskip("datasets")
     arguments = ["--data", like_gsm8k(tmp_path), "--out", str(tmp_path), "--questions", "3"]
@@ -221,4 +236,4 @@ def test_the_page_of_the_calculator_has_the_same_constants():
         there = [c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads]
         there += [c.num_key_value_heads, c.vocab_size, c.tie_word_embeddings]
         assert (kind, numbers) == (c.model_type, there)
-    assert f"const KEPT = {[*KEPT[2]]}, TILE = {[*TILE]}, RANK = 32" in text
+    assert f"const KEPT = {[*KEPT]}, TILE = {[*TILE]}, RANK = 32" in text

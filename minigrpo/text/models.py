@@ -64,11 +64,11 @@ def load_pretrained(
 
 # What the backward pass keeps, in bytes per token and layer, as hooks have counted it: for each
 # unit of the width, of the MLP's inner width, of the keys' width, for each head; and the norms.
-KEPT = {4: (32, 16, 8, 4, 8), 2: (30, 8, 4, 4, 8)}  # in float32, in bfloat16 by autocast
+KEPT = (30, 8, 4, 4, 8)  # in bfloat16, by autocast
 TILE = (4096, 32_768)  # tokens x vocabulary, of which TRL 1.16 holds the logits at a time
 
 
-def kept(config: PretrainedConfig, tokens: int, *, checkpointing: bool, arithmetic: int = 2) -> int:
+def kept(config: PretrainedConfig, tokens: int, *, checkpointing: bool) -> int:
     """Bytes of activations of a Llama or a Qwen2 for all tokens of a pass, prompts included.
 
     With checkpointing: what enters each layer, in float32, and one layer as a whole.
@@ -78,7 +78,7 @@ def kept(config: PretrainedConfig, tokens: int, *, checkpointing: bool, arithmet
     groups = getattr(text, "num_key_value_heads", None) or heads
     inner = getattr(text, "intermediate_size", None) or 4 * width
     sizes = width, inner, width * groups // heads, heads, 1
-    layer = sum(size * times for size, times in zip(sizes, KEPT[arithmetic]))
+    layer = sum(size * times for size, times in zip(sizes, KEPT))
     layers = text.num_hidden_layers
     return tokens * (4 * width * layers + layer if checkpointing else layer * layers)
 

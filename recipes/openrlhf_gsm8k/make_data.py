@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 # The recipes' own files, which find the course without an installation, too.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gsm8k import HUB, gsm8k_rows, like_gsm8k
-from running import check_overlap, plain_errors
+from running import check_overlap, count, plain_errors
 
 from minigrpo.files import atomic_path, data_folder
 
@@ -79,8 +79,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", default=HUB, help="on the hub, or a file")
     parser.add_argument("--out", default="runs/openrlhf_gsm8k/data", help="for the two files")
-    parser.add_argument("--rows", type=int, default=3200, help="for training: 200 steps of 16")
-    parser.add_argument("--questions", type=int, default=200, help="held out, in test.jsonl")
+    parser.add_argument("--rows", type=count, default=3200, help="for training: 200 steps of 16")
+    parser.add_argument("--questions", type=count, default=200, help="held out, in test.jsonl")
     parser.add_argument("--smoke", action="store_true", help="8 rows made here, and their rewards")
     o = parser.parse_args(arguments)
     with plain_errors(), tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from pathlib import Path
 # The recipes' own files, which find the course without an installation, too.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gsm8k import HUB, gsm8k_rows, like_gsm8k
-from running import check_overlap, plain_errors
+from running import check_overlap, count, plain_errors
 
 from minigrpo.files import atomic_path
 
@@ -80,8 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", default=HUB, help="on the hub, or a file")
     parser.add_argument("--out", default="runs/verl_gsm8k/data", help="for the two files")
-    parser.add_argument("--rows", type=int, help="for training [all of them]")
-    parser.add_argument("--questions", type=int, default=200, help="held out, in test.parquet")
+    parser.add_argument("--rows", type=count, help="for training [all of them]")
+    parser.add_argument("--questions", type=count, default=200, help="held out, in test.parquet")
     parser.add_argument("--smoke", action="store_true", help="8 rows made here, and their rewards")
     o = parser.parse_args(arguments)
     with plain_errors(), tempfile.TemporaryDirectory() as folder:
