@@ -36,7 +36,7 @@ class Corpus:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def load_corpus(*, download: bool = True) -> Corpus:
+def load_corpus() -> Corpus:
     """The text, byte for byte, from the first place that has it; else the stand-in that ships."""
     cache, notes = data_folder() / "cache", []
     for source, folder in (("MINIGRPO_DATA", os.environ.get("MINIGRPO_DATA")), ("cache", cache)):
@@ -46,11 +46,10 @@ def load_corpus(*, download: bool = True) -> Corpus:
         except (OSError, ValueError) as error:
             notes.append(f"{path} is not used: {error}")
     try:
-        if download:
-            text = _download(URL)
-            with suppress(OSError), atomic_path(cache / FILE_NAME) as unfinished:
-                unfinished.write_bytes(text.encode())  # a cache is welcome, not needed
-            return Corpus(text, "download", tuple(notes))
+        text = _download(URL)
+        with suppress(OSError), atomic_path(cache / FILE_NAME) as unfinished:
+            unfinished.write_bytes(text.encode())  # a cache is welcome, not needed
+        return Corpus(text, "download", tuple(notes))
     except (OSError, ValueError) as error:
         notes.append(f"the download of {URL} failed three times: {error}")
     notes.append("so the small offline corpus that ships with the course is used instead")

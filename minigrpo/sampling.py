@@ -108,13 +108,13 @@ def sample(
     eos_id: StopIds = None,  # None = every row runs to max_new_tokens
     pad_id: int = 0,  # may equal eos_id
     generator: torch.Generator | None = None,  # on the model's device; same seed, same text
-    use_cache: bool = True,  # False reads the whole text again at every step: slow, the same text
     call_id: StopIds = None,  # what calls a tool; None = nobody else writes
     reply: Reply | None = None,  # what the tool writes then
 ) -> Rollouts:
     """Let the policy continue every prompt G times, one token at a time, all rows at once.
 
-    Each prompt is read once; later steps read the newest token, since the cache keeps the others.
+    Each prompt is read once; later steps read the newest token, since the cache keeps the others
+    (where a model keeps none, the whole text is read at every step: slow, the same text).
     Train with temperature only: `top_k` and `top_p` change the distribution. A reply takes the
     places of what would have been drawn; it ends nothing and calls nothing.
     """
@@ -133,7 +133,7 @@ def sample(
     replies = torch.full((len(ids), max_new_tokens), -1, device=device)  # -1: the policy writes
     active = torch.arange(len(ids), device=device)  # rows that are still being written
 
-    read = partial(_read, model, padded=padded, use_cache=use_cache)
+    read = partial(_read, model, padded=padded)
     logits, cache = read(ids[::G, :P], mask[::G, :P])  # of the copies of a prompt only the first
     logits = logits.repeat_interleave(G, dim=0)  # (N, V)
     if cache is not None:
@@ -166,13 +166,13 @@ def sample(
 
 
 def _read(
-    model: nn.Module, ids: Tensor, mask: Tensor, cache=None, *, padded: bool, use_cache: bool
+    model: nn.Module, ids: Tensor, mask: Tensor, cache=None, *, padded: bool
 ) -> tuple[Tensor, object]:
-    """Logits (n, V) for the token after ids (n, S), and the cache, if any, of all of them."""
+    """Logits (n, V) for the token after ids (n, S), and the model's cache of them, or None."""
     new = ids if cache is None else ids[:, -1:]
     padding = past_padding(mask, new.shape[1]) if padded else {}
-    output = model(new, past_key_values=cache, use_cache=use_cache, **padding)
-    return output.logits[:, -1], output.past_key_values if use_cache else None
+    output = model(new, past_key_values=cache, use_cache=True, **padding)
+    return output.logits[:, -1], output.past_key_values
 
 
 def put_replies(room: Tensor, calls: list[int], completions: Tensor, reply: Reply) -> None:

@@ -103,7 +103,7 @@ class Script(torch.nn.Module):
 
 @pytest.mark.parametrize("room", [28, 29, 33])
 def test_a_reply_that_does_not_fit_ends_the_episode_as_truncated(room):
-    r = commits.play(Script(), Bisect(), [PROMPT], max_new_tokens=room, use_cache=False)
+    r = commits.play(Script(), Bisect(), [PROMPT], max_new_tokens=room)
     assert r.completions.shape == (1, room) and r.completion_mask.all()
     assert not ended(r, EOS).any() and r.own[0].tolist() == [t % 6 < 3 for t in range(room)]
     e = commits.read_episode(r.completions[0], r.own[0])

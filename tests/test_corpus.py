@@ -174,12 +174,6 @@ def test_a_certificate_file_that_is_gone_is_told(cache, monkeypatch):
     assert "gone.pem" in load_corpus().notes[0]
 
 
-def test_download_false_asks_nobody(server):
-    server.answers = [page()]
-    assert load_corpus(download=False).source == "offline"
-    assert server.requests == 0
-
-
 # the cache, and the order of places ----------------------------------------------------------
 
 
@@ -233,7 +227,7 @@ def test_the_corpus_is_the_one_that_the_readme_names():
 
 @needs_real
 def test_the_real_corpus_is_accepted():
-    result = load_corpus(download=False)
+    result = load_corpus()
     assert result.source in ("MINIGRPO_DATA", "cache") and not result.notes
     assert result.describe().startswith("tinyshakespeare: 1,115,394 characters ")
     assert "".join(sorted(set(result.text))) == CHARACTERS

@@ -36,25 +36,21 @@ def ends_after(lengths: list[int], width: int) -> Tensor:
     return torch.arange(width) < torch.tensor(lengths)[:, None]
 
 
-def by_definition(rewards: Tensor, values: Tensor, length: int, gamma: float, lam: float) -> list:
-    """sum_k (gamma lam)^k delta_{t+k} over the tokens that are left, one text."""
+def by_definition(rewards: Tensor, values: Tensor, length: int, lam: float) -> list:
+    """sum_k lam^k delta_{t+k} over the tokens that are left, one text."""
     V = [*values[:length].tolist(), 0.0]
-    delta = [rewards[t].item() + gamma * V[t + 1] - V[t] for t in range(length)]
-    return [
-        sum((gamma * lam) ** (s - t) * delta[s] for s in range(t, length)) for t in range(length)
-    ]
+    delta = [rewards[t].item() + V[t + 1] - V[t] for t in range(length)]
+    return [sum(lam ** (s - t) * delta[s] for s in range(t, length)) for t in range(length)]
 
 
-@given(
-    st.lists(st.integers(0, 6), min_size=1, max_size=4), st.floats(0, 1), st.floats(0, 1), st.data()
-)
-def test_advantages_are_the_sums_of_their_definition(lengths, gamma, lam, data):
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.floats(0, 1), st.data())
+def test_advantages_are_the_sums_of_their_definition(lengths, lam, data):
     shape, seed = (len(lengths), 6), data.draw(st.integers(0, 99))
     mask = ends_after(lengths, 6)
     rewards, values = (uniform(*shape, seed=s).where(mask, NAN) for s in (seed, seed + 100))
-    advantages, returns = gae(rewards, values, mask, gamma, lam)
+    advantages, returns = gae(rewards, values, mask, lam)
     for row, length in enumerate(lengths):
-        wanted = by_definition(rewards[row], values[row], length, gamma, lam)
+        wanted = by_definition(rewards[row], values[row], length, lam)
         assert_close(advantages[row, :length], float64(*wanted))
         assert_close(returns[row, :length], advantages[row, :length] + values[row, :length])
     assert not advantages[~mask].any() and not returns[~mask].any()
@@ -62,7 +58,8 @@ def test_advantages_are_the_sums_of_their_definition(lengths, gamma, lam, data):
 
 def test_advantages_carry_no_gradient():
     rewards, values = uniform(3, 5), uniform(3, 5, seed=1).requires_grad_()
-    assert not any(x.requires_grad for x in gae(rewards, values, ends_after([5, 2, 1], 5)))
+    found = gae(rewards, values, ends_after([5, 2, 1], 5), lam=0.95)
+    assert not any(x.requires_grad for x in found)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +73,7 @@ def test_advantages_carry_no_gradient():
 )
 def test_what_would_broadcast_or_skip_a_token_is_refused(values, mask, message):
     with pytest.raises(ValueError, match=message):
-        gae(torch.zeros(2, 3), values, mask)
+        gae(torch.zeros(2, 3), values, mask, lam=0.95)
 
 
 def test_the_value_loss_by_hand():
@@ -167,12 +164,12 @@ def loss_and_gradient(loss_of, advantages: Tensor, **settings) -> tuple[Tensor, 
 @pytest.mark.parametrize("surrogate", ["clip", "cispo"])
 @pytest.mark.parametrize("weights", [{}, {"kl_weight": 0.3, "entropy_weight": 0.2}])
 def test_a_critic_that_knows_the_mean_of_each_group_makes_ppo_grpo(weights, surrogate):
-    """V = the group's mean, with lam = gamma = 1: A_t = reward - mean for every token of a text."""
+    """V = the group's mean, with lam = 1: A_t = reward - mean for every token of a text."""
     rewards, (_, _, mask) = float64(1, 0, 0.5, 0, 0, 2), batch()
     means = rewards.view(2, 3).mean(dim=1).repeat_interleave(3)
     last = mask & ~torch.cat([mask[:, 1:], torch.zeros(6, 1, dtype=torch.bool)], dim=1)
     per_token, values = torch.where(last, rewards[:, None], 0.0), means[:, None].expand(6, 4)
-    of_tokens, returns = gae(per_token, values, mask, gamma=1.0, lam=1.0)
+    of_tokens, returns = gae(per_token, values, mask, lam=1.0)
     assert_close(returns[mask], rewards[:, None].expand(6, 4)[mask])
     of_texts = group_advantages(rewards, 3, scale="none")
     ours = loss_and_gradient(ppo_loss, of_tokens, surrogate=surrogate, **weights)

@@ -247,10 +247,21 @@ def test_logits_that_are_no_distribution_are_refused(bad):
 # several completions of each prompt
 
 
+class Forgetful(torch.nn.Module):
+    """A model that keeps no cache."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, **options):
+        return self.model(ids, **options | {"use_cache": False})
+
+
 def test_prompts_read_once_are_continued_as_if_each_row_had_its_own():
     for model in (tiny_gpt().double(), tiny_llama().double(), Bigram(uniform(11, 11))):
-        for use_cache in (True, False):
-            together = rollouts(model, completions_per_prompt=3, use_cache=use_cache)
+        for policy in (model, Forgetful(model)):
+            together = rollouts(policy, completions_per_prompt=3)
             ids, mask = (x.repeat_interleave(3, dim=0) for x in RAGGED)
             generator = torch.Generator().manual_seed(0)
             settings = {"max_new_tokens": 9, "eos_id": EOS, "generator": generator}

@@ -33,7 +33,7 @@ def test_what_is_no_token_id(eos_id):
 
 def test_each_row_ends_at_the_first_of_them():
     prompts = torch.tensor([[1], [5], [6]])
-    r = sample(counting(), prompts, max_new_tokens=6, eos_id=(4, 8), pad_id=0, use_cache=False)
+    r = sample(counting(), prompts, max_new_tokens=6, eos_id=(4, 8), pad_id=0)
     assert r.completions.tolist() == [[2, 3, 4], [6, 7, 8], [7, 8, 0]]
     assert r.completion_mask.sum(1).tolist() == [3, 3, 2]
     assert torch.equal(r.completion_mask, completion_mask(r.completions, (4, 8)))

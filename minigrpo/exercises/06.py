@@ -155,8 +155,6 @@ test_reward.bugs = {
     "no answer, this reward takes the one in the worked example.",
 }
 test_reward.also_lines = {3: (4,)}
-
-
 test_reward.also_right = [  # only the full form was promised to be paid for
     'answers = [part.split("</answer>")[0] for part in text.split("<answer>")[1:]]',
     'return float(bool(re.fullmatch(f"[^<]*</think> <answer> {answer} </answer> </s>", text)))',

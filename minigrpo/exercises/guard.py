@@ -36,15 +36,15 @@ class Output(io.TextIOBase):
 
 
 @contextmanager
-def contained(seconds: float, seed: int = 0) -> Iterator[Output]:
-    """A block whose output and exception are kept, that draws from a seed, and ends by TimeIsUp."""
+def contained(seconds: float) -> Iterator[Output]:
+    """A block that draws from seed 0 and ends by TimeIsUp; its output and exception are kept."""
     out, printing = Output(), dict(vars(torch._tensor_str.PRINT_OPTS))
     state, legacy, dtype = random.getstate(), np.random.get_state(), torch.get_default_dtype()
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.enable_grad():
             # Not torch.manual_seed, which writes down a traceback for each kind of GPU, every time.
             for begin in (torch.default_generator.manual_seed, random.seed, np.random.seed):
-                begin(seed)
+                begin(0)
             warnings.simplefilter("ignore")  # they name a file and a line of this machine
             with redirect_stdout(out), redirect_stderr(out), time_limit(seconds):
                 try:

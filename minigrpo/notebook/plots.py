@@ -91,6 +91,9 @@ def attention_grid(ax: Axes, weights: Tensor, labels: Sequence[str]) -> None:
     ax.tick_params(length=0)
 
 
+STRIPS = ("#F0A868", "#FFFFFF", "#7DB8DE")  # not too dark: words stand on them
+
+
 def token_strips(
     ax: Axes,
     tokens: Sequence[Sequence[str]],  # N rows of words, of any lengths
@@ -101,7 +104,6 @@ def token_strips(
     reach: float | None = None,  # from it to the full color; None = the largest there is
     digits: int = 2,  # after the point
     size: float = 7.0,  # of the words; the numbers are one smaller
-    colors: Sequence[str] = ("#F0A868", "#FFFFFF", "#7DB8DE"),  # not too dark: words stand on them
 ) -> None:
     """Draw texts as strips of boxes, one per token, colored by a number: blue above, orange below.
 
@@ -110,7 +112,7 @@ def token_strips(
     shown = [row[: len(words)].tolist() for row, words in zip(values, tokens, strict=True)]
     if reach is None:
         reach = max((abs(value - middle) for row in shown for value in row), default=0.0) or 1.0
-    color = LinearSegmentedColormap.from_list("strips", colors, N=257)
+    color = LinearSegmentedColormap.from_list("strips", STRIPS, N=257)
     scale = Normalize(middle - reach, middle + reach, clip=True)
     for row, (words, numbers) in enumerate(zip(tokens, shown, strict=True)):
         for column, (word, number) in enumerate(zip(words, numbers, strict=True)):

@@ -39,14 +39,12 @@ def at_the_end(rewards: Tensor, rollouts: grpo.Rollouts) -> Tensor:
 
 
 @torch.no_grad()
-def gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95
-) -> tuple[Tensor, Tensor]:
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, lam: float) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation (Schulman et al. 2015, arXiv 1506.02438, section 3).
 
     rewards (one per token), values (of the state before it), mask (padded on the right): (N, T).
-    A_t = delta_t + gamma lam A_{t+1}, where delta_t = r_t + gamma V_{t+1} - V_t, and A and V are 0
-    after the last real token. Returns A and what the critic should have said, A + V, both (N, T).
+    A_t = delta_t + lam A_{t+1}, where delta_t = r_t + V_{t+1} - V_t, and A and V are 0 after the
+    last real token; gamma is 1. Returns A and what the critic should have said, A + V, both (N, T).
     """
     check_shape("values", values, rewards.shape)
     check_shape("mask", mask, rewards.shape)
@@ -57,8 +55,8 @@ def gae(
     advantages = torch.zeros_like(values)
     next_value = next_advantage = torch.zeros_like(values[:, 0])  # (N,)
     for t in reversed(range(values.shape[1])):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantages[:, t] = delta + gamma * lam * next_advantage
+        delta = rewards[:, t] + next_value - values[:, t]
+        advantages[:, t] = delta + lam * next_advantage
         next_value, next_advantage = values[:, t], advantages[:, t]
     return advantages, advantages + values
 

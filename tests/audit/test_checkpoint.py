@@ -37,7 +37,7 @@ def test_the_checkpoint_beats_the_bigrams_of_a_text_it_has_never_seen(model):
 
 @needs_real
 def test_the_checkpoint_knows_its_corpus(model):
-    corpus = load_corpus(download=False)
+    corpus = load_corpus()
     assert corpus.is_shakespeare
     _, val = split(CharTokenizer().encode(corpus.text))
     assert validation_loss(model, val, 256, max_windows=64) < 1.60
