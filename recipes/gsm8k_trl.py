@@ -57,6 +57,7 @@ from minigrpo.text.models import memory
 from minigrpo.text.prompts import RewardFunction, answer_reward
 from minigrpo.text.shots import tags_reward
 
+RANK = 32  # of adapters
 WEIGHTS = [0.2, 1.0]  # of the form, a quarter for each tag, and of the answer
 RIGHT, WRONG = (f"<think>so</think><answer>{n}</answer>" for n in (12, 13))  # to grade, of 12
 
@@ -97,12 +98,12 @@ def run_options(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def adapter_size(config: PretrainedConfig, rank: int = 32) -> int:
+def adapter_size(config: PretrainedConfig) -> int:
     """Parameters of adapters at every linear layer but the last, without any weight loaded."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D)]
-    return sum(rank * sum(m.weight.shape) for m in linear if m is not model.get_output_embeddings())
+    return sum(RANK * sum(m.weight.shape) for m in linear if m is not model.get_output_embeddings())
 
 
 def check(o: argparse.Namespace) -> tuple:
@@ -327,7 +328,7 @@ def train(
         from peft import LoraConfig
 
         peft_config = LoraConfig(
-            r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"
+            r=RANK, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM"
         )
     stop, tools = Stop(), {}
     arguments = settings(o, room) | {"reward_weights": weights}

@@ -224,9 +224,9 @@ def test_the_adapters_are_counted_without_a_weight(gsm8k_trl):
         num_attention_heads=2, num_key_value_heads=1,
     )  # fmt: skip
     per_layer = 2 * (8 + 8) + 2 * (8 + 4) + 3 * (8 + 16)  # q o, k v, gate up down
-    assert gsm8k_trl.adapter_size(llama, rank=3) == 3 * 2 * per_layer
+    assert gsm8k_trl.adapter_size(llama) == 32 * 2 * per_layer
     gpt2 = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50)
-    assert gsm8k_trl.adapter_size(gpt2, rank=1) == (8 + 24) + (8 + 8) + 2 * (8 + 32)
+    assert gsm8k_trl.adapter_size(gpt2) == 32 * ((8 + 24) + (8 + 8) + 2 * (8 + 32))
 
 
 def test_trl_knows_every_setting(gsm8k_trl, tmp_path):

@@ -61,9 +61,9 @@ Outcomes, Faults = list[Outcome], list[Fault | None]
 class Checked:
     """What `check` returns: call it, and you call `use`. The reader wrote `attempt`."""
 
-    def __init__(self, key: str, use: Function, status: str, attempt: Function | None = None):
+    def __init__(self, key: str, use: Function, status: str, attempt: Function) -> None:
         self.key, self.use, self.status = key, use, status  # passed, not passed, not attempted
-        self.passed, self.attempt = status == "passed", use if attempt is None else attempt
+        self.passed, self.attempt = status == "passed", attempt
         self.__wrapped__, self.__doc__ = use, use.__doc__  # help() and ?? show it, not this
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

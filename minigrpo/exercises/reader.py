@@ -39,7 +39,7 @@ def check(key: str, function: Function, line: Lines = None) -> Checked:
     if status == "passed" and not module.startswith("minigrpo."):  # the course's own are no pass
         before = recall("exercises").get(key, {}).get("source", "")
         remember("exercises", key, {"source": _written(inspect.unwrap(function)) or before})
-    return Checked(key, function if right else exercise.reference, status, attempt=function)
+    return Checked(key, function if right else exercise.reference, status, function)
 
 
 def judge(key: str, function: Function, line: Lines = None) -> tuple[str, str]:
