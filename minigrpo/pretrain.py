@@ -25,10 +25,9 @@ class PretrainConfig:
     weight_decay: float = 0.1  # of Muon's matrices, or of all matrices if AdamW trains everything
     warmup: int = 20  # steps in which the learning rates rise from 0; then they fall to 0 again
     seed: int = 0  # of the batches
-    eval_every: int = 50  # steps between evaluations; one more after the last step
 
     def __post_init__(self) -> None:
-        check_counts(steps=self.steps, eval_every=self.eval_every)
+        check_counts(steps=self.steps)
         if not 0 <= self.warmup < self.steps:  # or the learning rates would be negative
             raise ValueError(f"warmup: expected 0 to {self.steps - 1} steps, got {self.warmup}")
 
@@ -37,8 +36,7 @@ class PretrainConfig:
 class PretrainMetrics:
     step: int  # steps done so far
     loss: float  # mean cross-entropy of this batch before the step, nats per token
-    val_loss: float | None  # what `evaluate` returned, or None between evaluations
-    seconds: float  # spent training so far, evaluations left out
+    seconds: float  # spent training so far
 
 
 def documents_batch(documents: Sequence[tuple[list[int], list[int]]], pad_id: int) -> Batch:
@@ -90,8 +88,6 @@ def pretrain(
     model: nn.Module,  # any policy, trained in place
     next_batch: Callable[[torch.Generator], Batch],  # random by this generator alone
     config: PretrainConfig,
-    *,
-    evaluate: Callable[[nn.Module], float] | None = None,  # the validation loss
 ) -> Iterator[PretrainMetrics]:
     """Train the model, yielding metrics at each step; RuntimeError before a step that is NaN."""
     optimizers = make_optimizers(model, config)
@@ -108,9 +104,7 @@ def pretrain(
         for stepper in (*optimizers, *schedules):
             stepper.step()
         seconds += time.perf_counter() - began
-        due = step == config.steps or step % config.eval_every == 0
-        val_loss = evaluate(model) if evaluate and due else None
-        yield PretrainMetrics(step, loss.item(), val_loss, seconds)
+        yield PretrainMetrics(step, loss.item(), seconds)
 
 
 @torch.no_grad()
