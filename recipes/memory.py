@@ -78,7 +78,9 @@ def plan(config: PretrainedConfig, o: argparse.Namespace) -> dict[str, float]:
     needs = memory(config, **sizes, **lora, autocast=True, sampler=int(o.vllm * o.card * GIB))
     rows, length = o.prompts * o.group / o.cards, o.prompt + o.tokens
     needs["activations"] = kept(config, o.rows * length, checkpointing=not o.no_checkpointing)
-    width = text.hidden_size * text.num_key_value_heads // text.num_attention_heads
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads  # of a head
+    width *= getattr(text, "num_key_value_heads", None) or heads
     cache = 2 * (2 if o.vllm else 4) * width * text.num_hidden_layers  # bytes per token
     averages = 8 * learn // (o.cards if o.stage else 1)
     sampling = needs["weights"] + averages + needs["reference"] + needs["sampler"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import recipe_lines
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GPT2Config, LlamaConfig, Qwen3Config
 
 from minigrpo.files import data_folder
 from minigrpo.text.models import KEPT, TILE
@@ -224,6 +224,27 @@ def test_a_plan_adds_up_and_says_what_does_not_fit(capsys):
     ):
         memory.main(["Qwen2.5-7B", *arguments.split()])
         assert said in capsys.readouterr().out, arguments
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),  # of keys, of a layer
+    [
+        (GPT2Config(n_embd=48, n_head=4, n_layer=2), 48),
+        (LlamaConfig(hidden_size=48, num_attention_heads=4, num_key_value_heads=2), 24),
+        (
+            Qwen3Config(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=32),
+            64,
+        ),
+    ],
+    ids=lambda config: getattr(config, "model_type", ""),
+)
+def test_a_plan_knows_how_wide_the_keys_are(config, width):
+    memory, sampling = recipe_lines.load("memory"), []
+    for group in ("8", "9"):
+        o = memory.options().parse_args(["--card", "80", "--prompts", "1", "--group", group])
+        sampling.append(memory.plan(config, o)["sampling"])
+    row = 2 * 4 * width * config.num_hidden_layers * 712  # keys and values in float32, 200 + 512
+    assert sampling[1] - sampling[0] == row
 
 
 def test_the_page_of_the_calculator_has_the_same_constants():
