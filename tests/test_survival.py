@@ -47,7 +47,7 @@ def test_a_notebook_survives_what_an_answer_does(tmp_path):
     cells = [START]
     for body in ACCIDENTS:
         cells.append(f'def f(log_probs, mask):\n    {body}\n\nf = check("2.2", f)')
-        cells.append("print('still here', kept, print, sys.stdout)")
+        cells.append("print('still here', kept, 'sympy' in sys.modules, print, sys.stdout)")
     cells += [RIGHT, 'f = check("2.2", f)', *cells[1:3], 'answer("2.2")', "progress()"]
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = NotebookClient(nb, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
@@ -57,7 +57,8 @@ def test_a_notebook_survives_what_an_answer_does(tmp_path):
         for cell in nb.cells
     ]
     assert printed[-2] == f"{RIGHT}\n" and "passed 1 of" in printed[-1]
-    assert (usual := printed[2]).startswith("still here 42")
+    # torch imports sympy for grad_outputs. If the alarm cuts that in half, it stays broken.
+    assert (usual := printed[2]).startswith("still here 42 False")
     for number, (body, told) in enumerate(ACCIDENTS.items()):
         assert told in printed[2 * number + 1] and len(printed[2 * number + 1]) < 2000, body
         assert printed[2 * number + 2] == usual, body

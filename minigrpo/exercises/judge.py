@@ -177,7 +177,7 @@ def gradients(value: Any, inputs: list[Tensor], graph: bool) -> tuple[Tensor, ..
     if not (flows or graph) or not inputs:
         return tuple(map(torch.zeros_like, inputs))
     weights = torch.linspace(1, 2, value.numel(), dtype=value.dtype).view(value.shape)
-    return torch.autograd.grad(value, inputs, weights, materialize_grads=not graph)
+    return torch.autograd.grad((value * weights).sum(), inputs, materialize_grads=not graph)
 
 
 def plain(value: Any) -> Any:
