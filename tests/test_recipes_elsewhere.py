@@ -226,15 +226,15 @@ def test_a_plan_adds_up_and_says_what_does_not_fit(capsys):
         assert said in capsys.readouterr().out, arguments
 
 
+GROUPED = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
 @pytest.mark.parametrize(
     ("config", "width"),  # of keys, of a layer
     [
         (GPT2Config(n_embd=48, n_head=4, n_layer=2), 48),
-        (LlamaConfig(hidden_size=48, num_attention_heads=4, num_key_value_heads=2), 24),
-        (
-            Qwen3Config(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=32),
-            64,
-        ),
+        (LlamaConfig(**GROUPED), 24),
+        (Qwen3Config(**GROUPED, head_dim=32), 64),
     ],
     ids=lambda config: getattr(config, "model_type", ""),
 )
