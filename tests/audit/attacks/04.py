@@ -9,8 +9,6 @@ from attack import right, wrong
 
 NAN, INF = math.nan, math.inf
 
-# 4.1 ----------------------------------------------------------------------------------------------
-
 
 @right("4.1")
 def matrix_of_weights(rewards, group_size):
@@ -19,7 +17,6 @@ def matrix_of_weights(rewards, group_size):
     return torch.einsum("pj,ij->pi", rewards.unflatten(0, (-1, group_size)), weights).ravel()
 
 
-# 4.2 ----------------------------------------------------------------------------------------------
 TABLE = torch.tensor([[1.0, 5.0, 9.0, NAN], [4.0, 0.0, INF, -3.0], [7.0, 8.0, -INF, 6.0]])
 HOLES = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
 SEQUENCE, TOKEN = "sequence_mean", "token_mean"
@@ -46,9 +43,6 @@ def rows_in_a_list(per_token, mask, how, max_length):
         return torch.cat(texts).mean()
     scale = [max(len(t), 1) if how == "sequence_mean" else max_length for t in texts]
     return sum(t.sum() / s for t, s in zip(texts, scale)) / len(texts)
-
-
-# 4.3 ----------------------------------------------------------------------------------------------
 
 
 @right("4.3")

@@ -41,16 +41,6 @@ def group_ends_forgotten(rewards_per_rank, group_size, rank):
     return z_scores(groups).flatten()[rank * n - first :][:n]
 
 
-@right("10.4")
-def row_by_row(rewards_per_rank, group_size, rank):
-    flat, n = rewards_per_rank.flatten(), rewards_per_rank.shape[1]
-    out = []
-    for i in range(rank * n, rank * n + n):
-        group = flat[i // group_size * group_size :][:group_size]
-        out.append((flat[i] - group.mean()) / (group.std() + 1e-4))
-    return torch.stack(out)
-
-
 TRAINER = torch.tensor([[-1.0, -0.2, -3.0], [-0.5, -2.0, -1.0]]).double()
 SAMPLER = torch.tensor([[-1.2, -0.7, -1.0], [-2.5, -2.0, -1.5]]).double()
 RARE = LOSSES, TRAINER - 30, SAMPLER - 30, MASK, 3.0
