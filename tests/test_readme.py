@@ -9,7 +9,7 @@ import nbformat
 import pytest
 import readme
 from make_trl_answers import LOSS_CASES, REWARD_CASES
-from test_objective_mistakes import MISTAKES
+from minigrpo.clinic.catalogue import MISTAKES
 from test_project import project, targets, text
 from transformers import AutoConfig, AutoModelForCausalLM
 
