@@ -61,14 +61,14 @@ if (ROOT / "course.toml").is_file():
     for notebook in tomllib.loads((ROOT / "course.toml").read_text("utf-8"))["notebook"]:
         _seconds[Path(notebook["file"]).stem] = notebook["seconds"]
 LONGEST = sorted(_seconds, key=_seconds.get, reverse=True)
-ALONE = "test_notebook_passes_with_all_solutions_pasted_in[07_grpo]"  # the others share a kernel
+ALONE = "test_exercise_notebooks.py"  # each of its notebooks has a kernel of its own
 PATIENTS = ("test_clinic.py", "test_measure.py")  # whose runs and measurements are kept
 
 
 def share(nodeid: str) -> str:
     """What goes to one process as a whole: a file or two, or a notebook with its solutions."""
     file = nodeid.split("::")[0]
-    return nodeid if ALONE in nodeid else "test_clinic.py" if file.endswith(PATIENTS) else file
+    return nodeid if file.endswith(ALONE) else "test_clinic.py" if file.endswith(PATIENTS) else file
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

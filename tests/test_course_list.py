@@ -69,8 +69,7 @@ def test_each_map_lights_the_parts_of_its_notebook_and_no_other():
         assert {digits for lit, digits in circles if lit} == {notebook.number}
 
 
-# ---------------------------------------------------------------------------------------------
-# a new notebook
+# a new notebook -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

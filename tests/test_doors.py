@@ -61,8 +61,7 @@ def named(text: str) -> set[str]:
     return {name for found in OURS.findall(text) for name in found if name}
 
 
-# ---------------------------------------------------------------------------------------------
-# one address
+# one address ----------------------------------------------------------------------------------
 
 
 def test_every_file_names_the_repository_of_pyproject():
@@ -116,8 +115,7 @@ def test_an_address_elsewhere_is_refused(given):
     assert ran.returncode == 1 and "make address REPOSITORY=https://github.com/" in ran.stderr
 
 
-# ---------------------------------------------------------------------------------------------
-# badges, workflows and the container
+# badges, workflows and the container ----------------------------------------------------------
 
 
 def pythons() -> list[str]:
@@ -173,13 +171,6 @@ def test_the_audit_runs_on_mondays_and_when_its_data_changes():
     assert steps(audit["jobs"]["audit"], "run")[-1] == "make audit"
 
 
-def test_the_pages_are_published_from_where_make_course_writes_them():
-    build = WORKFLOWS["pages"]["jobs"]["build"]
-    assert "make course SCALE=1" in steps(build, "run")
-    assert {"path": "build/course"} in steps(build, "with")
-    assert 'root / "build" / "course"' in text("tools/course/course.py")
-
-
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_may_only_read_and_calls_targets_that_there_are(name):
     assert WORKFLOWS[name]["permissions"] == {"contents": "read"}
@@ -219,8 +210,7 @@ def test_lab_opens_the_notebook_asked_for_and_installs_the_extra(given, number, 
     assert re.findall(r"touch (\S+)", "".join(installing))[-1].endswith(stamp)
 
 
-# ---------------------------------------------------------------------------------------------
-# a notebook alone
+# a notebook alone -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -311,8 +301,7 @@ def test_a_notebook_alone_in_a_folder_installs_the_wheel_and_runs(elsewhere, whe
     assert not (tmp_path / "connections").exists()
 
 
-# ---------------------------------------------------------------------------------------------
-# the judge alone
+# the judge alone ------------------------------------------------------------------------------
 
 
 def blocks(kind: str) -> list[str]:

@@ -65,8 +65,7 @@ def test_upstream_is_linked_where_it_is_cited():
             assert re.fullmatch(rf"https://github\.com/[\w.-]+/[\w.-]+{end}", one["url"])
 
 
-# ---------------------------------------------------------------------------------------------
-# the command
+# the command ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from minigrpo.arithmetic import (
     EOS,
     PAD,
-    TAGS,
     VOCABULARY,
     Arithmetic,
     ask,
@@ -205,7 +204,3 @@ def test_the_trained_policy_answers_in_plain_transformers(trained, tmp_path):
     ours = ask(trained, HELD_OUT, greedy=True).rollouts
     for row, real, theirs in zip(ours.completions, ours.completion_mask, written):
         assert theirs[: real.sum()].tolist() == row[real].tolist()
-
-
-def test_generate_stops_at_the_eos():
-    assert tiny_llama().generation_config.eos_token_id == EOS == TAGS.eos

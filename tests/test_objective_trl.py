@@ -49,8 +49,7 @@ def frozen() -> Answers:
     return Answers()
 
 
-# ---------------------------------------------------------------------------------------------
-# from TRL's words to ours
+# from TRL's words to ours ---------------------------------------------------------------------
 
 
 def our_answer(case: Case, **settings: Any) -> Answer:
@@ -122,8 +121,7 @@ def garbled(case: Case) -> Case:
     return case._replace(**changed)
 
 
-# ---------------------------------------------------------------------------------------------
-# live
+# live -----------------------------------------------------------------------------------------
 
 
 LOSS_TYPES: dict[str, dict[str, Any]] = {
@@ -203,8 +201,7 @@ def test_a_published_variant_has_the_settings_of_its_namesake(name):
     assert {key: (defaults | variant)[key] for key in wanted} == wanted
 
 
-# ---------------------------------------------------------------------------------------------
-# frozen
+# frozen ---------------------------------------------------------------------------------------
 
 
 def test_stored_answers_are_what_trl_answers_now(peer):

@@ -9,12 +9,12 @@ import nbformat
 import pytest
 import readme
 from make_trl_answers import LOSS_CASES, REWARD_CASES
-from minigrpo.clinic.catalogue import MISTAKES
 from test_project import project, targets, text
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from minigrpo import clinic
 from minigrpo.arithmetic import is_held_out, running_totals
+from minigrpo.clinic.catalogue import MISTAKES
 from minigrpo.clinic.judge.trl_answers import VARIANTS
 from minigrpo.exercises import judge
 from minigrpo.exercises.reader import find
@@ -33,8 +33,7 @@ def page(name: str) -> str:
     return " ".join(text(name).split())
 
 
-# ---------------------------------------------------------------------------------------------
-# what is shown and counted
+# what is shown and counted --------------------------------------------------------------------
 
 
 def test_the_transcripts_are_those_of_the_notebook():
@@ -96,8 +95,7 @@ def test_a_figure_that_its_notebook_does_not_have_is_an_error(tmp_path, cell, na
         readme.figures(tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------
-# links and commands
+# links and commands ---------------------------------------------------------------------------
 
 
 def anchors(name: str) -> set[str]:
@@ -141,8 +139,7 @@ def test_the_citation_agrees_with_the_project():
     assert cited["title"].startswith(about["name"])
 
 
-# ---------------------------------------------------------------------------------------------
-# the model cards of data/README.md
+# the model cards of data/README.md ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,7 @@ def test_documents_are_careless_and_end_in_a_commit_that_is_open():
     assert commits.END_CALL not in ids and (ids == commits.RESULT).any() and mask.any(dim=1).all()
 
 
-# ---------------------------------------------------------------------------------------------
-# the two text models
+# the two text models --------------------------------------------------------------------------
 
 by_family = pytest.mark.parametrize("family", FAMILIES)
 SHIPPED = {family: data_folder() / f"text_{family}" for family in FAMILIES}
