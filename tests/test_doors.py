@@ -40,20 +40,8 @@ TITLE = (
     "[Open in Kaggle](https://kaggle.com/kernels/welcome"
     "?src=https://github.com/{name}/blob/main/notebooks/{file})"
 )
-SETUP = """\
-# @title Setup
-import subprocess
-import sys
-from importlib.util import find_spec
-
-if not find_spec("minigrpo"):  # on Colab, on Kaggle, or in a folder of its own
-    course = "minigrpo[{extra}] @ git+https://github.com/{name}"
-    print("Installing the course, which takes about a minute ...")
-    subprocess.run([sys.executable, "-m", "pip", "install", "-qq", course], check=True)
-
-from minigrpo.notebook.setup import drawing, setup
-
-device = setup(seed=0)"""
+TRIED = COURSE[3]  # alone in a folder, below
+END = "device = setup(seed=0)"
 
 
 def named(text: str) -> set[str]:
@@ -75,12 +63,16 @@ def test_every_file_names_the_repository_of_pyproject():
 
 @pytest.mark.parametrize("notebook", COURSE, ids=lambda notebook: notebook.stem)
 def test_a_notebook_opens_elsewhere_and_installs_the_course_there(notebook):
+    """All begin like the one that is tried, with an extra of their own."""
     name, cells = doors.repository(), nbformat.read(notebook.location, as_version=4).cells
     links = TITLE.format(name=name, file=notebook.file, page=f"{doors.site()}{notebook.stem}.html")
     assert cells[0].source.split("\n\n")[1] == links
     extra = "scale" if notebook.needs else "course"
-    first = next(cell for cell in cells if cell.cell_type == "code")
-    assert first.source.startswith(SETUP.format(extra=extra, name=name))
+    first, tried = (
+        next(cell.source for cell in some if cell.cell_type == "code").partition(END)
+        for some in (cells, nbformat.read(TRIED.location, as_version=4).cells)
+    )
+    assert first[:2] == (tried[0].replace("minigrpo[course]", f"minigrpo[{extra}]"), END)
 
 
 def test_a_new_address_reaches_every_file_and_no_other_repository(tmp_path):
@@ -283,7 +275,7 @@ def test_a_notebook_alone_in_a_folder_installs_the_wheel_and_runs(elsewhere, whe
 
     where = "import importlib.util as u; print(u.find_spec('minigrpo').origin)"
     assert "NoneType" in run("-c", where).stderr  # it isn't there
-    original = COURSE[3].location
+    original = TRIED.location
     text = original.read_text(encoding="utf-8")
     address = f"git+https://github.com/{doors.repository()}"
     assert text.count(address) == 1

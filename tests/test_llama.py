@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -116,24 +115,6 @@ def test_what_is_no_whole_policy_for_this_task_is_refused(tmp_path):
 
 
 # the warm-up, and what ships -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name", ["tiny_llama", "turns_llama", "turns_forger", "text_gpt2", "text_llama"]
-)
-def test_what_ships_is_small_has_its_checksum_and_tells_nothing_about_where_it_was_made(name):
-    readme = (data_folder() / "README.md").read_text(encoding="utf-8")
-    assert "python tools/experiments/train_models.py tiny_llama --out data/tiny_llama" in readme
-    files = [*(data_folder() / name).iterdir()]
-    assert {f.name for f in files} >= {"config.json", "model.safetensors", "tokenizer.json"}
-    assert {f.suffix for f in files} <= {".json", ".jinja", ".safetensors"}
-    assert sum(f.stat().st_size for f in files) <= 1_000_000
-    for file in files:
-        content = file.read_bytes()
-        assert f"| `{name}/{file.name}` | `{hashlib.sha256(content).hexdigest()}` |" in readme
-        told = content[: 5000 if file.suffix == ".safetensors" else None]  # its header
-        for word in (b"/home", b"/tmp", b"/work", b"/root", b"Users", b"_name_or_path", b"2026-"):
-            assert word not in told, file.name
 
 
 def test_the_tokenizer_that_ships_is_the_one_of_the_code():

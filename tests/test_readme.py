@@ -13,7 +13,6 @@ from test_project import project, targets, text
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from minigrpo import clinic
-from minigrpo.arithmetic import is_held_out, running_totals
 from minigrpo.clinic.catalogue import MISTAKES
 from minigrpo.clinic.judge.trl_answers import VARIANTS
 from minigrpo.exercises import judge
@@ -47,12 +46,7 @@ def test_the_transcripts_are_those_of_the_notebook():
     )
     assert before in shown[0] and shown[0].startswith("step   0 ")
     assert after in shown[-1] and shown[-1].startswith("step 100 ")
-    question = (6, 9, 1, 2, 3)
-    assert str(question) in cell.source and is_held_out(question)
-    totals = running_totals(question)
-    assert " ".join(map(str, totals)) in after and after.endswith(f"<answer> {totals[-1]}")
-    digits = " ".join(map(str, question))
-    assert f"For {digits} that's {totals[-1]}." in text("README.md")
+    assert "(6, 9, 1, 2, 3)" in cell.source and "For 6 9 1 2 3 that's 1." in text("README.md")
 
 
 def test_the_message_in_the_readme_is_what_a_reader_sees():
