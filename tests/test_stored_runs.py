@@ -275,20 +275,29 @@ TOOLS = {  # the file of each
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def known() -> dict:
+    """Of every store the settings of today, which take a while, and its runs by their names."""
+    return {
+        place(one): (one.settings(), {one.name(run): run for run in one.stored()}) for one in STORES
+    }
+
+
 @pytest.fixture
-def asked(folder, monkeypatch):
+def asked(folder, known, monkeypatch):
     """The runs that a command asks for; each is given as it is stored."""
-    asked, fill, known = [], Store.fill, {}
+    asked, fill = [], Store.fill
     for one in STORES:
         (folder / one.file).write_bytes((store.ROOT / "data/results" / one.file).read_bytes())
-        known[one.at, one.file, one.key] = {one.name(run): run for run in one.stored()}
-        now = one.settings()
-        monkeypatch.setattr(one, "settings", lambda now=now: now)  # to save time
+        monkeypatch.setattr(one, "settings", lambda one=one: known[place(one)][0])
+    for tool in (turns, thinking):
+        ours = {one.at: one for one in STORES if TOOLS[one.file] is tool}
+        monkeypatch.setattr(tool, "store_of", lambda *name, ours=ours: ours[name])
 
     def spied(self, measure, *rest, **more):
         def fake(name):
             asked.append((place(self), name))
-            return known[self.at, self.file, self.key][name]
+            return known[place(self)][1][name]
 
         fill(self, fake, *rest, **more)
 

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 import train_models
-from safetensors.torch import load_file
+from safetensors.torch import load
 from train_models import FAMILIES, problem_tokenizer, small_model, warm_up
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,7 +17,6 @@ from minigrpo import corpus
 from minigrpo.arithmetic import evaluate
 from minigrpo.files import data_folder
 from minigrpo.gpt import GPTConfig, load_gpt
-from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.pretrain import pretrain
 from minigrpo.sampling import sample
 from minigrpo.study import experiments
@@ -31,11 +30,12 @@ from minigrpo.turns import commits
 def little_to_do(monkeypatch):
     """One thread, batches of 4 documents, no steps to warm up in, and few questions afterwards."""
     monkeypatch.setenv("MINIGRPO_THREADS", "1")
-    for module, name in ((experiments, "WARMUP"), (train_models, "TEXT_WARMUP")):
-        monkeypatch.setattr(module, name, replace(getattr(module, name), warmup=0))
-    monkeypatch.setattr(experiments, "WARMUP_ROWS", 4)
-    monkeypatch.setattr(train_models, "TEXT_ROWS", 4)
+    for module, kind in ((experiments, ""), (train_models, "TEXT_"), (train_models, "TURNS_")):
+        config = getattr(module, f"{kind}WARMUP")
+        monkeypatch.setattr(module, f"{kind}WARMUP", replace(config, warmup=0))
+        monkeypatch.setattr(module, f"{kind or 'WARMUP_'}ROWS", 4)
     monkeypatch.setattr(train_models, "evaluate", partial(evaluate, n=4))
+    monkeypatch.setattr(train_models.commits, "evaluate", partial(commits.evaluate, n=4))
     with plt.rc_context():  # the style that `setup` sets is not for later tests
         yield
 
@@ -70,58 +70,32 @@ def test_the_command_refuses_to_train_on_the_offline_corpus(tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_writes_a_policy(tmp_path, capsys, monkeypatch):
-    given, warm_up = {}, experiments.warm_up
+@pytest.mark.parametrize(
+    ("command", "kinds", "dtype"),
+    [
+        ("tiny_llama", {"": "llama"}, torch.float32),
+        ("text_models", {"text_gpt2": "gpt2", "text_llama": "llama"}, torch.float16),
+        ("turns_models", dict.fromkeys(train_models.TURNS_FORGED, "llama"), torch.float32),
+    ],
+)
+def test_a_command_writes_whole_policies_that_its_seed_decides(
+    command, kinds, dtype, tmp_path, capsys
+):
+    def trained(name: str, seed: str) -> list[dict[str, torch.Tensor]]:
+        out = tmp_path / name
+        train_models.main([command, "--out", str(out), "--steps", "2", "--seed", seed])
+        for folder, kind in kinds.items():
+            assert load_pretrained(out / folder, device="cpu")[0].config.model_type == kind
+        stored = [(out / folder / "model.safetensors").read_bytes() for folder in kinds]
+        assert len({*stored}) == len(kinds)  # one forges, and the other doesn't
+        return [*map(load, stored)]
 
-    def noted(policy, config):
-        given.update(seed=config.seed, steps=config.steps)
-        start = zip(policy.parameters(), tiny_llama(3).parameters(), strict=True)
-        assert all(torch.equal(a, b) for a, b in start)
-        return warm_up(policy, config)
-
-    monkeypatch.setattr(experiments, "warm_up", noted)
-    train_models.main(
-        ["tiny_llama", "--out", str(tmp_path / "policy"), "--steps", "2", "--seed", "3"]
-    )
-    assert "tiny_llama  step    2" in capsys.readouterr().out
-    assert given == {"steps": 2, "seed": 3}
-    load_policy(tmp_path / "policy")
-
-
-def test_the_command_writes_both(tmp_path, capsys, monkeypatch):
-    seeds, warm_up, small_model = [], train_models.warm_up, train_models.small_model
-
-    def noted(policy, tokenizer, config):
-        seeds.append(config.seed)
-        return warm_up(policy, tokenizer, config)
-
-    def made(family, tokenizer, seed):
-        seeds.append(seed)
-        return small_model(family, tokenizer, seed)
-
-    monkeypatch.setattr(train_models, "warm_up", noted)
-    monkeypatch.setattr(train_models, "small_model", made)
-    train_models.main(["text_models", "--out", str(tmp_path), "--steps", "2", "--seed", "3"])
-    assert seeds == [3, 3, 3, 3]
-    for family in FAMILIES:
-        stored = load_file(tmp_path / f"text_{family}" / "model.safetensors")
-        assert {weight.dtype for weight in stored.values()} == {torch.float16}
-        policy, _ = load_pretrained(tmp_path / f"text_{family}", device="cpu")
-        assert policy.config.model_type == family
-    assert "llama  step    2" in capsys.readouterr().out
-
-
-def test_the_command_writes_both_that_call_a_tool(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(train_models, "TURNS_ROWS", 4)
-    monkeypatch.setattr(train_models.commits, "evaluate", partial(commits.evaluate, n=4))
-    monkeypatch.setattr(train_models, "TURNS_WARMUP", replace(train_models.TURNS_WARMUP, warmup=0))
-    train_models.main(["turns_models", "--out", str(tmp_path), "--steps", "2", "--seed", "3"])
-    assert "turns_forger  step    2" in capsys.readouterr().out
-    policies = [load_policy(tmp_path / name).state_dict() for name in train_models.TURNS_FORGED]
-    assert any(not torch.equal(*pair) for pair in zip(*(p.values() for p in policies)))
-    for name in train_models.TURNS_FORGED:
-        shipped = AutoTokenizer.from_pretrained(data_folder() / name, local_files_only=True)
-        assert shipped.get_vocab() == {word: i for i, word in enumerate(commits.VOCABULARY)}
+    for first, again, other in zip(*(trained(*run) for run in ("a3", "b3", "c4"))):
+        assert {weight.dtype for weight in first.values()} == {dtype}
+        assert all(torch.equal(first[name], again[name]) for name in first)
+        # Two steps alone move no weight so far.
+        assert max((first[name] - other[name]).abs().max() for name in first) > 0.05
+    assert "step    2" in capsys.readouterr().out
 
 
 def test_documents_are_careless_and_end_in_a_commit_that_is_open():
@@ -168,7 +142,10 @@ def test_the_warm_up_learns(family, tokenizer, monkeypatch):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_tokenizer_that_ships_is_the_one_that_is_made(tokenizer):
+def test_the_tokenizers_that_ship_are_those_that_are_made(tokenizer):
+    for name in train_models.TURNS_FORGED:
+        shipped = AutoTokenizer.from_pretrained(data_folder() / name, local_files_only=True)
+        assert shipped.get_vocab() == {word: i for i, word in enumerate(commits.VOCABULARY)}
     for folder in SHIPPED.values():
         shipped = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         assert shipped.get_vocab() == tokenizer.get_vocab()
