@@ -159,7 +159,6 @@ def test_a_launch_line_names_what_is_there(folder, tmp_path):
     if folder == "verl_gsm8k":
         known = dict(word.split("=", 1) for word in called if "=" in word)
         assert known["algorithm.adv_estimator"] == "grpo"  # by itself it runs PPO
-        assert known["algorithm.rollout_correction.rollout_is"] == "token"  # off by default
         assert known["data.train_batch_size"] == "16" and known["trainer.n_gpus_per_node"] == "2"
         batch = "actor_rollout_ref.actor.ppo_mini_batch_size"  # in questions too: one update
         assert known[batch] == known["data.train_batch_size"]
@@ -167,10 +166,6 @@ def test_a_launch_line_names_what_is_there(folder, tmp_path):
     else:
         known = {a: b for a, b in zip(called, called[1:]) if a.startswith("--")}
         assert known["--algo.advantage.estimator"] == "group_norm"
-        told = [
-            known[f"--algo.advantage.is_correction_{k}"] for k in ("level", "mode", "threshold")
-        ]
-        assert told == ["token", "clip", "2.0"]
         rows = int(known["--rollout.batch_size"]) * int(known["--rollout.n_samples_per_prompt"])
         assert int(known["--train.batch_size"]) == rows  # in completions: one update
         assert known["--vllm.num_engines"] == known["--actor.num_gpus_per_node"] == "2"
