@@ -55,8 +55,8 @@ def pytest_unconfigure() -> None:
 # What takes long, the longest first, as a part of the names of its tests. These are seconds on one
 # core; course.toml has those of the notebooks, unless one is tested in a folder of its own.
 _seconds = {"test_clinic": 160, "test_clinic_losses": 150, "test_exercise_notebooks": 140}
-_seconds |= {"test_exercises": 70, "test_attacks": 55, "test_course_tool": 30, "test_mutants": 20}
-_seconds |= {"test_judge": 15}
+_seconds |= {"test_exercises": 70, "test_attacks": 55, "test_wheel": 60, "test_course_tool": 30}
+_seconds |= {"test_mutants": 20, "test_judge": 15}
 if (ROOT / "course.toml").is_file():
     for notebook in tomllib.loads((ROOT / "course.toml").read_text("utf-8"))["notebook"]:
         _seconds[Path(notebook["file"]).stem] = notebook["seconds"]

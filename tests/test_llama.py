@@ -1,4 +1,4 @@
-"""The tiny Llama: what it is, that the ecosystem can load it, and that GRPO makes it think."""
+"""The tiny Llama: what it is, and that the ecosystem can load it. Notebook 07 makes it think."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from minigrpo.arithmetic import (
     EOS,
     PAD,
     VOCABULARY,
-    Arithmetic,
     ask,
     draw_questions,
     evaluate,
@@ -28,11 +27,10 @@ from minigrpo.arithmetic import (
     to_text,
 )
 from minigrpo.files import data_folder
-from minigrpo.grpo import train_grpo
 from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.rewards import answer_reward
 from minigrpo.study import experiments
-from minigrpo.study.experiments import SUMMIT, WARMUP, warm_up
+from minigrpo.study.experiments import WARMUP, warm_up
 
 SHIPPED = data_folder() / "tiny_llama"
 HELD_OUT = draw_questions(200, torch.Generator().manual_seed(7), held_out=True)
@@ -148,28 +146,12 @@ def test_the_warm_up_learns_in_a_few_steps_and_repeats_itself(monkeypatch):
     assert other != losses
 
 
-# the summit ----------------------------------------------------------------------------------
+# elsewhere -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def trained() -> LlamaForCausalLM:
-    policy = load_policy()
-    for _ in train_grpo(policy, Arithmetic(), replace(SUMMIT, steps=30)):
-        pass
-    return policy
-
-
-def test_grpo_makes_it_think(base, trained):
-    before, after = evaluate(base, n=256), evaluate(trained, n=256)
-    assert after["accuracy"] >= 0.90  # 0.98 and more after 100 steps
-    assert after["greedy"] >= 0.98
-    assert after["harder"] >= 0.85
-    assert after["thinking"] >= 3 * before["thinking"]
-
-
-def test_the_trained_policy_answers_in_plain_transformers(trained, tmp_path):
+def test_a_policy_answers_in_plain_transformers(base, tmp_path):
     """Nothing of this course is needed to use it: text in, text out."""
-    save(trained, tmp_path / "policy")
+    save(base, tmp_path / "policy")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     assert type(model) is LlamaForCausalLM
@@ -179,9 +161,11 @@ def test_the_trained_policy_answers_in_plain_transformers(trained, tmp_path):
     written = model.generate(**given, max_new_tokens=16, do_sample=False)
     written = written[:, batch["input_ids"].shape[1] :]
     texts = tokenizer.batch_decode(written, skip_special_tokens=True)
+    ours = ask(base, HELD_OUT, greedy=True)
     answers = [str(running_totals(question)[-1]) for question in HELD_OUT]
-    assert sum(map(answer_reward, texts, answers)) >= 0.97 * len(HELD_OUT)
-    # The same as here, token for token.
-    ours = ask(trained, HELD_OUT, greedy=True).rollouts
-    for row, real, theirs in zip(ours.completions, ours.completion_mask, written):
+    assert [*map(answer_reward, texts, answers)] == ours.correct.tolist()
+    assert 0 < sum(ours.correct) < len(HELD_OUT)
+    for row, real, theirs in zip(
+        ours.rollouts.completions, ours.rollouts.completion_mask, written
+    ):  # token for token
         assert theirs[: real.sum()].tolist() == row[real].tolist()

@@ -39,12 +39,6 @@ def idle_completions_left_out(log_probs, mask, advantages):
     return -(advantages * log_p).sum() / (advantages != 0).sum().clamp(min=1)
 
 
-@wrong("3.3", LOG_PROBS, REAL, floats(1.0, 3.0))
-def advantages_centered_once_more(log_probs, mask, advantages):
-    log_p = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
-    return -((advantages - advantages.mean()) * log_p).mean()
-
-
 @right("3.3")
 def one_completion_after_another(log_probs, mask, advantages):
     losses = [-A * row[real].sum() for A, row, real in zip(advantages, log_probs, mask.bool())]

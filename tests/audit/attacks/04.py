@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from attack import right, wrong
-
-NAN, INF = math.nan, math.inf
+from attack import right
 
 
 @right("4.1")
@@ -15,25 +13,6 @@ def matrix_of_weights(rewards, group_size):
     eye = torch.eye(group_size, dtype=rewards.dtype)
     weights = eye - (1 - eye) / (group_size - 1)
     return torch.einsum("pj,ij->pi", rewards.unflatten(0, (-1, group_size)), weights).ravel()
-
-
-TABLE = torch.tensor([[1.0, 5.0, 9.0, NAN], [4.0, 0.0, INF, -3.0], [7.0, 8.0, -INF, 6.0]])
-HOLES = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
-SEQUENCE, TOKEN = "sequence_mean", "token_mean"
-
-
-def three(kept, lengths, how, max_length):
-    if how == SEQUENCE:
-        return (kept.sum(-1) / lengths.clamp(min=1)).mean()
-    return kept.sum() / (lengths.sum() if how == TOKEN else len(kept) * max_length)
-
-
-@wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
-def empty_rows_with_a_nan_gradient(per_token, mask, how, max_length):
-    kept, n = per_token.nan_to_num() * mask, mask.sum(-1)
-    if how == SEQUENCE:
-        return torch.where(n > 0, kept.sum(-1) / n, 0.0).mean()
-    return three(kept, n, how, max_length)
 
 
 @right("4.2")

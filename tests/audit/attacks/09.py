@@ -38,12 +38,6 @@ BATCH = (
 
 
 @wrong("9.3", *BATCH)
-def prompts_of_the_first_row(ids, mask, prompt_lengths):
-    first = mask.argmax(dim=1, keepdim=True) + prompt_lengths[0]
-    return ids.where(torch.arange(ids.shape[1]) >= first, torch.tensor(-100))
-
-
-@wrong("9.3", *BATCH)
 def written_into_the_ids(ids, mask, prompt_lengths):
     ids[mask.cumsum(dim=1) <= prompt_lengths[:, None]] = -100
     return ids

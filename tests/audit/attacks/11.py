@@ -58,8 +58,3 @@ def one_completion_after_the_other(asked, correct, group_size):
         all_right *= Fraction(max(correct - i, 0), asked - i)
         all_wrong *= Fraction(max(asked - correct - i, 0), asked - i)
     return float(1 - all_right - all_wrong)
-
-
-@wrong("11.3", 12, 2, 4)
-def the_first_two_differ(asked, correct, group_size):
-    return 2 * correct * (asked - correct) / (asked * (asked - 1))
