@@ -111,10 +111,3 @@ def test_the_numbers_are_those_that_were_measured():
     assert "clipped fraction falls from 0.3 to a few hundredths" in family
     assert "half at first" in watched["clipped fraction"]
     assert "half is clipped at first" in family
-
-
-def test_the_tree_is_told_in_words_too():
-    drawing = (ROOT / "figures" / "debug_tree.svg").read_text("utf-8")
-    (alt,) = re.findall(r"!\[([^\]]+)\]\(\.\./figures/debug_tree\.svg\)", TEXT)
-    questions = re.findall(r">((?:Do|Does|Is) [^<?]+\?)<", drawing)
-    assert len(questions) == 7 and all(question in alt for question in questions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -169,16 +168,6 @@ def test_a_workflow_may_only_read_and_calls_targets_that_there_are(name):
                 assert words[0] in targets()
                 for variable in (word.partition("=")[0] for word in words[1:]):
                     assert re.search(rf"^{variable} \?=", text("Makefile"), re.MULTILINE)
-
-
-def test_the_container_makes_the_environment_and_opens_the_first_notebook():
-    told = re.sub(r"^\s*//.*$", "", text(".devcontainer/devcontainer.json"), flags=re.MULTILINE)
-    container = json.loads(told)
-    assert container["image"].removeprefix("python:") in pythons()
-    make, stamp = container["postCreateCommand"].split()
-    assert make == "make" and f"\n{stamp.replace('.venv', '$(VENV)')}:" in text("Makefile")
-    (opened,) = container["customizations"]["codespaces"]["openFiles"]
-    assert opened == f"notebooks/{COURSE[0].file}"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")

@@ -44,16 +44,6 @@ def base() -> LlamaForCausalLM:
 # model and tokenizer -------------------------------------------------------------------------
 
 
-def test_the_model_is_transformers_own_llama():
-    policy = tiny_llama()
-    assert type(policy) is LlamaForCausalLM
-    assert sum(p.numel() for p in policy.parameters()) == 135_488
-    assert policy.config.vocab_size == len(VOCABULARY)
-    ids = (policy.config.pad_token_id, policy.config.bos_token_id, policy.config.eos_token_id)
-    assert [VOCABULARY[i] for i in ids] == ["<pad>", "<s>", "</s>"]
-    assert not policy.training
-
-
 def test_the_seed_decides_the_weights_and_nothing_else(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a GPU was seeded"))
     state = torch.get_rng_state()
