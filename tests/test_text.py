@@ -38,13 +38,6 @@ def tokenizer():
     return train_tokenizer(TEXTS * 5, vocab_size=300)
 
 
-@given(st.text(max_size=40))
-def test_any_text_comes_back_byte_by_byte(tokenizer, text):
-    if "<" not in text:
-        ids = tokenizer(text)["input_ids"]
-        assert decode_completion(tokenizer, torch.tensor(ids, dtype=torch.long)) == text
-
-
 def test_tags_are_single_tokens_that_survive_decoding_without_special_tokens(tokenizer):
     ids = tokenizer(RIGHT)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == RIGHT
