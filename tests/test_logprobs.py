@@ -72,13 +72,6 @@ def test_a_padded_row_scores_like_the_row_alone():
             assert_close(padded, expected, atol=1e-10, rtol=0)
 
 
-def test_settings_reach_the_distribution_that_scores():
-    table, ids = uniform(5, 5), torch.tensor([[0, 3, 2, 2, 1]])
-    for settings in ({"temperature": 0.5}, {"top_k": 2}, {"top_p": 0.6}):
-        expected = next_token_log_probs(table, **settings)[ids[:, :-1], ids[:, 1:]]
-        assert_close(token_log_probs(Bigram(table), ids, **settings), expected)
-
-
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_half_precision_logits_are_scored_in_float32(half):
     table = uniform(6, 6).to(half)
