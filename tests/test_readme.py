@@ -12,12 +12,10 @@ from make_trl_answers import LOSS_CASES, REWARD_CASES
 from safetensors.torch import load_file
 from test_project import project, targets, text
 
-from minigrpo import clinic
 from minigrpo.clinic.catalogue import MISTAKES
 from minigrpo.clinic.judge.trl_answers import VARIANTS
 from minigrpo.exercises import judge
 from minigrpo.exercises.reader import find
-from minigrpo.llama import tiny_llama
 from minigrpo.study.oracle import list_world
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,13 +50,6 @@ def test_the_message_in_the_readme_is_what_a_reader_sees():
     sentence, unshifted = find("1.4").slips[0]
     assert "no shift" in sentence and "forget to shift the targets" in text("README.md")
     assert f"```text\n{judge('1.4', unshifted)[1]}\n```" in text("README.md")
-
-
-def test_the_clinic_and_the_model_are_as_large_as_the_readme_says():
-    assert f"you diagnose {len(clinic.PATIENTS)} runs, five of them healthy" in text("README.md")
-    thousands = round(sum(p.numel() for p in tiny_llama(0).parameters()) / 1000)
-    for unit in ("weights", "parameters"):
-        assert f"{thousands} thousand {unit}" in text("README.md")
 
 
 def test_the_documents_count_what_the_objective_is_compared_with():

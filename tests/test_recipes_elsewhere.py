@@ -14,7 +14,6 @@ import recipe_lines
 from transformers import AutoTokenizer
 
 from minigrpo.files import data_folder
-from minigrpo.text.models import KEPT, TILE
 from minigrpo.text.prompts import answer_reward
 from minigrpo.text.shots import tags_reward
 
@@ -204,16 +203,3 @@ def test_a_plan_adds_up_and_says_what_does_not_fit(capsys):
     ):
         memory.main(["Qwen2.5-7B", *arguments.split()])
         assert said in capsys.readouterr().out, arguments
-
-
-def test_the_page_of_the_calculator_has_the_same_constants():
-    memory = recipe_lines.load("memory")
-    page = ROOT / "minigrpo" / "notebook" / "interactive" / "calculator.html"
-    text = page.read_text(encoding="utf-8")
-    shapes = re.search(r"const SHAPES = (\{.*?),\n\};", text, re.DOTALL)[1] + "}"
-    for name, (kind, *numbers) in json.loads(shapes).items():
-        c = memory.SHAPES[name]
-        there = [c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads]
-        there += [c.num_key_value_heads, c.vocab_size, c.tie_word_embeddings]
-        assert (kind, numbers) == (c.model_type, there)
-    assert f"const KEPT = {[*KEPT[2]]}, TILE = {[*TILE]}, RANK = 32" in text
