@@ -254,7 +254,7 @@ def test_the_loop_learns_from_the_policys_own_tokens_alone(make, monkeypatch):
         assert m.mean_length == r.completion_mask.sum().item() / 32
 
 
-@must_fail_on("others_tokens_scored")  # fmt: skip
+@must_fail_on("others_tokens_scored")
 def test_of_a_tools_tokens_log_probs_and_entropies_are_0():
     r = rollouts(tiny_gpt())
     for values in grpo.score(tiny_gpt(), r, TALK):
