@@ -467,24 +467,6 @@ def test_metrics_are_plain_numbers_and_only_those_that_were_asked_for():
         batch |= {"ref_log_probs": None, "entropy": None}
 
 
-# grpo_loss: parts of a batch ------------------------------------------------------------------
-
-
-@given(masks(rows=(4, 4)), SETTINGS, st.integers(1, 3))
-def test_parts_that_divide_by_the_whole_add_up_to_it(mask, settings, first):
-    batch = a_batch(mask)
-    whole = (len(mask), max(int(mask.sum()), 1))
-    expected, metrics, gradient, _ = loss_and_gradients(batch, **settings)
-    halves = [
-        {name: x[rows] for name, x in batch.items()} for rows in (slice(first), slice(first, 4))
-    ]
-    parts = [loss_and_gradients(half, whole=whole, **settings) for half in halves]
-    assert_close(sum(loss for loss, *_ in parts), expected)
-    assert_close(torch.cat([gradient for _, _, gradient, _ in parts]), gradient)
-    for name in ("policy_loss", "kl", "entropy", *SHARES):
-        assert_close(sum(part[name] for _, part, _, _ in parts), metrics[name])
-
-
 # bad input ------------------------------------------------------------------------------------
 
 TWO = torch.tensor([1.0, 0.0])
