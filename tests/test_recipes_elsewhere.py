@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -179,8 +178,6 @@ def test_the_page_has_every_recipe_and_the_table_that_the_command_prints(capsys)
     printed = capsys.readouterr().out
     place = page.partition("<!-- memory: begin -->\n")[2].partition("<!-- memory: end -->")
     assert place[0] == printed
-    for link in re.findall(r"\]\(([^)]+)\)", page):
-        assert link.startswith("https:") or (RECIPES / link).exists(), link
 
 
 def test_a_plan_adds_up_and_says_what_does_not_fit(capsys):
