@@ -137,7 +137,7 @@ KL_TERMS = [dict()] + [
     dict(beta=beta, use_bias_correction_kl=corrected)
     for beta, corrected in product((0.04, 1.0), (False, True))
 ]
-CASES_PER_SETTING = 8
+CASES_PER_SETTING = 6  # more than a thousand in all
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -159,11 +159,9 @@ def test_loss_gradients_and_metrics_are_those_of_trl(peer, loss_type, level):
         case = random_case(generator)
         if first_update:
             case = case._replace(old_log_probs=None)
-        theirs = peer.trl_loss(case, **settings)
-        ours = our_answer(case, **settings)
-        assert_same_answer(case, settings, ours, theirs)
         # TRL never sees what stands under the mask; ours sees it, and must answer the same.
-        assert_same_answer(case, settings, our_answer(garbled(case), **settings), theirs)
+        ours, theirs = our_answer(garbled(case), **settings), peer.trl_loss(case, **settings)
+        assert_same_answer(case, settings, ours, theirs)
 
 
 @pytest.mark.parametrize("scale", SCALES)
