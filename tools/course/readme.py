@@ -130,7 +130,7 @@ def stored(name: str) -> str:
     """A table, of what is stored."""
     if name == "results":
         there = store.load("results.json")["experiments"]
-        return results.table({"experiments": {key: there[key] for key in SHOWN if key in there}})
+        return results.table({key: there[key] for key in SHOWN})
     if name == "memory":
         return memory.table(memory.SHAPES)
     if name == "gpu":

@@ -15,6 +15,7 @@ from io import StringIO
 from textwrap import fill
 from unittest.mock import Mock, patch
 
+import store
 from store import ROOT, Results, Seed, Store, of_code, of_data, of_file
 
 from minigrpo import clinic
@@ -23,7 +24,6 @@ from minigrpo.clinic.measure import MEASUREMENTS
 from minigrpo.clinic.patients import names, notes_by_diagnosis, numbered, records
 from minigrpo.notebook import progress
 from minigrpo.notebook.plots import METRICS, metric
-from minigrpo.notebook.setup import setup
 
 CODE = ("bugs", "charts", "diagnosis", "measure", "nights", "patients")
 FILES = ("data/tiny_llama/model.safetensors", "data/char_gpt.safetensors")
@@ -85,5 +85,4 @@ def measure(_: Seed) -> Results:
 STORE = Store("clinic.json", [Seed(0)], settings)
 
 if __name__ == "__main__":
-    setup(seed=0)
-    STORE.main(measure)
+    store.command({"clinic": [(STORE, measure)]})

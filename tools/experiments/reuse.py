@@ -125,7 +125,7 @@ def measure(run: Run) -> Results:
 
 
 STORE = Store("reuse.json", RUNS, settings)
-main = partial(STORE.main, measure, over=store.in_parallel)
+main = partial(store.command, {"reuse": [(STORE, measure)]}, over=store.in_parallel)
 
 if __name__ == "__main__":
     main()

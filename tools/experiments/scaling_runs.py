@@ -117,7 +117,7 @@ def where_trl_is(measure: Measure, names: list[Run]) -> Iterator[Results]:
 
 
 STORE = Store("scaling.json", RUNS, settings)
-main = partial(STORE.main, measure, over=where_trl_is)
+main = partial(store.command, {"scaling": [(STORE, measure)]}, over=where_trl_is)
 
 if __name__ == "__main__":
     main()
