@@ -6,8 +6,6 @@
 course from it, and the links to Colab, Kaggle and others, README.md and CITATION.cff name it too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,8 +1,5 @@
 """The clinic of notebook 08 for a browser: all that `interactive/clinic.html` can show.
 
-    python tools/experiments/clinic_page.py          what is not stored yet (3 minutes on one core)
-    python tools/experiments/clinic_page.py --again  all of it
-
 Writes data/results/clinic.json, sealed so that a glance or a search gives no diagnosis away.
 """
 

@@ -1,15 +1,10 @@
 """GRPO on a real model, SmolLM2-135M-Instruct: the runs of notebook 11.
 
-    python tools/experiments/smollm2.py smollm2            the model, once
-    python tools/experiments/real_run.py smollm2           every run that is not stored yet
-    python tools/experiments/real_run.py smollm2 --seed 0  one seed of the run that learns
-    python tools/experiments/real_run.py smollm2 --record  that of seed 0, token by token
+    python tools/experiments/real_run.py FOLDER  # a run takes 5 to 20 minutes on a laptop's cores
 
-A run takes 5 to 20 minutes on a laptop's processor. Writes data/results/real_run.json after each,
-and real_steps.json, what the explorer shows.
+FOLDER has the model, as smollm2.py makes it. Writes data/results/real_run.json after each run, and
+real_steps.json, what the explorer shows.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -31,14 +26,9 @@ from minigrpo.notebook import explorer
 from minigrpo.notebook.setup import setup
 from minigrpo.rewards import pass_at_k
 from minigrpo.sampling import Rollouts
+from minigrpo.text import prompts as text
 from minigrpo.text.models import load_pretrained
-from minigrpo.text.prompts import (
-    answer_reward,
-    decode_completion,
-    format_reward,
-    thought_and_answer,
-    write,
-)
+from minigrpo.text.prompts import answer_reward, format_reward, thought_and_answer
 from minigrpo.text.shots import Epochs, line_ends, rows, tags_reward
 
 REWARDS, WEIGHTS = (tags_reward, format_reward, answer_reward), (0.4, 0.1, 1.0)
@@ -104,7 +94,7 @@ class Lab:
 
     def texts(self, completions: torch.Tensor) -> list[str]:
         """Of ids (N, T)."""
-        return [decode_completion(self.tokenizer, row, self.stops) for row in completions]
+        return [text.decode_completion(self.tokenizer, row, self.stops) for row in completions]
 
     def write(self, asked: Sequence[Mapping[str, str]], **changes: Any) -> list[str]:
         """One completion of each, or several."""
@@ -112,7 +102,7 @@ class Lab:
         texts = []
         for at in range(0, len(asked), AT_ONCE):
             prompts = [row["prompt"] for row in asked[at : at + AT_ONCE]]
-            rollouts, _ = write(self.policy, self.tokenizer, prompts, **settings)
+            rollouts, _ = text.write(self.policy, self.tokenizer, prompts, **settings)
             texts += self.texts(rollouts.completions)
         return texts
 

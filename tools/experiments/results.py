@@ -1,16 +1,11 @@
 """Repeat the run of notebook 07, and every experiment on it, over several seeds.
 
-    python tools/experiments/results.py                       what is not stored yet
-    python tools/experiments/results.py --again               all of it (half an hour)
-    python tools/experiments/results.py --only "KL weight 0"  one experiment alone
+    python tools/experiments/results.py --only "KL weight 0"  # without --only half an hour
 
-Writes data/results/results.json after each run, and then the two figures beside it. The table of
-docs/results.md is made from the same file.
+Writes data/results/results.json after each run, and then the two figures beside it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from statistics import fmean, median
@@ -120,10 +115,10 @@ COLUMNS = {
 }
 
 
-def table(experiments: Results) -> str:
-    return store.table(
-        COLUMNS, ((LABELS.get(name, name), one["runs"]) for name, one in experiments.items())
-    )
+def table(names: Iterable[str]) -> str:
+    """One line for each of these experiments."""
+    stored = store.load("results.json")["experiments"]
+    return store.table(COLUMNS, ((LABELS.get(name, name), stored[name]["runs"]) for name in names))
 
 
 def summit_figure(results: Results) -> plt.Figure:

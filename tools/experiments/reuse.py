@@ -1,12 +1,7 @@
 """Sweep the updates per batch for notebook 03, with its loop and its losses (the solutions).
 
-    python tools/experiments/reuse.py          what is not stored yet (15 minutes on one core)
-    python tools/experiments/reuse.py --again  all of it
-
-Writes data/results/reuse.json after each run.
+Writes data/results/reuse.json after each run, 15 minutes on one core in all.
 """
-
-from __future__ import annotations
 
 import copy
 from contextlib import nullcontext

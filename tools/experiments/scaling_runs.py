@@ -1,13 +1,8 @@
 """Run what notebook 10 shows with seeds: two trainers side by side, and stale rollouts.
 
-    python tools/experiments/scaling_runs.py          what is not stored yet (half an hour)
-    python tools/experiments/scaling_runs.py --again  all of it
-
-Writes data/results/scaling.json after each run. The runs of TRL need the extra `scale`, and are
-left out where it's missing.
+Writes data/results/scaling.json after each run, half an hour in all. The runs of TRL need the extra
+`scale`, and are left out where it's missing.
 """
-
-from __future__ import annotations
 
 import collections
 import copy

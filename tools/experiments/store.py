@@ -3,8 +3,6 @@
 And what decides how a run went, as checksums: folders, data, the code of functions.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect
@@ -34,6 +32,12 @@ class Seed(NamedTuple):
     """The name of a run that varies nothing else."""
 
     seed: int
+
+
+class Part(NamedTuple):
+    """The name of several measurements that are made together."""
+
+    part: str
 
 
 @dataclass
@@ -86,7 +90,8 @@ class Store:
     ) -> None:
         """Measure what is missing. Each run is saved when it's done, in place of an older one."""
         done = () if again else [self.name(run) for run in self.stored()]
-        for run in over(measure, [name for name in only or self.wanted if name not in done]):
+        asked = self.wanted if only is None else only
+        for run in over(measure, [name for name in asked if name not in done]):
             name = self.name(run)
             self.save([*(r for r in self.stored() if self.name(r) != name), run], **beside)
             print("stored:", *self.at, *name, flush=True)

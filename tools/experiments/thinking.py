@@ -1,13 +1,9 @@
 """The runs behind notebooks 06 and 07: what a thought is worth, and how a policy comes to think.
 
-    python tools/experiments/thinking.py                       what is not stored yet (1.5 hours)
-    python tools/experiments/thinking.py --again               all of it
-    python tools/experiments/thinking.py --only "torn pages"   this family alone
+    python tools/experiments/thinking.py --only "torn pages"  # without --only 1.5 hours
 
 Writes data/results/thinking.json after each run.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -4,8 +4,6 @@
 Without --only, all of them (two and a half hours). Writes data/results/turns.json after each run.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace

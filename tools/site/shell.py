@@ -1,7 +1,5 @@
 """What stands around the text of every page: the bar, the contents, the way on, the style."""
 
-from __future__ import annotations
-
 import html
 import re
 import subprocess

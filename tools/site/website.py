@@ -1,7 +1,5 @@
 """The folder of the pages, complete in itself: notebooks, texts, the index, and the search."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json
