@@ -107,8 +107,9 @@ def test_the_command_judges_what_is_missing_and_counts(folder, asked, capsys):
     _, row, _ = rows = judge_field.runs()
     assert row["mistakes"] == ["max_for_min"] and row["upstream"][0]["what"] == "PR 1, merged"
     assert "| right | 2 |  |  |  |  |" in capsys.readouterr().out
-    (folder / "results" / "judged.json").write_text(json.dumps({"settings": {}, "runs": rows[1:]}))
-    assert judge_field.main([str(folder)]) == 0 and judge_field.runs() == rows
+    for left in (rows[1:], rows):
+        (folder / "results" / "judged.json").write_text(json.dumps({"settings": {}, "runs": left}))
+        assert judge_field.main([str(folder)]) == 0 and judge_field.runs() == rows
     assert sorted(asked) == ["right", "right", "right", "sick"]
     assert judge_field.main([str(folder), "--again"]) == 0
     assert len(asked) == 7

@@ -35,8 +35,8 @@ from minigrpo.notebook.setup import setup
 from minigrpo.sampling import Rollouts, sample
 from minigrpo.scaling.trl import QUIET, trl_settings
 
-HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
-BODY = {**HEADS, "hidden_size": 64, "intermediate_size": 128}  # the logits are all there is
+BODY = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+BODY |= {"hidden_size": 64, "intermediate_size": 128}  # the logits are all there is
 SMOLLM2 = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True,

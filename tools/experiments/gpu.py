@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 from importlib import metadata, util
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,24 +65,21 @@ def smoke() -> list[Results]:
 def losses() -> list[Results]:
     """The course's losses here and on the CPU: the largest difference of loss and gradient."""
     rows = []
-    for name, given in VARIANTS.items():
-        for dtype in (torch.float64, torch.float32):
-            found = []
-            for device in ("cpu", DEVICE):
-                generator = torch.Generator().manual_seed(0)
-                new, old = -4 * torch.rand(2, 32, 200, generator=generator, dtype=dtype)
-                rewards = torch.rand(32, generator=generator, dtype=dtype).to(device)
-                mask = torch.arange(200) < torch.randint(1, 200, (32, 1), generator=generator)
-                new = (old + (new - old) / 50).to(device).requires_grad_()
-                own = dict(given)
-                how = {key: own.pop(key) for key in ADVANTAGE_SETTINGS if key in own}
-                advantages = group_advantages(rewards, 8, **how)
-                about = (new, old.to(device), advantages, mask.to(device))
-                loss = grpo_loss(*about, max_length=200, **own)[0]
-                loss.backward()
-                found.append((loss.detach().cpu(), new.grad.cpu()))
-            apart = [(a - b).abs().max().item() for a, b in zip(*found)]
-            rows.append({"loss": name, "in": str(dtype)[6:], "apart": max(apart)})
+    for (name, given), dtype in product(VARIANTS.items(), (torch.float64, torch.float32)):
+        how = {key: given[key] for key in ADVANTAGE_SETTINGS if key in given}
+        own, found = {key: given[key] for key in given.keys() - how.keys()}, []
+        for device in ("cpu", DEVICE):
+            generator = torch.Generator().manual_seed(0)
+            new, old = -4 * torch.rand(2, 32, 200, generator=generator, dtype=dtype)
+            rewards = torch.rand(32, generator=generator, dtype=dtype).to(device)
+            mask = torch.arange(200) < torch.randint(1, 200, (32, 1), generator=generator)
+            new = (old + (new - old) / 50).to(device).requires_grad_()
+            about = (new, old.to(device), group_advantages(rewards, 8, **how), mask.to(device))
+            loss = grpo_loss(*about, max_length=200, **own)[0]
+            loss.backward()
+            found.append((loss.detach().cpu(), new.grad.cpu()))
+        apart = [(a - b).abs().max().item() for a, b in zip(*found)]
+        rows.append({"loss": name, "in": str(dtype)[6:], "apart": max(apart)})
     return rows
 
 

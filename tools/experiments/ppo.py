@@ -41,8 +41,6 @@ ASLEEP = Own(0.0, 1.0)  # its critic says 0 to the end
 EVERY = 10  # steps between two evaluations
 BATCHES = {10: 64, 30: 256}  # steps done: batches to measure the noise with
 TIMED = 40  # steps of each, for their seconds
-
-
 ARMS = ("grpo", "ppo", "asleep")
 
 
