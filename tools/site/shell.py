@@ -136,13 +136,10 @@ def shell(
     fold = contents.format("fold", f"<details><summary>Contents</summary>\n{items}</details>")
     if name == "index":
         column = fold = ""
-    head = end = ""
-    if repository(root):
-        says = {n.stem: n.card for n in notebooks(root)}
-        says |= {key: f"{what}: {about}" for key, (what, about) in TEXTS.items()}
-        picture = name if name in course else "map"
-        head = preview(name, title, says.get(name, LEAD), root, picture)
-        end = footer(source, root)
+    says = {n.stem: n.card for n in notebooks(root)}
+    says |= {key: f"{what}: {about}" for key, (what, about) in TEXTS.items()}
+    picture = name if name in course else "map"
+    head = preview(name, title, says.get(name, LEAD), root, picture)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -166,7 +163,7 @@ def shell(
 {fold}<article>
 {body}
 </article>
-{links}{end}</main>
+{links}{footer(source, root)}</main>
 {column}</div>
 </body>
 </html>
