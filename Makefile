@@ -29,9 +29,12 @@ LAB_SETTINGS := $(VENV)/share/jupyter/lab/settings
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 # make address REPOSITORY=https://github.com/you/minigrpo
 REPOSITORY ?=
+# make release TAG=v1.0.0 compares the tag too, as the workflow does.
+TAG ?=
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' minigrpo/__init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help course lab progress exam update test audit test-browser execute bench gpu results real checkpoint address clean
+.PHONY: help course lab progress exam update test audit test-browser execute bench gpu results real checkpoint address release clean
 
 help:
 	@echo 'make course        execute every notebook and write readable pages to build/course/'
@@ -49,6 +52,7 @@ help:
 	@echo 'make real          the runs of notebook 11 on a real model that are not stored yet; SEED=0 repeats one'
 	@echo 'make checkpoint    train the models in data/ again'
 	@echo 'make address       write the REPOSITORY that you publish the course at into all files'
+	@echo 'make release       build wheel and sdist, prove them in a fresh environment, and publish nothing'
 	@echo 'make clean         remove the environment and everything built or cached'
 	@echo ''
 	@echo 'ONLY=02            course, exam, execute: this notebook alone; lab: opens it'
@@ -131,6 +135,23 @@ checkpoint: $(VENV)/.installed
 
 address:
 	$(PYTHON) tools/course/doors.py $(REPOSITORY)
+
+# In an environment of its own, made as .venv is. The wheel is that of the sdist.
+release: WHEEL = $(CURDIR)/dist/minigrpo-$(VERSION)-py3-none-any.whl
+release:
+	@test "$${TAG:-v$(VERSION)}" = 'v$(VERSION)' || { echo "error: the tag is $$TAG, but the version is $(VERSION)"; exit 2; }
+	@test -z "$$(git status --porcelain || echo unknown)" || { echo 'error: commit first, because git status lists changes'; exit 2; }
+	rm -rf build/release dist
+	$(MAKE) VENV=build/release build/release/.installed-dev
+	build/release/bin/pip install build==1.6.1 hatchling==1.33.0
+	build/release/bin/python -m build --no-isolation
+	build/release/bin/pip install --force-reinstall --no-deps $(WHEEL)
+	build/release/bin/pip check
+	WHEEL=$(WHEEL) build/release/bin/python -m pytest -q tests/test_readme.py tests/test_doors.py tests/test_site.py
+	@echo 'dist/ has what a release of $(VERSION) publishes, and nothing is published yet. Type next:'
+	@echo '    git tag v$(VERSION) && git push origin main v$(VERSION)'
+	@! grep -q '"https://github.com/minigrpo/minigrpo"' pyproject.toml || \
+	    echo 'warning: the address is a placeholder, so before that: make address REPOSITORY=...'
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .pytest_cache .ruff_cache

@@ -23,6 +23,8 @@ from packaging.requirements import Requirement
 from test_drawings import BADGES, self_contained
 from test_project import project, targets, text
 
+from minigrpo import __version__
+
 ROOT = doors.ROOT
 COURSE = notebooks()
 NAME = r"([\w.-]+/[\w.-]+?)(?:\.git)?(?![\w.-])"
@@ -149,7 +151,7 @@ WORKFLOWS = {
 
 def steps(job: dict, key: str) -> list[str]:
     """What the steps of a job run, or the actions they use."""
-    return [step[key] for step in job["steps"] if key in step]
+    return [step[key] for step in job.get("steps", []) if key in step]
 
 
 def test_the_course_is_tested_on_every_python_and_on_windows_as_the_help_says():
@@ -180,6 +182,26 @@ def test_the_pages_are_published_from_where_make_course_writes_them():
     assert 'root / "build" / "course"' in text("tools/course/course.py")
 
 
+def test_a_tag_is_tested_and_built_before_the_site_and_the_release_are_published():
+    jobs = WORKFLOWS["release"]["jobs"]
+    assert WORKFLOWS["release"][True] == {"push": {"tags": ["v*"]}}
+    needs = {name: job["needs"] for name, job in jobs.items() if "needs" in job}
+    assert needs == {"pages": ["test", "audit", "build"], "publish": "pages"}
+    called = [Path(job["uses"]).stem for job in jobs.values() if "uses" in job]
+    assert called == ["course", "audit", "pages"]
+    assert all("workflow_call" in WORKFLOWS[name][True] for name in called)
+    # In a workflow that is called, github.workflow is the caller, and a group for all cancels all.
+    groups = [WORKFLOWS[name]["concurrency"]["group"] for name in called]
+    assert len({*groups}) == 3 and "github.workflow" not in str(groups)
+    assert steps(jobs["build"], "run") == ["make release"]
+    assert jobs["build"]["env"]["TAG"] == "${{ github.ref_name }}"
+    asked = WORKFLOWS["pages"]["jobs"]["publish"]["permissions"]
+    assert jobs["pages"]["permissions"] == {"contents": "read", **asked}
+    assert {name for name, job in jobs.items() if "permissions" in job} == {"pages", "publish"}
+    (action,) = steps(jobs["publish"], "uses")  # no checkout: nothing of the repository may write
+    assert action.startswith("actions/download-artifact@")
+
+
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_may_only_read_and_calls_targets_that_there_are(name):
     assert WORKFLOWS[name]["permissions"] == {"contents": "read"}
@@ -203,6 +225,31 @@ def test_the_container_makes_the_environment_and_opens_the_first_notebook():
     assert opened == f"notebooks/{COURSE[0].file}"
 
 
+# Without the settings of a make that tests.
+OUTER = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ONLY", "SCALE", "TAG"}
+NO_MAKE = {name: value for name, value in os.environ.items() if name not in OUTER}
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"TAG": "v0.1.0"}, f"error: the tag is v0.1.0, but the version is {__version__}"),
+        ({"TAG": f"v{__version__}"}, "error: commit first"),
+        ({}, "error: commit first"),
+    ],
+)
+def test_no_release_of_a_different_tag_or_of_what_is_not_committed(given, error, tmp_path):
+    for file in ("Makefile", "minigrpo/__init__.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
+    command = ["make", "release"]
+    ran = subprocess.run(command, cwd=tmp_path, env=NO_MAKE | given, capture_output=True, text=True)
+    assert ran.returncode == 2 and ran.stdout.startswith(error), ran.stdout
+    assert not (tmp_path / "build").exists()
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.parametrize(
     ("given", "number", "stamp"),
@@ -210,9 +257,7 @@ def test_the_container_makes_the_environment_and_opens_the_first_notebook():
 )
 def test_lab_opens_the_notebook_asked_for_and_installs_the_extra(given, number, stamp):
     command = ["make", "--dry-run", "--always-make", "lab", *given]
-    outer = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ONLY", "SCALE"}  # of a make that tests
-    environment = {name: value for name, value in os.environ.items() if name not in outer}
-    printed = subprocess.check_output(command, cwd=ROOT, text=True, env=environment)
+    printed = subprocess.check_output(command, cwd=ROOT, text=True, env=NO_MAKE)
     *installing, opening = printed.split("-m jupyter")
     path = f"notebooks/{COURSE[number - 1].file}"
     assert opening.rstrip().endswith(f"default_url=/lab/tree/{path}")
@@ -225,12 +270,14 @@ def test_lab_opens_the_notebook_asked_for_and_installs_the_extra(given, number, 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The course as pip gets it."""
+    """The course as pip gets it; `make release` names the one that will be published."""
+    if "WHEEL" in os.environ:
+        return Path(os.environ["WHEEL"])
     pytest.importorskip("hatchling", reason="hatchling, which builds the wheel, isn't installed")
     out = tmp_path_factory.mktemp("wheel")
     code = "import sys, hatchling.build as build; build.build_wheel(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(out)], cwd=ROOT, check=True)
-    return next(out.glob("minigrpo-*.whl"))
+    return out / f"minigrpo-{__version__}-py3-none-any.whl"
 
 
 def files_of(*names: str) -> set[str]:

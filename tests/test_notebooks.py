@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import re
 import statistics
 from collections.abc import Callable, Iterator
@@ -39,7 +38,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LONGEST_CELL = 30  # lines
 MEDIAN_CELL = 10  # lines
 EXERCISES = 3
-WORDS_A_MINUTE, LINES_A_MINUTE, MINUTES_A_FIGURE, MINUTES_A_FORMULA = 150, 8, 1.5, 1
+WORDS_A_MINUTE, LINES_A_MINUTE, MINUTES_A_FIGURE, MINUTES_A_FORMULA = 130, 8, 1.5, 0.5
 CAPTION_WORDS = 25
 SHORTEST_ALT = 40  # characters
 FIGURE_WIDTH = 7.0  # inches
@@ -286,14 +285,15 @@ def title_table(nb: NotebookNode, path: Path) -> list[str]:
 
 
 def reading(nb: NotebookNode) -> int:
-    """Minutes for prose, code that isn't folded, figures and formulas, rounded up to five."""
-    shown = [cell for cell in code_cells(nb) if "setup" in tags(cell) or not FOLDED & {*tags(cell)}]
+    """Minutes for prose, tables, code that isn't folded, figures and formulas, in fives."""
+    shown = [cell for cell in code_cells(nb) if not FOLDED & {*tags(cell)}]
     lines = sum(bool(line.strip()) for cell in shown for line in cell.source.splitlines())
     drawn = sum(bool(CAPTION.search(line)) for line in _lines(nb))
-    minutes = len(words(prose(nb))) / WORDS_A_MINUTE + lines / LINES_A_MINUTE
+    rows = " ".join(line for line in _lines(nb) if line.startswith("|"))
+    minutes = len(words(prose(nb) + rows)) / WORDS_A_MINUTE + lines / LINES_A_MINUTE
     displayed = sum(line.count("$$") for line in _lines(nb)) / 2
     minutes += MINUTES_A_FIGURE * drawn + MINUTES_A_FORMULA * displayed
-    return 5 * math.ceil(minutes / 5)
+    return 5 * round(minutes / 5)
 
 
 def _lines(nb: NotebookNode) -> list[str]:

@@ -13,7 +13,7 @@ from test_objective_mistakes import MISTAKES
 from test_project import project, targets, text
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from minigrpo import clinic
+from minigrpo import __version__, clinic
 from minigrpo.arithmetic import is_held_out, running_totals
 from minigrpo.clinic.judge.trl_answers import VARIANTS
 from minigrpo.exercises import judge
@@ -24,7 +24,8 @@ from minigrpo.study.oracle import list_world
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
-PAGES = "README.md CONTRIBUTING.md GLOSSARY.md data/README.md recipes/README.md".split() + DOCS
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "GLOSSARY.md", *DOCS]
+PAGES += ["data/README.md", "recipes/README.md"]
 LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
 
 
@@ -132,12 +133,16 @@ def test_every_target_and_file_that_a_page_calls_exists(name):
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 
 
-def test_the_citation_agrees_with_the_project():
+def test_the_citation_and_the_changelog_agree_with_the_project():
     cited = dict(re.findall(r"^([\w-]+): \"?([^\">]+?)\"?$", text("CITATION.cff"), re.MULTILINE))
     about = project()["project"]
     assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
-    assert (cited["license"], cited["version"]) == (about["license"], about["version"])
-    assert cited["repository-code"] == about["urls"]["Repository"]
+    assert (cited["license"], cited["version"]) == (about["license"], __version__)
+    assert (address := cited["repository-code"]) == about["urls"]["Repository"]
+    assert about["urls"]["Changelog"] == f"{address}/blob/main/CHANGELOG.md"
+    newest = re.search(r"^## \[(\d.*)\] - (20\d\d-\d\d-\d\d)$", text("CHANGELOG.md"), re.MULTILINE)
+    assert newest.groups() == (cited["version"], cited["date-released"])
+    assert f"\n[{newest[1]}]: {address}/releases/tag/v{newest[1]}\n" in text("CHANGELOG.md")
     assert cited["title"].startswith(about["name"])
 
 

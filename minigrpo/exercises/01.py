@@ -33,6 +33,8 @@ bigram_entropy.wrong = {
     "surprise = -(joint / first).log()": "0 * ln 0 is NaN. Leave such pairs out of the sum.",
     "first = (ids.bincount().double() / pairs.sum()).unsqueeze(1)": "You count first characters "
     "over the whole text. The last one starts no pair, so p(a) comes from ids[:-1].",
+    "first = joint.sum(dim=0, keepdim=True)": "You divide by how often b comes second. For p(b|a), "
+    "divide by how often a comes first.",
 }
 bigram_entropy.cases = {
     "the text aabb": (torch.tensor([0, 0, 1, 1]),),

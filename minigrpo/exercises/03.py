@@ -12,12 +12,12 @@ from minigrpo.logprobs import masked_mean, sequence_log_probs
 
 POPULATION = "Your std divides by G, as NumPy's does. Here it's G - 1, as torch's .std() has it."
 EQUAL = (
-    "Only equal rewards go wrong: their float32 mean can miss them by a rounding error, and yours "
-    "divides that. Give such a group exactly 0."
+    "It's right but for a group of equal rewards. Their float32 mean can miss them by a rounding "
+    "error, which yours divides. Give such a group exactly 0."
 )
 
 
-@exercise("share of a letter", package=lambda x, m, i: masked_mean((x == i).float(), m, dim=-1))
+@exercise("fraction of a letter", package=lambda x, m, i: masked_mean((x == i).float(), m, dim=-1))
 def letter_share(completions, mask, letter_id):
     """completions (N, T) of ids, mask (N, T) with 1 = real token -> (N,), each from 0 to 1"""
     real = mask.bool()
@@ -34,6 +34,8 @@ letter_share.wrong = {
     "hits = completions * mask == letter_id": "You multiply the ids by the mask. That turns "
     "padding into the id 0, which is a letter like any other.",
     "return hits.float().sum(dim=-1)": "You count. Divide by the real tokens.",
+    ("hits = completions == letter_id", "return hits.float().mean(dim=-1)"): "You don't use the "
+    "mask, so padding counts as text.",
 }
 letter_share.cases = {
     "padding": (tensor([[4, 1, 4, 2], [4, 1, 4, 4]]), tensor([[1, 1, 1, 1], [1, 1, 0, 0]]), 4),
@@ -70,6 +72,10 @@ group_advantages.wrong = {
     "so easy prompts look like good answers. Compare within the group.",
     "std = groups.std(dim=1, keepdim=True, correction=0)": POPULATION,
     "advantages = (groups - mean) / (std + 1e-8)": "The formula adds 1e-4 to the std.",
+    (
+        "std = groups.std(dim=1, keepdim=True, correction=0)",
+        "advantages = (groups - mean) / (std + 1e-8)",
+    ): "Two things. You divide by G, not by G - 1, and the formula adds 1e-4 to the std.",
     "advantages = groups - mean": "What comes out is the reward minus the group's mean, as in Dr. "
     "GRPO. Divide by the std plus 1e-4 too.",
     "std = groups.std()": NAMED["std_over_the_batch"].sentence,

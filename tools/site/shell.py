@@ -11,6 +11,8 @@ from typing import NamedTuple
 from doors import repository, site
 from listing import notebooks
 
+from minigrpo import __version__
+
 WEB = Path(__file__).resolve().parent / "web"
 SCRIPT = "course.js"  # beside the pages, the search; without it every page is complete
 THEME = 'try { document.documentElement.dataset.theme = localStorage.theme || "auto"; } catch {}'
@@ -79,9 +81,8 @@ def elsewhere(source: str, root: Path) -> str:
 @cache
 def edition(root: Path) -> str:
     """The version of the course, and the day of its last commit where git knows it."""
-    version = re.search(r'^version = "(.+)"$', (root / "pyproject.toml").read_text(), re.MULTILINE)
     day = subprocess.getoutput(f'git -C "{root}" log -1 --format=%cs')
-    return f"Edition {version[1]}" + (f" of {day}" if re.fullmatch(r"[\d-]+", day) else "")
+    return f"Edition {__version__}" + (f" of {day}" if re.fullmatch(r"[\d-]+", day) else "")
 
 
 def footer(source: str, root: Path) -> str:
