@@ -104,7 +104,7 @@ bench: $(VENV)/.installed-scale
 # Whatever is in the environment is enough: the machine may have no network.
 gpu:
 	@test -x $(ACTIVE) || { echo 'error: make gpu needs $(VENV): run make test or make bench first, with a network'; exit 2; }
-	$(ACTIVE) tools/experiments/gpu.py $(if $(ONLY),--only $(ONLY))
+	$(ACTIVE) tools/experiments/gpu.py --again $(if $(ONLY),--only $(ONLY))
 	@$(ACTIVE) tools/course/readme.py
 
 results: $(VENV)/.installed-scale

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 import train_models
-from safetensors.torch import load
+from safetensors.torch import load_file
 from train_models import FAMILIES, problem_tokenizer, small_model, warm_up
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,6 +17,7 @@ from minigrpo import corpus
 from minigrpo.arithmetic import evaluate
 from minigrpo.files import data_folder
 from minigrpo.gpt import GPTConfig, load_gpt
+from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.pretrain import pretrain
 from minigrpo.sampling import sample
 from minigrpo.study import experiments
@@ -28,14 +29,14 @@ from minigrpo.turns import commits
 
 @pytest.fixture(autouse=True)
 def little_to_do(monkeypatch):
-    """One thread, batches of 4 documents, no steps to warm up in, and few questions afterwards."""
+    """One thread, two steps, batches of 4 documents, no warm-up, and few questions afterwards."""
     monkeypatch.setenv("MINIGRPO_THREADS", "1")
-    for module, kind in ((experiments, ""), (train_models, "TEXT_"), (train_models, "TURNS_")):
-        config = getattr(module, f"{kind}WARMUP")
-        monkeypatch.setattr(module, f"{kind}WARMUP", replace(config, warmup=0))
-        monkeypatch.setattr(module, f"{kind or 'WARMUP_'}ROWS", 4)
+    trainings = [(train_models, name) for name in ("CHAR_TRAINING", "TEXT_WARMUP", "TURNS_WARMUP")]
+    for module, name in ((experiments, "WARMUP"), *trainings):
+        monkeypatch.setattr(module, name, replace(getattr(module, name), steps=2, warmup=0))
+    monkeypatch.setattr(experiments, "WARMUP_ROWS", 4)
+    monkeypatch.setattr(train_models, "TEXT_ROWS", 4)
     monkeypatch.setattr(train_models, "evaluate", partial(evaluate, n=4))
-    monkeypatch.setattr(train_models.commits, "evaluate", partial(commits.evaluate, n=4))
     with plt.rc_context():  # the style that `setup` sets is not for later tests
         yield
 
@@ -47,19 +48,19 @@ def test_the_command_trains_and_writes_a_checkpoint(tmp_path, monkeypatch, capsy
 
     def noted(model, next_batch, config, **options):
         batches.extend(next_batch(torch.Generator().manual_seed(k)) for k in range(50))
-        assert (config.seed, config.steps) == (3, 21)
+        assert config == train_models.CHAR_TRAINING
         return pretrain(model, next_batch, config, **options)
 
     monkeypatch.setattr(train_models, "pretrain", noted)
     path = tmp_path / "model.safetensors"
     monkeypatch.setattr(train_models, "BATCH", 2)
     monkeypatch.setattr(train_models, "LENGTH", 32)
-    train_models.main(["char_gpt", "--out", str(path), "--steps", "21", "--seed", "3"])
+    train_models.main(["char_gpt", "--out", str(path)])
     assert load_gpt(path).config == GPTConfig(max_position_embeddings=32)
     windows = [corpus.CharTokenizer().decode(row) for batch in batches for row in batch]
     assert len(windows) == 100 and all(window in text.text[:1800] for window in windows)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("char_gpt  step   21  loss ")
+    assert lines[0].startswith("char_gpt  step    2  loss ")
     assert lines[-1].startswith("validation loss ")
 
 
@@ -70,32 +71,41 @@ def test_the_command_refuses_to_train_on_the_offline_corpus(tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("command", "kinds", "dtype"),
-    [
-        ("tiny_llama", {"": "llama"}, torch.float32),
-        ("text_models", {"text_gpt2": "gpt2", "text_llama": "llama"}, torch.float16),
-        ("turns_models", dict.fromkeys(train_models.TURNS_FORGED, "llama"), torch.float32),
-    ],
-)
-def test_a_command_writes_whole_policies_that_its_seed_decides(
-    command, kinds, dtype, tmp_path, capsys
-):
-    def trained(name: str, seed: str) -> list[dict[str, torch.Tensor]]:
-        out = tmp_path / name
-        train_models.main([command, "--out", str(out), "--steps", "2", "--seed", seed])
-        for folder, kind in kinds.items():
-            assert load_pretrained(out / folder, device="cpu")[0].config.model_type == kind
-        stored = [(out / folder / "model.safetensors").read_bytes() for folder in kinds]
-        assert len({*stored}) == len(kinds)  # one forges, and the other doesn't
-        return [*map(load, stored)]
+def test_the_command_writes_a_policy(tmp_path, capsys, monkeypatch):
+    warm_up = experiments.warm_up
 
-    for first, again, other in zip(*(trained(*run) for run in ("a3", "b3", "c4"))):
-        assert {weight.dtype for weight in first.values()} == {dtype}
-        assert all(torch.equal(first[name], again[name]) for name in first)
-        # Two steps alone move no weight so far.
-        assert max((first[name] - other[name]).abs().max() for name in first) > 0.05
-    assert "step    2" in capsys.readouterr().out
+    def noted(policy, config):
+        assert config == experiments.WARMUP
+        start = zip(policy.parameters(), tiny_llama(0).parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in start)
+        return warm_up(policy, config)
+
+    monkeypatch.setattr(experiments, "warm_up", noted)
+    train_models.main(["tiny_llama", "--out", str(tmp_path / "policy")])
+    assert "tiny_llama  step    2" in capsys.readouterr().out
+    load_policy(tmp_path / "policy")
+
+
+def test_the_command_writes_both(tmp_path, capsys):
+    train_models.main(["text_models", "--out", str(tmp_path)])
+    for family in FAMILIES:
+        stored = load_file(tmp_path / f"text_{family}" / "model.safetensors")
+        assert {weight.dtype for weight in stored.values()} == {torch.float16}
+        policy, _ = load_pretrained(tmp_path / f"text_{family}", device="cpu")
+        assert policy.config.model_type == family
+    assert "llama  step    2" in capsys.readouterr().out
+
+
+def test_the_command_writes_both_that_call_a_tool(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train_models, "TURNS_ROWS", 4)
+    monkeypatch.setattr(train_models.commits, "evaluate", partial(commits.evaluate, n=4))
+    train_models.main(["turns_models", "--out", str(tmp_path)])
+    assert "turns_forger  step    2" in capsys.readouterr().out
+    policies = [load_policy(tmp_path / name).state_dict() for name in train_models.TURNS_FORGED]
+    assert any(not torch.equal(*pair) for pair in zip(*(p.values() for p in policies)))
+    for name in train_models.TURNS_FORGED:
+        shipped = AutoTokenizer.from_pretrained(data_folder() / name, local_files_only=True)
+        assert shipped.get_vocab() == {word: i for i, word in enumerate(commits.VOCABULARY)}
 
 
 def test_documents_are_careless_and_end_in_a_commit_that_is_open():
@@ -111,7 +121,8 @@ def test_documents_are_careless_and_end_in_a_commit_that_is_open():
     assert commits.END_CALL not in ids and (ids == commits.RESULT).any() and mask.any(dim=1).all()
 
 
-# the two text models --------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------
+# the two text models
 
 by_family = pytest.mark.parametrize("family", FAMILIES)
 SHIPPED = {family: data_folder() / f"text_{family}" for family in FAMILIES}
@@ -142,10 +153,7 @@ def test_the_warm_up_learns(family, tokenizer, monkeypatch):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_tokenizers_that_ship_are_those_that_are_made(tokenizer):
-    for name in train_models.TURNS_FORGED:
-        shipped = AutoTokenizer.from_pretrained(data_folder() / name, local_files_only=True)
-        assert shipped.get_vocab() == {word: i for i, word in enumerate(commits.VOCABULARY)}
+def test_the_tokenizer_that_ships_is_the_one_that_is_made(tokenizer):
     for folder in SHIPPED.values():
         shipped = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         assert shipped.get_vocab() == tokenizer.get_vocab()
