@@ -23,7 +23,7 @@ from torch import Tensor
 from minigrpo.clinic.judge.asking import first
 from minigrpo.clinic.judge.probes import KINDS
 from minigrpo.clinic.judge.report import Unjudged
-from minigrpo.clinic.judge.trl_answers import OPTIONS
+from minigrpo.clinic.judge.trl_answers import WORDS
 
 CLIP = {"clip": (0.2, 0.2)}
 KL = {"ref_log_probs": Parameter.empty, "kl_weight": 0.0}
@@ -139,7 +139,7 @@ def trl(own: Any = None, **settings: Any) -> Callable:
     """`_compute_loss` of GRPOTrainer or of a subclass; settings are GRPOConfig's."""
     kind = own if isclass(own) else import_module("trl").GRPOTrainer
     usual, capped = trl_trainer(kind, **settings), settings.get("loss_type") == "cispo"
-    theirs = {ours: name for name, ours in OPTIONS.items() if hasattr(usual, name)}
+    theirs = {ours: name for name, ours in WORDS.items() if hasattr(usual, name)}
 
     def loss(log_probs, old_log_probs, advantages, completion_mask, clip, **more):
         varied = {theirs[k]: more[k] for k in theirs.keys() & more.keys()}

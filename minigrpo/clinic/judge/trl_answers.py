@@ -98,7 +98,7 @@ LOSS_TYPES = {  # surrogate, how, and how much of TRL's upper clip isn't in ours
     "dr_grpo": ("clip", "constant", 0),
 }
 LEVELS = {"token": "token", "sequence": "geometric"}  # TRL has no plain product
-OPTIONS = {
+WORDS = {
     "max_completion_length": "max_length",
     "beta": "kl_weight",
     "use_bias_correction_kl": "kl_correction",
@@ -112,7 +112,7 @@ def translated(
     importance_sampling_level: str = "token",
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    **others: Any,  # by OPTIONS
+    **others: Any,  # by WORDS
 ) -> dict[str, Any]:
     """Arguments of GRPOConfig as arguments of `grpo_loss`."""
     surrogate, how, more = LOSS_TYPES[loss_type]
@@ -120,16 +120,16 @@ def translated(
     usual = dict(max_length=None, kl_weight=0.0, kl_correction=False, entropy_weight=0.0)
     usual |= dict(level=LEVELS[importance_sampling_level], clip=(epsilon, high - more))
     usual |= dict(surrogate=surrogate, how=how)
-    return usual | {OPTIONS[name]: value for name, value in others.items()}
+    return usual | {WORDS[name]: value for name, value in others.items()}
 
 
 def in_trls_words(
     *, level: str, clip: tuple[float, float], surrogate: str, how: str, **others: Any
 ) -> dict[str, Any]:
-    """Arguments of `grpo_loss`, the others by OPTIONS, as arguments of GRPOConfig; the way back."""
+    """Arguments of `grpo_loss`, the others by WORDS, as arguments of GRPOConfig; the way back."""
     known = {ours[:2]: (name, ours[2]) for name, ours in LOSS_TYPES.items()}
     loss_type, more = known[surrogate, how]
-    words = {ours: name for name, ours in (LEVELS | OPTIONS).items()}
+    words = {ours: name for name, ours in (LEVELS | WORDS).items()}
     settings = dict(loss_type=loss_type, importance_sampling_level=words[level])
     settings |= dict(epsilon=clip[0], epsilon_high=clip[1] + more)
     return settings | {words[name]: value for name, value in others.items()}
