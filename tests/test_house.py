@@ -18,8 +18,8 @@ ROOMS = {
     "study": 400,
     "turns": 180,
     "notebook": 700,
-    "clinic": 2050,
-    "judge": 2350,  # clinic/judge, which is used without the course
+    "clinic": 1999,
+    "judge": 2291,  # clinic/judge, which is used without the course
     "text": 550,
     "scaling": 340,
     "exercises": 950,
