@@ -244,9 +244,13 @@ def patient(number: int) -> Case:
 
 
 def diagnoses() -> None:
-    """Print the numbered list of all diagnoses, in the order of the alphabet."""
-    for number, name in enumerate(names(), 1):
-        print(f"{number:3}  {name}")
+    """Print all diagnoses by what you'd see. Their numbers are those of the alphabet."""
+    last = ""
+    for name, notes in notes_by_diagnosis().items():  # ward by ward
+        if notes["ward"] != last:
+            last = notes["ward"]
+            print(last)
+        print(f"{names().index(name) + 1:4}  {name}")
 
 
 def tally() -> None:

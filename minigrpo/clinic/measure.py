@@ -179,7 +179,7 @@ def equal_groups(subject: Subject) -> Readings | str:
     shown = equal if len(equal) else torch.full((1, size), float("nan"))
     return {
         "equal groups, first step (frac_reward_zero_std)": steps[0].frac_reward_zero_std,
-        "the same, last steps": subject.chart.last("frac_reward_zero_std"),
+        "equal groups, last steps": subject.chart.last("frac_reward_zero_std"),
         "standard deviation of rewards (reward_std)": pairs[-1][0].std(1).mean().item(),
         "groups of equal rewards in the run": len(equal),
         "largest |advantage| where all rewards are equal": shown.abs().max().item(),

@@ -188,7 +188,7 @@ EQUAL, PULL, BOARD = "groups", "gradient at zero advantage", "dashboard"
 EXCHANGED, EXAMPLE = "exchange tests", "rewards, another worked example (fraction)"
 PATIENTS: tuple[Patient, ...] = (
     Patient("a grader that never matches",
-        Sign(EQUAL, "the same, last steps", 0.99),
+        Sign(EQUAL, "equal groups, last steps", 0.99),
         ("a_right_answer_is_rewarded", "reward", "right"), switch("answer_compared_as_text")),
     Patient("a sampler that does not know the end",
         Sign(BOARD, "truncated (completions/clipped_ratio)", 0.5), ("completions_end", "sample"),
