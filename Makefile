@@ -104,7 +104,7 @@ bench: $(VENV)/.installed-scale
 # Whatever is in the environment is enough: the machine may have no network.
 gpu:
 	@test -x $(ACTIVE) || { echo 'error: make gpu needs $(VENV): run make test or make bench first, with a network'; exit 2; }
-	$(ACTIVE) tools/experiments/gpu.py $(if $(ONLY),--only $(ONLY))
+	$(ACTIVE) tools/experiments/gpu.py --again $(if $(ONLY),--only $(ONLY))
 	@$(ACTIVE) tools/course/readme.py
 
 results: $(VENV)/.installed-scale
@@ -147,7 +147,7 @@ release:
 	build/release/bin/python -m build --no-isolation
 	build/release/bin/pip install --force-reinstall --no-deps $(WHEEL)
 	build/release/bin/pip check
-	WHEEL=$(WHEEL) build/release/bin/python -m pytest -q tests/test_readme.py tests/test_doors.py tests/test_site.py
+	WHEEL=$(WHEEL) build/release/bin/python -m pytest -q tests/test_readme.py tests/test_doors.py tests/test_site.py tests/audit/test_wheel.py
 	@echo 'dist/ has what a release of $(VERSION) publishes, and nothing is published yet. Type next:'
 	@echo '    git tag v$(VERSION) && git push origin main v$(VERSION)'
 	@! grep -q '"https://github.com/minigrpo/minigrpo"' pyproject.toml || \

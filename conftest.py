@@ -55,20 +55,20 @@ def pytest_unconfigure() -> None:
 # What takes long, the longest first, as a part of the names of its tests. These are seconds on one
 # core; course.toml has those of the notebooks, unless one is tested in a folder of its own.
 _seconds = {"test_clinic": 160, "test_clinic_losses": 150, "test_exercise_notebooks": 140}
-_seconds |= {"test_exercises": 70, "test_attacks": 55, "test_course_tool": 30, "test_mutants": 20}
-_seconds |= {"test_judge": 15}
+_seconds |= {"test_exercises": 70, "test_attacks": 55, "test_wheel": 60, "test_course_tool": 30}
+_seconds |= {"test_mutants": 20, "test_judge": 15}
 if (ROOT / "course.toml").is_file():
     for notebook in tomllib.loads((ROOT / "course.toml").read_text("utf-8"))["notebook"]:
         _seconds[Path(notebook["file"]).stem] = notebook["seconds"]
 LONGEST = sorted(_seconds, key=_seconds.get, reverse=True)
-ALONE = "test_notebook_passes_with_all_solutions_pasted_in[07_grpo]"  # the others share a kernel
+ALONE = "test_exercise_notebooks.py"  # each of its notebooks has a kernel of its own
 PATIENTS = ("test_clinic.py", "test_measure.py")  # whose runs and measurements are kept
 
 
 def share(nodeid: str) -> str:
     """What goes to one process as a whole: a file or two, or a notebook with its solutions."""
     file = nodeid.split("::")[0]
-    return nodeid if ALONE in nodeid else "test_clinic.py" if file.endswith(PATIENTS) else file
+    return nodeid if file.endswith(ALONE) else "test_clinic.py" if file.endswith(PATIENTS) else file
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -42,6 +42,7 @@ def course(root: Path, notebooks: dict[str, NotebookNode]) -> Path:
         nbformat.write(nb, root / "notebooks" / f"{stem}.ipynb")
         entries += ENTRY.format(number=stem[:2], stem=stem, title=stem[3:].capitalize())
     (root / "course.toml").write_text(entries)
+    (root / "pyproject.toml").write_text('Repository = "https://github.com/made/up"\n')
     return root
 
 

@@ -219,12 +219,6 @@ def test_minigrpo_data_comes_first_then_the_cache_then_the_download(
     assert sources == ["MINIGRPO_DATA", "cache", "download"]
 
 
-def test_the_corpus_is_the_one_that_the_readme_names():
-    assert f"`{corpus.SHA256}`" in (corpus.data_folder() / "README.md").read_text("utf-8")
-    end = "/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-    assert corpus.URL == "https://raw.githubusercontent.com" + end and corpus.SIZE == 1_115_394
-
-
 @needs_real
 def test_the_real_corpus_is_accepted():
     result = load_corpus()

@@ -69,8 +69,7 @@ def test_each_map_lights_the_parts_of_its_notebook_and_no_other():
         assert {digits for lit, digits in circles if lit} == {notebook.number}
 
 
-# ---------------------------------------------------------------------------------------------
-# a new notebook
+# a new notebook -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +113,6 @@ def test_a_new_notebook_is_in_the_tables_the_counts_and_the_maps(copy):
     assert title in text(copy, "figures/map_99.svg")
 
 
-def test_a_new_notebook_has_its_card_and_its_page(copy):
-    course.begin(copy, copy / "out")
-    index = text(copy, "out/index.html")
-    (card,) = re.findall(r'<section class="card" id="99_made_up">.*?</section>', index, re.DOTALL)
-    assert 'href="99_made_up.html">99 Made up<' in card
-    assert "The card of 99 &amp; more." in card and "100 min of reading" in card
-    assert 'href="99_made_up.html"' in text(copy, f"out/{COURSE[-1].stem}.html")  # the next one
-    assert '"99 Made up"' in text(copy, "out/course.js")
-
-
 def test_a_new_notebook_is_executed_and_tested(copy):
     assert [notebook.number for notebook in course.choose(copy)][-1] == "99"
     spec = importlib.util.spec_from_file_location("conftest_of_the_copy", copy / "conftest.py")
@@ -134,7 +123,7 @@ def test_a_new_notebook_is_executed_and_tested(copy):
         spec.loader.exec_module(module)
         module.pytest_unconfigure()
     assert module.LONGEST[0] == "99_made_up"
-    tests = {f"tests/test_{name}.py" for name in ("notebooks", "project", "site", "exercises")}
+    tests = {f"tests/test_{name}.py" for name in ("notebooks", "site", "exercises")}
     tests |= {"notebooks/99_made_up.ipynb"}
     options = ["--collect-only", "-q", "-p", "no:cacheprovider", "--nbval"]
     command = [sys.executable, "-m", "pytest", *options, *tests]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import os
 import re
 import signal
@@ -20,7 +21,6 @@ import kernels
 import made_up
 import nbformat
 import pytest
-import solutions
 from made_up import files, notebook
 from nbformat import NotebookNode
 
@@ -103,20 +103,15 @@ def test_where_two_go_at_a_time_the_longest_begin(at_a_time, order):
     assert "".join(begun) == order
 
 
-def test_streams_are_merged_as_nbval_merges_them_and_stay_around_a_figure():
-    nbval, v4 = pytest.importorskip("nbval.plugin"), nbformat.v4
+def test_streams_are_merged_as_nbval_merges_them():
+    nbval, nb = pytest.importorskip("nbval.plugin"), notebook("1")
     cut = ["a\n1%", "\r20%", "\r100%\nb\r\n"]
     pieces = [*(("stdout", text) for text in cut), ("stderr", "w")]
-
-    def outputs() -> list[NotebookNode]:
-        return [v4.new_output("stream", name=n, text=text) for n, text in pieces]
-
-    merged = committed.merge_streams(outputs())
+    outputs = [nbformat.v4.new_output("stream", name=name, text=text) for name, text in pieces]
+    nb.cells[1].outputs = outputs
+    merged = committed.committed_form(copy.deepcopy(nb)).cells[1].outputs
     assert [(o.name, o.text) for o in merged] == [("stdout", "a\n100%\nb\r\n"), ("stderr", "w")]
-    assert merged == nbval.coalesce_streams(outputs())
-    figure = v4.new_output("display_data", data={"text/plain": "figure"})
-    around = [v4.new_output("stream", text="a\n"), figure, v4.new_output("stream", text="b\n")]
-    assert committed.merge_streams(around) == around
+    assert merged == nbval.coalesce_streams(outputs)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +191,7 @@ def test_a_solution_says_why_and_begins_no_html(monkeypatch):
     from minigrpo.exercises import reader
 
     monkeypatch.setattr(reader.find("1.2").reference, "why", "Not a <b>, but `<c>`.")
-    source = solutions.solution_cell("1.2").source
+    source = committed.solution_cell("1.2").source
     begin = "<details><summary>Solution (try first)</summary>\n\n```python\nimport"
     assert source.startswith(begin)
     assert source.endswith("\n```\n\nNot a \\<b>, but `<c>`.\n\n</details>")

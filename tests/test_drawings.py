@@ -66,6 +66,11 @@ def self_contained(text: str) -> list[str]:
     return found + [f"refers to {target}" for target in targets if target not in ids]
 
 
+@pytest.mark.parametrize("path", BADGES, ids=lambda path: path.name)
+def test_a_badge_loads_nothing(path):
+    assert self_contained(path.read_text(encoding="utf-8")) == []
+
+
 RULES = (described, sized, in_style, legible, self_contained)
 
 

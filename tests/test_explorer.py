@@ -402,8 +402,7 @@ def test_keys_are_enough(page_of, recorded):
     page.focus("#step")
     page.keyboard.press("End")
     assert page.inner_text("#step-name") == "step 2"
-    for name, value in {"view": "push", "state": "first", "group": "0"}.items():
-        page.check(f"#{name} input[value='{value}']", force=True)
+    page.check("#view input[value='push']", force=True)
     assert page.get_attribute("#step", "aria-valuetext") == "step 2"
     tabbable = page.locator(".token[tabindex='0']")
     assert tabbable.count() == 1
@@ -432,7 +431,6 @@ def test_keys_are_enough(page_of, recorded):
     assert said == f"{token}, push {push:+.2f}".replace("-", "−")
 
 
-GROUND = "e => getComputedStyle(e).backgroundColor"
 CUT = "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)"
 
 
@@ -473,7 +471,7 @@ def test_everything_can_be_read_at_every_width(page_of, recorded, width, scheme)
 
 
 @pytest.mark.browser
-def test_a_page_of_the_course_shows_the_explorer_in_its_theme(recorded, shown, opened, tmp_path):
+def test_a_page_of_the_course_shows_the_explorer(recorded, shown, opened, tmp_path):
     explorer.show(explorer.data(recorded[2]))
     nb = made_up.notebook("1")
     nb.cells.append(nbformat.v4.new_code_cell(outputs=shown))
@@ -483,15 +481,9 @@ def test_a_page_of_the_course_shows_the_explorer_in_its_theme(recorded, shown, o
     inside = page.frame_locator("iframe.explorer")
     inside.locator(".token").first.click()
     assert "Advantage" in inside.locator("#formula").inner_text()
-    high = inside.locator("html").evaluate("e => [e.scrollHeight, innerHeight]")
-    assert high[0] <= high[1] and high[1] > 500  # nothing scrolls inside
     for width, nth in product((1280, 360), (0, -1)):  # the push is beside its token, or below
         page.set_viewport_size({"width": width, "height": 800})
         inside.locator(".row").nth(nth).locator(".token").first.click()
         token = inside.locator(".token[aria-selected=true]").bounding_box()
         push = inside.locator("#formula .pushed").bounding_box()
         assert abs(push["y"] - token["y"]) < 250, (width, nth)
-    for theme in ("light", "dark"):
-        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-        grounds = [inside.locator(one).evaluate(GROUND) for one in ("body", "#key li >> nth=2")]
-        assert (grounds == ["rgb(255, 255, 255)"] * 2) == (theme == "light"), grounds

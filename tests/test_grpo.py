@@ -87,30 +87,6 @@ def test_every_variant_raises_the_reward(variant):
     assert before < 1.5 < 2.5 < after, f"{before:.2f} -> {after:.2f} of 3"
 
 
-def test_one_step_is_the_gradient_of_the_loss_by_hand():
-    """Adam's first step is lr times the sign of the gradient: sampled, scored and summed here."""
-    policy, config = Bigram(uniform(11, 11)), replace(SMALL, steps=1, inner_epochs=1, lr=1e-3)
-    before = policy.table.detach().clone()
-    (metrics,) = run(policy, config=config)
-    rollouts, table = metrics.rollouts, before.clone().requires_grad_()
-    assert_close(
-        metrics.rewards, (rollouts.completions == 3).double().mean(dim=1), atol=1e-12, rtol=0
-    )
-    total = 0.0
-    for row in range(8):
-        group = metrics.rewards[row // 4 * 4 : row // 4 * 4 + 4]
-        std = ((group - group.mean()).square().sum() / 3).sqrt()
-        A = (metrics.rewards[row] - group.mean()) / (std + 1e-4)
-        text = [rollouts.prompt_ids[row, -1].item(), *rollouts.completions[row].tolist()]
-        log_probs = [table.log_softmax(-1)[a, b] for a, b in zip(text, text[1:])]
-        total = total - A * sum(log_probs) / len(log_probs) / 8
-    (gradient,) = torch.autograd.grad(total, table)
-    assert_close(metrics.grad_norm, gradient.norm().item())
-    moved = policy.table.detach() - before
-    touched = gradient.abs() > 1e-6
-    assert_close(moved[touched], -1e-3 * gradient[touched].sign(), atol=1e-6, rtol=1e-2)
-
-
 def test_a_step_shows_the_mean_of_its_updates_and_the_extremes_of_the_ratio():
     rollouts, rewards = ragged_batch(tiny_gpt(), SMALL)
     names = "loss kl entropy clip_ratio/low_mean clip_ratio/high_mean grad_norm ratio/min ratio/max"

@@ -18,8 +18,8 @@ ROOMS = {
     "study": 400,
     "turns": 180,
     "notebook": 700,
-    "clinic": 2050,
-    "judge": 2350,  # clinic/judge, which is used without the course
+    "clinic": 1999,
+    "judge": 2291,  # clinic/judge, which is used without the course
     "text": 550,
     "scaling": 340,
     "exercises": 950,
@@ -76,11 +76,6 @@ def test_a_room_keeps_to_its_budget(room):
 def test_every_file_has_its_room_and_the_loop_its_size():
     assert {room_of(path) for path in FILES} == {*ROOMS}
     assert lines(PACKAGE / "grpo.py") <= 250
-
-
-def test_who_contributes_is_told_how_large_the_core_may_grow():
-    told = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert f"at most {ROOMS['core']:,} lines in all" in told
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(FILES[path]))

@@ -313,6 +313,7 @@ def test_each_tensor_and_setting_of_a_library_arrives(fakes, words, built_in):
     ("words", "told"),
     [
         ("trl loss_tpye=dapo", "trl can't be asked: TypeError: GRPOConfig has no loss_tpye"),
+        ("trl my_trainer.py:MyTrainer typo=3", "GRPOConfig has no typo, nor has MyTrainer"),
         ("trl nowhere.py:MyTrainer", "there is no file 'nowhere.py'"),
         ("verl clip=1", "verl can't be asked: TypeError"),
         ("openrlhf advantages", "openrlhf has no function of its own that makes advantages"),
@@ -321,9 +322,11 @@ def test_each_tensor_and_setting_of_a_library_arrives(fakes, words, built_in):
         ("skyrl", "expected one of trl, verl, openrlhf, torchtune, nemo_rl, got 'skyrl'"),
     ],
 )
-def test_what_cannot_be_asked_is_told_in_one_sentence(fakes, words, told):
+def test_what_cannot_be_asked_is_told_in_one_sentence(tmp_path, fakes, monkeypatch, words, told):
     if words.startswith("trl"):
         pytest.importorskip("trl", reason="needs TRL")
+    (tmp_path / "my_trainer.py").write_text(MY_TRAINER)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(Unjudged) as error:
         load(words.split())
     assert told in str(error.value) and "\n" not in str(error.value)

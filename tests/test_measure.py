@@ -14,7 +14,6 @@ from minigrpo.arithmetic import to_text
 from minigrpo.clinic.charts import Chart, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject, reading
 from minigrpo.clinic.patients import PATIENTS, numbered, record, where_it_hurts
-from minigrpo.grpo import GRPOConfig
 
 FIRST = "the loop's own ratio, farthest from 1 in batch 1"
 
@@ -107,12 +106,12 @@ def test_a_dashboard_shows_the_first_step_and_the_mean_of_the_last_three():
         SimpleNamespace(**dict.fromkeys(metrics, n), kl=None, clip_low=n, clip_high=10 * n)
         for n in (1.0, 2.0, 4.0, 6.0, 11.0)
     ]
-    found = dashboard(Chart(GRPOConfig(), steps, None, 0.0))
+    found = dashboard(Chart(steps, None, 0.0))
     assert found.pop("steps done") == 5
     assert found.pop("clipped (clip_ratio/region_mean)") == (11, 77)  # both sides
     assert all(map(math.isnan, found.pop("KL to the reference (kl)")))
     assert len(found) == len(metrics) and {*found.values()} == {(1, 7)}
-    found = dashboard(Chart(GRPOConfig(), [], None, 0.0))
+    found = dashboard(Chart([], None, 0.0))
     assert found.pop("steps done") == 0
     assert all(math.isnan(number) for pair in found.values() for number in pair)
 

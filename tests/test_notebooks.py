@@ -24,9 +24,9 @@ from committed import (
     predicted,
     uncommittable,
     with_predicted,
+    with_solutions,
 )
 from nbformat import NotebookNode
-from solutions import with_solutions
 
 from minigrpo.exercises import all_exercises
 from minigrpo.notebook.progress import PREDICTIONS

@@ -36,8 +36,7 @@ LEVELS, SURROGATES = ("token", "sequence", "geometric"), ("clip", "cispo")
 ESTIMATORS, AVERAGES = ("k1", "k2", "k3"), ("sequence_mean", "token_mean", "constant")
 
 
-# ---------------------------------------------------------------------------------------------
-# policy_ratio
+# policy_ratio ---------------------------------------------------------------------------------
 
 
 def ratios_of_a_row(log_ratios: list[float], level: str) -> list[float]:
@@ -50,28 +49,17 @@ def ratios_of_a_row(log_ratios: list[float], level: str) -> list[float]:
     return [product ** (1 / len(log_ratios))] * len(log_ratios)
 
 
-def ratio_by_loops(log_probs: Tensor, old: Tensor, mask: Tensor, level: str) -> Tensor:
-    """The definition, one token at a time."""
-    rows = []
-    for new_row, old_row, keep in zip(log_probs.tolist(), old.tolist(), mask.tolist()):
-        ratios = ratios_of_a_row([n - o for n, o, k in zip(new_row, old_row, keep) if k], level)
-        real = iter(ratios)
-        rows.append([next(real) if k else 1.0 for k in keep] if level == "token" else ratios[:1])
-    return float64(*rows)
-
-
 @given(masks(empty=False), GARBAGE, GARBAGE)
-def test_every_ratio_equals_its_definition_in_value_and_gradient(mask, garbage, old_garbage):
-    new, old = uniform(*mask.shape, seed=1), uniform(*mask.shape, seed=2)
-    garbled = new.masked_fill(~mask, garbage).requires_grad_()
-    old_garbled = old.masked_fill(~mask, old_garbage)
+def test_no_ratio_reads_what_is_masked_and_its_gradient_is_0_there(mask, junk, old_junk):
+    """Their values are those of the loss, below."""
+    clean = [uniform(*mask.shape, seed=seed) for seed in (1, 2)]
+    garbled = [x.masked_fill(~mask, number) for x, number in zip(clean, (junk, old_junk))]
+    garbled[0].requires_grad_()
     for level in LEVELS:
-        expected = ratio_by_loops(new, old, mask, level)
-        ratio = policy_ratio(garbled, old_garbled, mask, level=level)
-        assert_close(ratio, expected)
-        (gradient,) = torch.autograd.grad(ratio.sum(), garbled)
-        share = 1 / mask.sum(dim=1, keepdim=True) if level == "geometric" else 1.0
-        assert_close(gradient, expected * share * mask)
+        ratio = policy_ratio(*garbled, mask, level=level)
+        assert torch.equal(ratio, policy_ratio(*clean, mask, level=level))
+        gradient = torch.autograd.grad(ratio.sum(), garbled[0])[0]
+        assert gradient[mask].gt(0).all() and gradient[~mask].eq(0).all()
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -79,8 +67,7 @@ def test_a_row_without_a_token_has_ratio_one(level):
     assert policy_ratio(torch.ones(1, 2), *torch.zeros(2, 1, 2), level=level).eq(1).all()
 
 
-# ---------------------------------------------------------------------------------------------
-# group_advantages
+# group_advantages -----------------------------------------------------------------------------
 
 
 def advantages_by_loops(rewards, group_size, scale="group", baseline="mean", eps=1e-4):
@@ -167,8 +154,7 @@ def test_equal_means_equal_to_the_last_bit():
     assert equal_groups(float64(5.7, math.nextafter(5.7, 6.0)), 2).tolist() == [False]
 
 
-# ---------------------------------------------------------------------------------------------
-# kl_estimate, aggregate
+# kl_estimate, aggregate -----------------------------------------------------------------------
 
 
 def test_k3_keeps_its_digits_where_the_policies_nearly_agree():
@@ -204,8 +190,7 @@ def test_every_average_equals_its_definition_in_value_and_gradient(mask, garbage
         assert_close(gradient, (weight * mask).double(), rtol=1e-6, atol=0)
 
 
-# ---------------------------------------------------------------------------------------------
-# grpo_loss: the reference
+# grpo_loss: the reference ---------------------------------------------------------------------
 
 
 def terms_by_loops(new: Rows, old: Rows | None, mask: Rows, frozen: Rows, level: str):
@@ -341,8 +326,7 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 
-# ---------------------------------------------------------------------------------------------
-# grpo_loss: value and gradient
+# grpo_loss: value and gradient ----------------------------------------------------------------
 
 # Rows far above and far below the clip, of both signs, one in between, and one without a token.
 # Row by row, so that the three levels meet both sides too; holes, so that order cannot matter.
@@ -415,8 +399,7 @@ def test_only_the_policy_and_its_entropy_receive_a_gradient():
         assert reached == {"log_probs", "entropy"}
 
 
-# ---------------------------------------------------------------------------------------------
-# grpo_loss: what lies under the mask
+# grpo_loss: what lies under the mask ----------------------------------------------------------
 
 
 @given(masks(), SETTINGS, st.lists(GARBAGE, min_size=4, max_size=4), st.booleans())
@@ -444,8 +427,7 @@ def test_the_loss_is_of_the_dtype_of_the_log_probs(dtype):
         assert grpo_loss(**batch, surrogate=surrogate, kl_weight=0.3)[0].dtype == dtype
 
 
-# ---------------------------------------------------------------------------------------------
-# grpo_loss: metrics
+# grpo_loss: metrics ---------------------------------------------------------------------------
 
 SHARES = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
 RATIOS = ("ratio/min", "ratio/mean", "ratio/max")
@@ -485,27 +467,7 @@ def test_metrics_are_plain_numbers_and_only_those_that_were_asked_for():
         batch |= {"ref_log_probs": None, "entropy": None}
 
 
-# ---------------------------------------------------------------------------------------------
-# grpo_loss: parts of a batch
-
-
-@given(masks(rows=(4, 4)), SETTINGS, st.integers(1, 3))
-def test_parts_that_divide_by_the_whole_add_up_to_it(mask, settings, first):
-    batch = a_batch(mask)
-    whole = (len(mask), max(int(mask.sum()), 1))
-    expected, metrics, gradient, _ = loss_and_gradients(batch, **settings)
-    halves = [
-        {name: x[rows] for name, x in batch.items()} for rows in (slice(first), slice(first, 4))
-    ]
-    parts = [loss_and_gradients(half, whole=whole, **settings) for half in halves]
-    assert_close(sum(loss for loss, *_ in parts), expected)
-    assert_close(torch.cat([gradient for _, _, gradient, _ in parts]), gradient)
-    for name in ("policy_loss", "kl", "entropy", *SHARES):
-        assert_close(sum(part[name] for _, part, _, _ in parts), metrics[name])
-
-
-# ---------------------------------------------------------------------------------------------
-# bad input
+# bad input ------------------------------------------------------------------------------------
 
 TWO = torch.tensor([1.0, 0.0])
 NUMBERS = torch.zeros(2, 3)
@@ -530,7 +492,6 @@ AT = "at row, column [1, 1]"
 SHAPE = "expected shape (2, 3), got"
 REFUSED = {
     f"group_size: expected {WHOLE} 2 or more, got 1": lambda: group_advantages(TWO, 1),
-    f"group_size: expected {WHOLE} 2 or more, got 2.0": lambda: group_advantages(TWO, 2.0),
     "rewards: expected P * 2 finite, got [0.0, 0.0, 0.0]": lambda: equal_groups(ONES[0] * 0, 2),
     "rewards: expected P * 2 finite, got [[1.0, 1.0": lambda: equal_groups(ONES, 2),
     "rewards: expected P * 2 finite, got [0.0, nan]": lambda: group_advantages(float64(0, NAN), 2),
@@ -551,7 +512,6 @@ REFUSED = {
     HOW: lambda: aggregate(NUMBERS, ONES, how="dapo"),
     f"mask: {SHAPE} (2, 1)": lambda: aggregate(NUMBERS, ONES[:, :1]),
     f"max_length: expected {WHOLE} 1 or more, got None": loss_of(how="constant"),
-    f"max_length: expected {WHOLE} 1 or more, got 0": loss_of(how="constant", max_length=0),
     f"max_length: expected {WHOLE} 1 or more, got 2.5": loss_of(how="constant", max_length=2.5),
     f"rows: expected {WHOLE} 2 or more, got 1": loss_of(whole=(1, 6)),
     f"tokens: expected {WHOLE} 6 or more, got 5": loss_of(whole=(2, 5)),

@@ -63,18 +63,6 @@ def test_probabilities_sum_to_one_and_equal_the_chain_rule():
     assert_close(p[row], steps[4, 2] * steps[2, 0] * steps[0, 4])
 
 
-def test_the_gradient_of_the_reward_equals_finite_differences():
-    table, r = policy(1), rewards(WORLD)
-    slope = gradient(expected_reward(table, WORLD, r), table)
-    for place in (0, 7, 24):
-        values = []
-        for sign in (1, -1):
-            moved = table.table.detach().clone().flatten()
-            moved[place] += sign * 1e-6
-            values.append(expected_reward(TablePolicy(moved.view(5, 5)), WORLD, r).item())
-        assert_close(slope[place].item(), (values[0] - values[1]) / 2e-6, atol=1e-8, rtol=1e-6)
-
-
 def test_kl_equals_the_sum_over_texts_and_is_not_symmetric():
     p, q = policy(0, 3), policy(1, 3)
     total = 0.0

@@ -22,19 +22,6 @@ def no_screen(monkeypatch):
     plt.close("all")
 
 
-def test_a_line_has_its_name_at_its_end_in_its_colour_and_a_level_at_the_edge():
-    _, ax = plt.subplots()
-    ax.plot([0, 1, 2], [5.0, 6.0, 9.0], color=plots.GREEN)
-    ax.plot([0, 1], [0.0, 1.0], color=plots.PINK)
-    plots.label_line(ax, "first", line=0, dy=0.5)
-    plots.label_line(ax, "last")
-    labels = [(t.get_text(), t.xy, t.get_color()) for t in ax.texts]
-    assert labels == [("first", (2, 9.5), plots.GREEN), ("last", (1, 1.0), plots.PINK)]
-    plots.level(ax, 3.3, "unigram entropy")
-    assert [*ax.get_lines()[-1].get_ydata()] == [3.3, 3.3]
-    assert (ax.texts[-1].get_text(), ax.texts[-1].xy) == ("unigram entropy", (1, 3.3))
-
-
 def test_a_band_holds_all_seeds_and_its_line_is_their_mean():
     _, ax = plt.subplots()
     runs = [{"curve": {"step": [0, 10], "accuracy": scores}} for scores in ([0.2, 0.6], [0.4, 1.0])]
@@ -54,15 +41,6 @@ def test_rows_of_dots_have_a_name_and_a_dot_for_each_seed_from_the_top():
     assert [list(line.get_xdata()) for line in ax.get_lines()][:2] == [[0.1, 0.2, 0.3], [0.9]]
     assert [line.get_ydata()[0] for line in ax.get_lines()] == [0, 1, 0, 1]
     assert ax.get_lines()[2].get_markerfacecolor() == "white" and ax.yaxis_inverted()
-
-
-def test_an_attention_grid_shows_weights_and_makes_blanks_visible():
-    _, ax = plt.subplots()
-    weights = torch.eye(4, requires_grad=True)
-    plots.attention_grid(ax, weights, ["a", " ", "\n", "$"])
-    assert ax.images[0].get_array().tolist() == torch.eye(4).tolist()
-    for axis in (ax.xaxis, ax.yaxis):
-        assert [label.get_text() for label in axis.get_ticklabels()] == ["a", "_", r"\n", "$"]
 
 
 def test_token_strips_write_each_token_with_its_number_and_colour_its_sign():
@@ -149,8 +127,3 @@ def test_a_panel_without_numbers_or_of_zeros_says_so_unless_another_run_has_some
     tiny = charts_drawn(patient_4={"clip_high": 5e-4, "kl": 5e-4})  # doesn't fill its panel
     assert tiny["clipped (fraction)"].get_ylim()[1] == 0.05
     assert tiny["KL (nats per token)"].get_ylim()[1] < 0.01
-
-
-def test_charts_have_colors_for_three_and_a_twin():
-    lines = charts_drawn(healthy_twin={}, a={}, b={}, c={})["reward"].get_lines()
-    assert len({(line.get_color(), str(line.get_linestyle())) for line in lines}) == 4

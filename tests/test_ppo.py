@@ -197,15 +197,10 @@ CONFIG = GRPOConfig(
 
 
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
-def test_one_step_moves_both_networks_and_stays_finite(make):
+def test_a_step_is_told_by_its_metrics(make):
     policy = make()
-    critic = critic_of(policy)
-    before = [copy.deepcopy(model.state_dict()) for model in (policy, critic)]
     config = replace(CONFIG, eos_id=EOS, inner_epochs=2, kl_weight=0.1, entropy_weight=0.01)
-    (metrics,) = train_ppo(policy, critic, Threes(), config)
-    for model, old in zip((policy, critic), before):
-        assert all(weight.isfinite().all() for weight in model.state_dict().values())
-        assert any(not torch.equal(old[name], w) for name, w in model.state_dict().items())
+    (metrics,) = train_ppo(policy, critic_of(policy), Threes(), config)
     assert metrics.step == 1 and metrics.advantages.shape == (16,) and metrics.kl is not None
     half = metrics.rewards[:, None].square() / 2  # V = 0: what it should have said is the reward
     wanted = half.expand(16, 6)[ends_after(metrics.rollouts.completion_mask.sum(1).tolist(), 6)]
@@ -214,12 +209,11 @@ def test_one_step_moves_both_networks_and_stays_finite(make):
     assert metrics.table(str, rows=[0]).count("\n") == 1
 
 
-@pytest.mark.parametrize("every", [False, True], ids=["at the end", "token by token"])
-def test_the_policy_learns(every):
-    policy, settings = tiny_gpt(), {}
-    if every:  # the same total, each part of it when it was earned
-        settings["per_token"] = lambda rewards, r: (r.completions == 3).to(rewards) / 6
-    run = train_ppo(policy, critic_of(policy), Threes(), replace(CONFIG, steps=30), **settings)
+def test_the_policy_learns_from_rewards_token_by_token():
+    """The same total, each part of it when it was earned."""
+    policy, config = tiny_gpt(), replace(CONFIG, steps=30)
+    earned = lambda rewards, r: (r.completions == 3).to(rewards) / 6  # noqa: E731
+    run = train_ppo(policy, critic_of(policy), Threes(), config, per_token=earned)
     rewards = [metrics.reward for metrics in run]
     assert sum(rewards[-5:]) / 5 > 2 * max(sum(rewards[:5]) / 5, 0.1)
 

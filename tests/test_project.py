@@ -118,11 +118,6 @@ def test_options_leave_the_comparison_of_notebooks_alone():
     assert "nbval" not in str(project()["tool"]["pytest"]["ini_options"]["addopts"])
 
 
-def test_ci_runs_the_test_command_of_the_readme():
-    assert text(".ci/run").rstrip().splitlines()[-2:] == ["make test", "make audit"]
-    assert os.access(ROOT / ".ci" / "run", os.X_OK)
-
-
 def test_the_makefile_explains_its_targets():
     assert set(re.findall(r"echo 'make ([a-z-]+)", text("Makefile"))) == targets() - {"help"}
 
@@ -216,11 +211,6 @@ def test_the_notebook_of_a_symbol_has_its_name_in_code():
         source = "\n".join(cell.source for cell in cells(number))
         for name in re.findall(r"`(\w+)", code):
             assert re.search(rf"\b{name}\b", source), f"{name} isn't in {number}"
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_every_notebook_leads_to_the_glossary(number):
-    assert "[Symbols and glossary](../GLOSSARY.md)" in markdown(number)
 
 
 def test_the_package_is_listed_in_course_order_and_imports_only_upwards():

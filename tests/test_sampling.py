@@ -11,8 +11,9 @@ from support import Bigram, successor, tiny_gpt, tiny_llama, uniform
 from torch import Tensor
 from torch.testing import assert_close
 
-from minigrpo.logprobs import token_log_probs
-from minigrpo.sampling import Rollouts, completion_mask, left_pad, sample
+from minigrpo.grpo import GRPOConfig, train_grpo
+from minigrpo.logprobs import next_token_log_probs, token_log_probs
+from minigrpo.sampling import Rollouts, completion_mask, is_stop, left_pad, sample, stop_ids
 
 NAN, INF = math.nan, math.inf
 
@@ -29,8 +30,7 @@ def rollouts(model, seed: int = 0, **settings) -> Rollouts:
     return sample(model, *RAGGED, **settings)
 
 
-# ---------------------------------------------------------------------------------------------
-# the sampler agrees with the scorer
+# the sampler agrees with the scorer -----------------------------------------------------------
 
 
 def test_recorded_log_probs_are_those_of_the_scorer():
@@ -44,8 +44,7 @@ def test_recorded_log_probs_are_those_of_the_scorer():
             assert not r.log_probs.requires_grad
 
 
-# ---------------------------------------------------------------------------------------------
-# EOS
+# EOS ------------------------------------------------------------------------------------------
 
 
 def test_sample_keeps_the_first_eos_and_nothing_after_it():
@@ -56,6 +55,46 @@ def test_sample_keeps_the_first_eos_and_nothing_after_it():
         assert r.completions.tolist() == text
         assert r.completion_mask.sum(dim=1).tolist() == [1, 3, 5]
         assert torch.equal(r.completion_mask, completion_mask(r.completions, eos_id=5))
+
+
+@pytest.mark.parametrize(
+    ("eos_id", "ids"), [(None, ()), (5, (5,)), ([5, 7], (5, 7)), ((7,), (7,)), ([], ())]
+)
+def test_none_one_or_several_tokens_may_end_a_completion(eos_id, ids):
+    assert stop_ids(eos_id) == ids
+    assert is_stop(torch.arange(9), eos_id).nonzero().flatten().tolist() == list(ids)
+
+
+@pytest.mark.parametrize("eos_id", ["</s>", 1.5, [1, "a"], [None]])
+def test_what_is_no_token_id(eos_id):
+    with pytest.raises(TypeError, match="eos_id: expected a token id, several, or None, got"):
+        stop_ids(eos_id)
+    for name in ("eos_id", "call_id"):
+        with pytest.raises(TypeError, match=f"{name}: expected a token id"):
+            GRPOConfig(**{name: eos_id})
+
+
+def test_each_row_ends_at_the_first_of_several():
+    prompts = torch.tensor([[1], [5], [6]])
+    r = sample(successor(10), prompts, max_new_tokens=6, eos_id=(4, 8), pad_id=0)
+    assert r.completions.tolist() == [[2, 3, 4], [6, 7, 8], [7, 8, 0]]
+    assert r.completion_mask.sum(1).tolist() == [3, 3, 2]
+    assert torch.equal(r.completion_mask, completion_mask(r.completions, (4, 8)))
+
+
+def test_the_loop_knows_several_too():
+    class Task:
+        def prompts(self, n, generator):
+            return [torch.tensor([1]), torch.tensor([5])]
+
+        def reward(self, prompts, completions):
+            return [float(len(completion)) for completion in completions]
+
+    settings = {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "check": False}
+    for eos_id, truncated, length in (((4, 8), 0, 3), (4, 0.5, 4.5)):
+        config = GRPOConfig(steps=1, eos_id=eos_id, **settings)
+        (step,) = train_grpo(successor(10, high=100.0, low=0.0), Task(), config)
+        assert (step.truncated, step.mean_length) == (truncated, length)
 
 
 def test_rows_that_have_ended_are_no_longer_read():
@@ -77,36 +116,23 @@ def test_a_policy_that_keeps_no_cache_reads_the_whole_text_at_every_step():
     assert [ids.tolist()[0] for ids in model.read] == [[1, 2], [1, 2, 3], [1, 2, 3, 4]]
 
 
-# ---------------------------------------------------------------------------------------------
-# the distribution
+# the distribution -----------------------------------------------------------------------------
 
 
 def exact(table: Tensor, start: int, length: int, eos: int, **settings) -> dict[tuple, float]:
-    """The probability of every completion, by enumeration in plain Python."""
+    """The probability of every completion, by enumeration; test_logprobs.py has that of a token."""
+    probs = next_token_log_probs(table, **settings).exp().tolist()
     done: dict[tuple, float] = {}
     unfinished = {(): 1.0}
     for _ in range(length):
         longer = {}
         for text, probability in unfinished.items():
-            logits = table[text[-1] if text else start].tolist()
-            for token, p in _next_token(logits, **settings).items():
-                side = done if token == eos else longer
-                side[(*text, token)] = probability * p
+            for token, p in enumerate(probs[text[-1] if text else start]):
+                if p:
+                    side = done if token == eos else longer
+                    side[(*text, token)] = probability * p
         unfinished = longer
     return done | unfinished
-
-
-def _next_token(logits, temperature=1.0, top_k=None, top_p=1.0) -> dict[int, float]:
-    weights = {token: math.exp(logit / temperature) for token, logit in enumerate(logits)}
-    likeliest = sorted(weights, key=weights.get, reverse=True)[:top_k]
-    total = sum(weights[token] for token in likeliest)
-    kept, reached = [], 0.0
-    for token in likeliest:
-        if reached < top_p:
-            kept.append(token)
-            reached += weights[token] / total
-    total = sum(weights[token] for token in kept)
-    return {token: weights[token] / total for token in kept}
 
 
 def test_frequencies_are_those_of_the_enumerated_distribution():
@@ -137,8 +163,7 @@ def test_the_generator_decides_the_text_and_nothing_else_does():
     assert not torch.equal(rollouts(model, seed=1).completions[:, :2], first.completions[:, :2])
 
 
-# ---------------------------------------------------------------------------------------------
-# what comes back
+# what comes back ------------------------------------------------------------------------------
 
 
 def test_what_sampling_leaves_behind_can_be_read_by_a_loss():
@@ -185,8 +210,7 @@ def test_the_prompts_of_the_caller_stay_as_they_were():
     assert torch.equal(ids, RAGGED[0]) and torch.equal(mask, RAGGED[1])
 
 
-# ---------------------------------------------------------------------------------------------
-# bad input
+# bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -236,15 +260,7 @@ def test_padding_does_not_count_towards_the_context():
     assert sample(tiny_gpt(context=24), ids, mask, max_new_tokens=4).completions.shape == (1, 4)
 
 
-@pytest.mark.parametrize("bad", [[0.0, NAN], [INF, 0.0], [-INF, -INF]], ids=str)
-def test_logits_that_are_no_distribution_are_refused(bad):
-    model = Bigram(torch.tensor([[0.0, 0.0], bad]))
-    with pytest.raises(RuntimeError, match="probability tensor contains"):  # in torch's words
-        sample(model, torch.tensor([[0], [1]]), max_new_tokens=2)
-
-
-# ---------------------------------------------------------------------------------------------
-# several completions of each prompt
+# several completions of each prompt -----------------------------------------------------------
 
 
 class Forgetful(torch.nn.Module):

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import pytest
 
+from minigrpo.clinic.judge.trl_answers import NAMES, translated
 from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig
-from minigrpo.scaling import run
 from minigrpo.scaling import trl as scaling
 from minigrpo.text.models import load_pretrained
 
@@ -40,6 +40,25 @@ def test_settings_by_hand():
         "reward_weights": [1.0, 2.0],
     }  # fmt: skip
     assert scaling.trl_settings(GRPOConfig())["use_bias_correction_kl"] is False  # TRL's is True
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"how": how, "max_new_tokens": 9} for how in ("sequence_mean", "token_mean", "constant")),
+        {"level": "geometric", "how": "sequence_mean", "clip": (0.05, 0.1), "kl_weight": 0.1},
+        {"surrogate": "cispo", "how": "token_mean", "kl_weight": 0.1, "kl_correction": True},
+    ],
+    ids=str,
+)
+def test_the_loss_has_the_words_of_trl_that_are_compared_with_it(change):
+    """By test_objective_trl.py; that both stacks agree from the tokens on, notebook 10 shows."""
+    config = GRPOConfig(**change, entropy_weight=0.02)
+    words = {"loss_type", "importance_sampling_level", "epsilon", "epsilon_high", *NAMES}
+    told = {name: x for name, x in scaling.trl_settings(config).items() if name in words}
+    for name, value in translated(**told).items():
+        ours = getattr(config, {"max_length": "max_new_tokens"}.get(name, name))
+        assert value == pytest.approx(ours), name
 
 
 @pytest.mark.parametrize(
@@ -120,8 +139,3 @@ def test_without_trl_it_says_how_to_get_it(monkeypatch):
         scaling.require_trl()
     with pytest.raises(ImportError, match="make course SCALE=1"):
         scaling.trl_trainer(None, None, [], GRPOConfig())
-
-
-def test_a_process_that_fails_is_quoted():
-    with pytest.raises(RuntimeError, match="(?s)torchrun: failed, and wrote last:.*invalid choice"):
-        run.torchrun(1, "nobody")

@@ -15,6 +15,8 @@ from minigrpo.clinic.patients import PATIENTS
 
 STAND_ALONE = '''
 """GRPO for a policy that is one table of logits, and nothing but torch."""
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
@@ -27,19 +29,16 @@ class Table(nn.Module):
         torch.manual_seed(0)
         self.table = nn.Parameter(torch.randn(6, 6))
     def forward(self, input_ids):
-        class Output:
-            logits = self.table[input_ids]
-        return Output()
+        return SimpleNamespace(logits=self.table[input_ids])
 
 policy = Table()
 
-def sample(temperature=1.0):
+def sample():
     torch.manual_seed(1)
     ids = PROMPTS.repeat_interleave(GROUP, 0)
-    log_probs, done = [], torch.zeros(len(ids), dtype=torch.bool)
-    mask = []
+    log_probs, mask, done = [], [], torch.zeros(len(ids), dtype=torch.bool)
     for _ in range(LENGTH):
-        logits = policy(ids).logits[:, -1] / temperature
+        logits = policy(ids).logits[:, -1]
         token = torch.multinomial(logits.softmax(-1), 1)
         log_probs.append(logits.log_softmax(-1).gather(-1, token)[:, 0])
         mask.append(~done)
@@ -59,8 +58,7 @@ def reward(completion):
     return completion.count(4) / LENGTH
 
 def rewards(factor=1.0):
-    ids, log_probs, mask = sample()
-    return torch.tensor([reward(row.tolist()) for row in ids[:, 2:]])
+    return torch.tensor([reward(row.tolist()) for row in sample()[0][:, 2:]])
 
 def advantages(r, group_size):
     g = r.double().view(-1, group_size)
@@ -86,32 +84,21 @@ def pad(prompts):
     width = max(map(len, prompts))
     return torch.stack([nn.functional.pad(p, (width - len(p), 0), value=PAD) for p in prompts])
 
-seen = {}
-
-def step(lr=0.05):
+def step():
     ids, old, mask = sample()
     A = advantages(rewards(), GROUP)
     new = rescore(ids)
     value = loss(new, old, A, mask)
-    seen.update(loss=value.item(), A=A, mask=mask, ratio=(new - old).exp().detach()[mask])
     policy.zero_grad()
     value.backward()
     with torch.no_grad():
         for p in policy.parameters():
-            p -= lr * p.grad
-    return seen
-
-def train():
-    for _ in range(5):
-        step()
+            p -= 0.05 * p.grad
+    return value.item(), A, mask, (new - old).exp().detach()[mask]
 
 def first_kl():
     ids, log_probs, _ = sample()
     return kl(rescore(ids), log_probs).mean()
-
-def first():
-    now = step()
-    return now["loss"], now["A"], now["mask"]
 '''
 GIVEN = {  # what each test is asked with
     "the_ratio_has_a_gradient": "mine.loss",
@@ -132,9 +119,9 @@ GIVEN = {  # what each test is asked with
     "completions_end": "mine.sample",
     "prompts_end_in_the_last_column": "mine.pad",
     "the_kl_is_0_before_the_first_update": "mine.first_kl",
-    "the_ratio_is_1_at_every_first_update": "lambda: [mine.step()['ratio'] for _ in range(3)]",
-    "the_loss_is_the_one_by_hand": "mine.first",
-    "weights_move": "mine.policy, mine.train",
+    "the_ratio_is_1_at_every_first_update": "lambda: [mine.step()[-1] for _ in range(3)]",
+    "the_loss_is_the_one_by_hand": "lambda: mine.step()[:3]",
+    "weights_move": "mine.policy, lambda: [mine.step() for _ in range(5)]",
 }
 CALLS = """
 import json

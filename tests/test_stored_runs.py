@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import shutil
 import types
 from contextlib import nullcontext
@@ -92,11 +91,8 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
     [
         (results, results.STORES["no baseline"], "base_checksum", lambda: "another"),
         (results, results.STORES["one demonstration in five complete"], "WARMUP_ROWS", 64),
-        (thinking, thinking.store_of(*SHIPPED), "SUMMIT", replace(SUMMIT, lr=3e-4)),
         (thinking, thinking.store_of(*TORN), "SUMMIT", replace(SUMMIT, lr=3e-4)),
         (thinking, thinking.store_of(*TORN), "WARMUP", replace(WARMUP, weight_decay=0.5)),
-        (thinking, thinking.store_of(*UNTRAINED), "WARMUP", replace(WARMUP, weight_decay=0.5)),
-        (thinking, thinking.store_of(*TORN), "WARMUP_ROWS", 64),
         (thinking, thinking.store_of(*UNTRAINED), "HABIT_QUESTIONS", 8),
         (thinking, thinking.store_of(*SHIPPED), "base_checksum", lambda: "another"),
         (ppo, ppo.SEARCHED, "SUMMIT", replace(SUMMIT, lr=3e-4)),
@@ -108,7 +104,6 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
         (turns, turns.store_of("proof"), "SHIPPED", {0.1: data_folder() / "turns_llama"}),
         (turns, turns.store_of("choosing: plain"), "TURNS_ROWS", 64),
         (text_runs, text_runs.STORE, "PROBLEMS_SEED", 2),
-        (text_runs, text_runs.STORE, "HELD_OUT", 64),
         (text_runs, text_runs.STORE, "ARMS", {"llama": text_runs.Arm("llama")}),
         (text_runs, text_runs.STORE, "config", lambda *_: GRPOConfig(lr=2e-4)),
         (text_runs, text_runs.STORE, "soft_reward", another),
@@ -116,16 +111,12 @@ UNTRAINED = ("a thought or none", "after a thought, lr 0.001")
         (text_runs, text_runs.NIGHT_STORE, "SUMS", text_runs.SUMMIT),
         (text_runs, text_runs.STORE, "draw_rows", lambda *_, **__: [{"prompt": "6 + 3"}]),
         (scaling_runs, scaling_runs.STORE, "TRAINER_STEPS", 10),
-        (scaling_runs, scaling_runs.STORE, "OFF_POLICY_STEPS", 30),
-        (scaling_runs, scaling_runs.STORE, "LR", 1e-4),
         (scaling_runs, scaling_runs.STORE, "BASES", scaling_runs.BASES[:1]),
         (scaling_runs, scaling_runs.STORE, "CODE", scaling_runs.CODE[1:]),
         (scaling_runs, scaling_runs.STORE, "QUIET", {**scaling_runs.QUIET, "bf16": True}),
         (scaling_runs, scaling_runs.STORE, "problem_rows", lambda: []),
         (scaling_runs, scaling_runs.STORE, "problem_config", lambda *_, **__: GRPOConfig(eos_id=0)),
         (real_run, real_run.STORE, "HELD_OUT", 128),
-        (real_run, real_run.STORE, "TOKENS", 30),
-        (real_run, real_run.STORE, "WEIGHTS", (1.0, 1.0, 1.0)),
         (real_run, real_run.STORE, "tags_reward", another),
         (real_run, real_run.STORE, "rows", lambda *_, **given: rows(**given)[1:]),
     ],
@@ -159,14 +150,6 @@ SOURCE = """def f(x):
 """
 
 
-def checksum(source: str) -> str:
-    """Of a function with this source."""
-    file, module = f"<{source}>", types.ModuleType("made_up")
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    exec(compile(source, file, "exec"), module.__dict__)
-    return store.of_code(module.f)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "counts"),
     [
@@ -180,7 +163,8 @@ def checksum(source: str) -> str:
 )
 def test_a_change_of_code_counts_and_its_layout_does_not(before, after, counts):
     assert before in SOURCE
-    assert (checksum(SOURCE.replace(before, after)) != checksum(SOURCE)) == counts
+    changed = SOURCE.replace(before, after)
+    assert (store.of_code(changed) != store.of_code(SOURCE)) == counts
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "generation_config.json"])
@@ -275,20 +259,29 @@ TOOLS = {  # the file of each
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def known() -> dict:
+    """Of every store the settings of today, which take a while, and its runs by their names."""
+    return {
+        place(one): (one.settings(), {one.name(run): run for run in one.stored()}) for one in STORES
+    }
+
+
 @pytest.fixture
-def asked(folder, monkeypatch):
+def asked(folder, known, monkeypatch):
     """The runs that a command asks for; each is given as it is stored."""
-    asked, fill, known = [], Store.fill, {}
+    asked, fill = [], Store.fill
     for one in STORES:
         (folder / one.file).write_bytes((store.ROOT / "data/results" / one.file).read_bytes())
-        known[one.at, one.file, one.key] = {one.name(run): run for run in one.stored()}
-        now = one.settings()
-        monkeypatch.setattr(one, "settings", lambda now=now: now)  # to save time
+        monkeypatch.setattr(one, "settings", lambda one=one: known[place(one)][0])
+    for tool in (turns, thinking):
+        ours = {one.at: one for one in STORES if TOOLS[one.file] is tool}
+        monkeypatch.setattr(tool, "store_of", lambda *name, ours=ours: ours[name])
 
     def spied(self, measure, *rest, **more):
         def fake(name):
             asked.append((place(self), name))
-            return known[self.at, self.file, self.key][name]
+            return known[place(self)][1][name]
 
         fill(self, fake, *rest, **more)
 

@@ -27,29 +27,18 @@ if not trl.__version__.startswith("1.16."):
 VERSION = trl.__version__
 
 
-def compute(case: Any, **settings: Any) -> tuple[Tensor, dict[str, float]]:
-    """The answer of `GRPOTrainer._compute_loss`: the loss, with its graph, and TRL's metrics.
+def trl_loss(case: Any, **settings: Any) -> tuple[Tensor, Tensor, Tensor | None, dict[str, float]]:
+    """The answer of `GRPOTrainer._compute_loss`, and TRL's metrics.
 
-    The case has log_probs, old_log_probs (or None), ref_log_probs, entropy and mask, (N, T), and
-    advantages (N,); the settings are GRPOConfig's.
+    Between them the gradients of log_probs and of entropy (None: it doesn't depend on it). The case
+    has log_probs, old_log_probs (or None), ref_log_probs, entropy and mask, (N, T), and advantages
+    (N,); the settings are GRPOConfig's.
     """
     trainer = trl_trainer(GRPOTrainer, **settings)
-    loss = ask(
-        trainer,
-        case.log_probs,
-        case.mask,
-        case.entropy,
-        advantages=case.advantages,
-        old_per_token_logps=case.old_log_probs,
-        ref_per_token_logps=case.ref_log_probs,
-    )
-    return loss, {name: values[-1] for name, values in trainer._metrics["train"].items()}
-
-
-def trl_loss(case: Any, **settings: Any) -> tuple[Tensor, Tensor, Tensor | None, dict[str, float]]:
-    """The same with the gradients of log_probs and of entropy (None: it doesn't depend on it)."""
     leaves = [x.detach().clone().requires_grad_() for x in (case.log_probs, case.entropy)]
-    loss, metrics = compute(case._replace(log_probs=leaves[0], entropy=leaves[1]), **settings)
+    given = {"old_per_token_logps": case.old_log_probs, "ref_per_token_logps": case.ref_log_probs}
+    loss = ask(trainer, leaves[0], case.mask, leaves[1], advantages=case.advantages, **given)
+    metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     return loss.detach(), *torch.autograd.grad(loss, leaves, allow_unused=True), metrics
 
 

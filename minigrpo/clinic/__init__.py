@@ -1,23 +1,27 @@
 """The bug clinic: sick runs of GRPO without names, to be measured and diagnosed."""
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 _WHERE = {
-    "diagnosis": ("Case", "diagnoses", "patient", "provenance", "table", "tally"),
-    "measure": ("MEASUREMENTS",),
-    "nights": ("Arrival", "night"),
-    "patients": (
-        "PATIENTS", "SHORT", "Patient", "numbered", "record", "run", "where_it_hurts",
-    ),
-    "judge": ("judge_loss",),
-}  # fmt: skip
+    "diagnosis": ("diagnoses", "patient", "provenance", "table", "tally"),
+    "nights": ("night",),
+    "patients": ("SHORT", "record", "where_it_hurts"),
+}
 __all__ = sorted(name for names in _WHERE.values() for name in names)
 
 
-def __getattr__(name: str) -> Any:
-    """Load a room when it's entered: the judge of losses needs no transformers."""
-    for module, names in _WHERE.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def lazily(package: str, where: dict[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """Load a module when it's asked for: the judge needs no transformers, its command no torch."""
+
+    def load(name: str) -> Any:
+        for module, names in where.items():
+            if name in names:
+                return getattr(import_module(f"{package}.{module}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return load
+
+
+__getattr__ = lazily(__name__, _WHERE)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
 
 from torch import nn
 
-from minigrpo.arithmetic import evaluate
-from minigrpo.grpo import GRPOConfig, StepMetrics
-from minigrpo.llama import load_policy
+from minigrpo.grpo import StepMetrics
 from minigrpo.notebook.plots import METRICS, metric
 
 Value = int | float | tuple[float, ...]
@@ -23,29 +20,15 @@ Readings = dict[str, Value]
 class Chart:
     """What is known of a run."""
 
-    config: GRPOConfig  # its settings, as far as they are not the bug itself
     steps: list[StepMetrics]
     policy: nn.Module  # at the end
     moved: float  # how far the weights went, relative to their size
     stopped: str | None = None  # what stopped the run early
-    asked: bool = True  # whether there are held-out questions for this policy
-
-    @cached_property
-    def held_out(self) -> tuple[float, float]:
-        """Accuracy on held-out questions before and after the run, asked only on demand."""
-        if not self.asked:
-            return math.nan, math.nan
-        return _untrained(), evaluate(self.policy, n=128)["accuracy"]
 
     def last(self, name: str) -> float:
         """Mean of a metric over the last three steps; NaN if there are none."""
         values = [metric(m, name) for m in self.steps[-3:]]
         return sum(values) / len(values) if values and None not in values else math.nan
-
-
-@cache
-def _untrained() -> float:
-    return evaluate(load_policy(), n=128)["accuracy"]
 
 
 def dashboard(chart: Chart) -> Readings:

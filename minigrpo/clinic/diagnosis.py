@@ -32,9 +32,8 @@ class Case:
     @property
     def measured(self) -> list[str]:
         """The measurements that were taken, in any kernel, in their order."""
-        start = f"{self.number}: "
-        taken = progress.recall("clinic")
-        return [key.removeprefix(start) for key in taken if key.startswith(start)]
+        keys = (key.partition(": ") for key in progress.recall("clinic"))
+        return [name for number, _, name in keys if name and number == str(self.number)]
 
     @property
     def _answer(self) -> str | None:
@@ -49,18 +48,21 @@ class Case:
     def __str__(self) -> str:
         """What the patient tells, and what any dashboard shows of both."""
         self._announce()
-        patient = self.patient.patient
-        c = patient.setting.config
+        setting, stopped = self.patient.patient.setting, self.patient.chart.stopped
+        c = setting.config
         lines = [
-            f"Patient {self.number}. {patient.setting.told}",
+            f"Patient {self.number}. {setting.told}",
             f"{c.steps} steps of {c.prompts_per_step} prompts x {c.group_size} completions of at "
             f"most {c.max_new_tokens} tokens, {c.inner_epochs} updates per batch.",
             f"Clip {c.clip[0]:g}, KL weight {c.kl_weight:g}, entropy weight {c.entropy_weight:g}. "
             "The twin has the same settings and another seed.",
             "Each pair of numbers: first step (its updates averaged), mean of the last three.",
             "",
-            self._beside({w: dashboard(s.chart) for w, s in self._both.items()}),
+            side_by_side({w: dashboard(s.chart) for w, s in self._both.items()}),
         ]
+        if stopped:
+            stopped = stopped.replace("the ratio is between 1 and 1", "every ratio is 1")
+            lines.append(f"The patient was stopped: {stopped}.")
         return "\n".join(lines)
 
     @property
@@ -71,13 +73,6 @@ class Case:
         if not self._trained:
             print(f"Patient {self.number} and its twin are trained first, for some seconds.")
             self._trained = True
-
-    def _beside(self, columns: dict[str, Readings]) -> str:
-        stopped = self.patient.chart.stopped
-        if not stopped:
-            return side_by_side(columns)
-        stopped = stopped.replace("the ratio is between 1 and 1", "every ratio is 1")
-        return f"{side_by_side(columns)}\nThe patient was stopped: {stopped}."
 
     def chart(self) -> None:
         """Draw the free panels: what any dashboard shows."""
@@ -183,14 +178,13 @@ class Case:
 
     def _against(self, name: str) -> str:
         """Why a wrong diagnosis is not the right one."""
-        patient = self.patient.patient
+        patient, notes = self.patient.patient, notes_by_diagnosis()[name]
         look = f"Look at {_where(patient)}." if patient.sign_read else ""
         if name == "healthy":
             return f"Something is off, and it's more than a seed or rounding. {look}"
-        near = patient.ward == notes_by_diagnosis()[name]["ward"]
-        hint = "\nThe ward is the right one." if near else ""
+        hint = "\nThe ward is the right one." * (patient.ward == notes["ward"])
         ill = next((p for p in numbered() if p.name == name), None)
-        sign = f"Its sign would be: {notes_by_diagnosis()[name]['sign']}.\n"
+        sign = f"Its sign would be: {notes['sign']}.\n"
         if ill is None:
             return f"{sign}That isn't what this patient has. {look}".rstrip() + hint
         at, (here, twin) = ill.sign_read, self._read(ill)
@@ -250,9 +244,13 @@ def patient(number: int) -> Case:
 
 
 def diagnoses() -> None:
-    """Print the numbered list of all diagnoses, in the order of the alphabet."""
-    for number, name in enumerate(names(), 1):
-        print(f"{number:3}  {name}")
+    """Print all diagnoses by what you'd see. Their numbers are those of the alphabet."""
+    last = ""
+    for name, notes in notes_by_diagnosis().items():  # ward by ward
+        if notes["ward"] != last:
+            last = notes["ward"]
+            print(last)
+        print(f"{names().index(name) + 1:4}  {name}")
 
 
 def tally() -> None:

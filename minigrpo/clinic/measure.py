@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from minigrpo import arithmetic, grpo
-from minigrpo.arithmetic import Arithmetic, completion_ids, running_totals
+from minigrpo.arithmetic import Arithmetic, completion_ids, evaluate, running_totals
 from minigrpo.clinic.bugs import nudged, score
 from minigrpo.clinic.charts import Chart, Readings, dashboard
 from minigrpo.clinic.patients import Patient, Setting, run, trained
 from minigrpo.corpus import CharTokenizer
 from minigrpo.grpo import GRPOConfig
+from minigrpo.llama import load_policy
 from minigrpo.objective import kl_estimate
 from minigrpo.sampling import Rollouts, completion_mask
 
@@ -125,11 +126,7 @@ def watched(name: str) -> Iterator[list[Any]]:
 
 
 def update(
-    policy: nn.Module,
-    rollouts: Rollouts,
-    advantages: Tensor,
-    config: GRPOConfig,
-    reference: nn.Module | None = None,
+    policy: nn.Module, rollouts: Rollouts, advantages: Tensor, config: GRPOConfig, ref: Any = None
 ) -> tuple[dict[str, float], Tensor]:
     """One update by the code in place: its metrics, and d loss / d log-prob (N, T).
 
@@ -147,7 +144,7 @@ def update(
     policy = copy.deepcopy(policy)
     still = torch.optim.SGD(policy.parameters(), lr=0.0)
     with patch.object(grpo, "grpo_loss", with_gradient):
-        metrics = grpo.learn(policy, reference, still, rollouts, advantages, config)[0]
+        metrics = grpo.learn(policy, ref, still, rollouts, advantages, config)[0]
     gradient = inputs[0].grad
     return metrics, torch.zeros_like(inputs[0]) if gradient is None else gradient
 
@@ -182,7 +179,7 @@ def equal_groups(subject: Subject) -> Readings | str:
     shown = equal if len(equal) else torch.full((1, size), float("nan"))
     return {
         "equal groups, first step (frac_reward_zero_std)": steps[0].frac_reward_zero_std,
-        "the same, last steps": subject.chart.last("frac_reward_zero_std"),
+        "equal groups, last steps": subject.chart.last("frac_reward_zero_std"),
         "standard deviation of rewards (reward_std)": pairs[-1][0].std(1).mean().item(),
         "groups of equal rewards in the run": len(equal),
         "largest |advantage| where all rewards are equal": shown.abs().max().item(),
@@ -201,14 +198,16 @@ def weight_change(subject: Subject) -> Readings:
     }
 
 
+_untrained = cache(lambda: evaluate(load_policy(), n=128)["accuracy"])
+
+
 @measurement("held-out accuracy", "fresh questions, graded by a grader that is known to be good")
 def held_out(subject: Subject) -> Readings | str:
     if not subject.arithmetic:
         return Nothing("Nothing to measure here: continuing a text has no right answers.")
-    before, after = subject.chart.held_out
     return {
-        "held-out accuracy, before the run": before,
-        "held-out accuracy, after the run": after,
+        "held-out accuracy, before the run": _untrained(),
+        "held-out accuracy, after the run": evaluate(subject.chart.policy, n=128)["accuracy"],
         "mean training reward, last steps": subject.chart.last("reward"),
     }
 
@@ -240,7 +239,7 @@ def zero_advantage(subject: Subject) -> Readings:
     base = subject.patient.setting.base()
     moved, readings = nudged(base), {}
     terms = {"neither term": {}, "the KL term alone, weight 1": {"kl_weight": 1.0}}
-    terms["the entropy bonus alone, weight 1"] = {"entropy_weight": 1.0}
+    terms |= {"the entropy bonus alone, weight 1": {"entropy_weight": 1.0}}
     logits = torch.tensor([1.0, 0.0, -1.0, 0.5], dtype=torch.float64, requires_grad=True)
     new, ref = logits.log_softmax(0), torch.full((4,), 0.25, dtype=torch.float64).log()
     with subject.patient.switch():
@@ -263,37 +262,29 @@ def per_token(subject: Subject) -> Readings:
     config = subject.bare(how="token_mean")
     if subject.arithmetic:
         texts = [completion_ids([], 7), completion_ids([7, 1, 0], 0)]
-        prompts, size = torch.stack([arithmetic.prompt_ids((7, 4, 9))] * 2), 8
+        prompt = arithmetic.prompt_ids((7, 4, 9))
         config = replace(config, eos_id=arithmetic.EOS)
     else:
-        tokenizer = CharTokenizer()
-        texts, size = [tokenizer.encode(text).tolist() for text in (" the sea", "no, sir!")], 8
-        prompts = torch.stack([tokenizer.encode("ROMEO:")] * 2)
-    ids = torch.full((2, size), config.pad_id)
+        *texts, prompt = map(CharTokenizer().encode, (" the sea", "no, sir!", "ROMEO:"))
+    ids = torch.full((2, 8), config.pad_id)
     for row, text in enumerate(texts):
-        ids[row, : len(text)] = torch.tensor(text)
-    mask = completion_mask(ids, config.eos_id)
-    everywhere = torch.ones_like(prompts).bool()
-    plain = Rollouts(prompts, everywhere, ids, mask, torch.zeros(2, size))
+        ids[row, : len(text)] = torch.as_tensor(text)
+    mask, prompts = completion_mask(ids, config.eos_id), torch.stack([prompt] * 2)
+    plain = Rollouts(prompts, torch.ones_like(prompts).bool(), ids, mask, torch.zeros(2, 8))
     with subject.patient.switch():
-        log_probs = score(policy, plain) - ratios[:, :size].log()
-        rollouts = replace(plain, log_probs=log_probs)
-        gradient = update(policy, rollouts, torch.tensor([1.0, -1.0]), config)[1]
-    readings: Readings = {
-        "A = +1, ratio 1.0, first token": gradient[0, 0].abs().item(),
-        "A = +1, ratio 1.5": gradient[0, 1].abs().item(),
-        "A = +1, ratio 1.0, third token": gradient[0, 2].abs().item(),
-        "A = -1, ratio 0.5": gradient[1, 0].abs().item(),
-        "A = -1, ratio 1.5": gradient[1, 1].abs().item(),
-        "A = -1, ratio 1.0": gradient[1, 2].abs().item(),
+        rollouts = replace(plain, log_probs=score(policy, plain) - ratios.log())
+        gradient = update(policy, rollouts, torch.tensor([1.0, -1.0]), config)[1].abs()
+    end = int(mask[0].sum())
+    return {
+        "A = +1, ratio 1.0, first token": gradient[0, 0].item(),
+        "A = +1, ratio 1.5": gradient[0, 1].item(),
+        "A = +1, ratio 1.0, third token": gradient[0, 2].item(),
+        "A = -1, ratio 0.5": gradient[1, 0].item(),
+        "A = -1, ratio 1.5": gradient[1, 1].item(),
+        "A = -1, ratio 1.0": gradient[1, 2].item(),
+        "A = +1, ratio 1.0, </s>": gradient[0, end - 1].item() if end < 8 else float("nan"),
+        "padding": gradient[0, end:].max().item() if end < 8 else float("nan"),
     }
-    ends, filled = float("nan"), float("nan")
-    if subject.arithmetic:
-        last = int(mask[0].sum()) - 1
-        ends, filled = gradient[0, last].abs().item(), gradient[0, last + 1 :].abs().max().item()
-    readings["A = +1, ratio 1.0, </s>"] = ends
-    readings["padding"] = filled
-    return readings
 
 
 @measurement("loss by hand", "the logged loss of a first update against three sums done by hand")

@@ -49,19 +49,9 @@ class Ragged(Arithmetic):
         return [p if i % 2 else torch.cat([p[:1], p[-10:]]) for i, p in enumerate(prompts)]
 
 
-def seven_tenths(*args: Any, **given: Any) -> float:
-    """A weight whose sum over a group isn't exact in 32 bits."""
-    return 0.7 * answer_reward(*args, **given)
-
-
 def char_gpt() -> nn.Module:
     """The GPT that ships with the course."""
     return load_gpt(data_folder() / "char_gpt.safetensors").eval()
-
-
-def line_ends(text: str) -> float:
-    """1 for a text that ends its line within the limit, as the char-GPT does one time in four."""
-    return float(text.endswith("\n"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +69,10 @@ RAGGED = Setting(
     "Sums as in notebook 07, every other one without the worked example. A correct answer gets 1.",
     Ragged,
 )
-TENTHS = Setting("Sums of two digits. A correct answer earns its weight.",
-    lambda: Arithmetic(lengths=(2,), grade=seven_tenths))  # fmt: skip
+TENTHS = Setting(  # a weight whose sum over a group isn't exact in 32 bits
+    "Sums of two digits. A correct answer earns its weight.",
+    lambda: Arithmetic(lengths=(2,), grade=lambda *ids, **tags: 0.7 * answer_reward(*ids, **tags)),
+)
 LETTER = Setting(
     "The char-GPT of notebook 01. The reward should be the fraction of characters that are an e.",
     lambda: TextTask(["ROMEO:", "JULIET:", "HENRY:", "My lord"], letter_share), char_gpt, LETTERS,
@@ -90,7 +82,10 @@ LETTER = Setting(
 NEWLINE = int(CharTokenizer().encode("\n")[0])
 LINES = Setting(
     "The char-GPT of notebook 01. A text that ends its line within 24 characters gets 1.",
-    lambda: TextTask(["ROMEO:\nI", "JULIET:\nO", "HENRY:\nMy", "My lord"], line_ends),
+    lambda: TextTask(
+        ["ROMEO:\nI", "JULIET:\nO", "HENRY:\nMy", "My lord"],
+        lambda text: float(text.endswith("\n")),  # as the char-GPT's do one time in four
+    ),
     char_gpt,
     replace(
         LETTERS, eos_id=NEWLINE, pad_id=NEWLINE, steps=9, lr=1e-4, inner_epochs=1,
@@ -177,7 +172,7 @@ def trained(patient: Patient, config: GRPOConfig) -> Chart:
     except FloatingPointError as error:  # what the loop says of a loss that is NaN
         stopped = str(error)
     moved = relative_change(start, policy.parameters())
-    return Chart(config, done, policy, moved, stopped, patient.setting.base is load_policy)
+    return Chart(done, policy, moved, stopped)
 
 
 def where_it_hurts(name: str, seeds: Sequence[int] = (0, 1, 2)) -> dict[str, list[Chart]]:
@@ -193,7 +188,7 @@ EQUAL, PULL, BOARD = "groups", "gradient at zero advantage", "dashboard"
 EXCHANGED, EXAMPLE = "exchange tests", "rewards, another worked example (fraction)"
 PATIENTS: tuple[Patient, ...] = (
     Patient("a grader that never matches",
-        Sign(EQUAL, "the same, last steps", 0.99),
+        Sign(EQUAL, "equal groups, last steps", 0.99),
         ("a_right_answer_is_rewarded", "reward", "right"), switch("answer_compared_as_text")),
     Patient("a sampler that does not know the end",
         Sign(BOARD, "truncated (completions/clipped_ratio)", 0.5), ("completions_end", "sample"),

@@ -1,14 +1,12 @@
 """Answers to the exercises that were written from the tasks alone, without a look at the records.
 
 They stand in attacks/NN.py, each wrong one with a witness, which shows that it is wrong.
-`python tests/audit/attack.py` prints how many were refused, and what slipped through.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,29 +92,3 @@ def load() -> list[Attack]:
     for path in sorted((Path(__file__).parent / "attacks").glob("[0-9][0-9].py")):
         importlib.import_module(f"attacks.{path.stem}")
     return ATTACKS
-
-
-def report(attacks: list[Attack]) -> None:
-    total = [0, 0, 0, 0]
-    print("| exercise | wrong | refused | right | accepted |\n|---|---|---|---|---|")
-    for key in dict.fromkeys(attack.key for attack in attacks):
-        own = [attack for attack in attacks if attack.key == key]
-        bad, good = ([a for a in own if a.wrong is kind] for kind in (True, False))
-        slipped = [a.name for a in bad if not a.refused()]
-        turned_away = [a.name for a in good if a.refused()]
-        row = [len(bad), len(bad) - len(slipped), len(good), len(good) - len(turned_away)]
-        total = [a + b for a, b in zip(total, row)]
-        print(f"| {key} | {' | '.join(map(str, row))} |")
-        for text, names in (
-            ("slipped", slipped),
-            ("right and refused", turned_away),
-            ("the witness does not show it", [a.name for a in bad if not a.proven()]),
-        ):
-            if names:
-                print(f"  {text}: {', '.join(names)}")
-    print(f"| all | {' | '.join(map(str, total))} |")
-
-
-if __name__ == "__main__":
-    sys.modules["attack"] = sys.modules["__main__"]  # the files of answers import this one
-    report([attack for attack in load() if attack.key.startswith(tuple(sys.argv[1:]) or "")])

@@ -1,22 +1,17 @@
-"""The notebooks with the exercises solved: strictly, all that has to do with them, and offline."""
+"""The notebooks with the exercises solved: strictly, offline, and what was written is what runs."""
 
 from __future__ import annotations
 
-import ast
-import dis
 import os
 import re
 import subprocess
-import symtable
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
 
 import nbformat
 import pytest
 from course import lacks
-from jupyter_client import KernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
@@ -46,15 +41,6 @@ def connections(log, monkeypatch) -> Path:
     return log
 
 
-@pytest.fixture(scope="module")
-def kernel() -> Iterator[KernelManager]:
-    """One for all notebooks: a start and the libraries take as long as the cells of most."""
-    manager = KernelManager(kernel_name="python3")
-    yield manager
-    if manager.has_kernel:
-        manager.shutdown_kernel(now=True)
-
-
 def exercise_cells(nb: NotebookNode) -> dict[str, tuple[int, int]]:
     """For each exercise, where its stub and its check stand."""
     found = {}
@@ -65,21 +51,6 @@ def exercise_cells(nb: NotebookNode) -> dict[str, tuple[int, int]]:
             stubs = [i for i, source in enumerate(above) if head in source]
             found[match["key"]] = (stubs[-1], at)
     return found
-
-
-def execute(
-    nb: NotebookNode, monkeypatch, kernel: KernelManager | None = None, folder: Path = NOTEBOOKS
-) -> None:
-    """Run in place, strict and without a network; raises CellExecutionError.
-
-    A kernel that is given is started where it isn't alive, and goes on living.
-    """
-    monkeypatch.setenv("MINIGRPO_STRICT", "1")
-    paths = [str(OFFLINE), os.environ.get("PYTHONPATH", str(NOTEBOOKS.parent))]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    resources = {"metadata": {"path": str(folder)}}
-    options = {"timeout": 600, "kernel_name": "python3", "resources": resources}
-    NotebookClient(nb, **options, km=kernel).execute()
 
 
 def with_line(key: str, source: str) -> str:
@@ -100,139 +71,6 @@ except AssertionError as error:
 """
 
 
-LEARNS = ("07_grpo", "12_several_turns")  # their cells ask what a whole run has learned
-SHORT = """\
-%reset -f
-from dataclasses import replace as _replace
-import minigrpo.grpo as _grpo
-import minigrpo.pretrain as _pretrain
-
-def _ten_steps(run):
-    run = getattr(run, "whole", run)
-    def shorter(model, data, config, **options):
-        few = {"steps": min(config.steps, 10)}
-        few |= {"warmup": 0} if hasattr(config, "warmup") else {}
-        return run(model, data, _replace(config, **few), **options)
-    shorter.whole = run
-    return shorter
-
-_grpo.train_grpo = _ten_steps(_grpo.train_grpo)
-_pretrain.pretrain = _ten_steps(_pretrain.pretrain)
-"""
-
-
-def solve(nb: NotebookNode) -> list[str]:
-    """Put every solution in the place of its stub, and a wrong answer before its check.
-
-    Nothing has to be quick, or to learn: that is asked of the notebook as it stands. So a run takes
-    ten steps at most, and that on the page of 01 a hundred. Returns the keys.
-    """
-    cells = exercise_cells(nb)
-    for cell in nb.cells:
-        cell.source = re.sub(r"\bseconds < \d+", "seconds > 0", cell.source)
-        cell.source = re.sub(r"\[\], 200$", "[], 40", cell.source, flags=re.MULTILINE)  # in 06
-        cell.source = re.sub(r"^STEPS = 800$", "STEPS = 100", cell.source, flags=re.MULTILINE)  # 01
-    for key, (stub, at) in cells.items():
-        line = f", {find(key).line}" if find(key).bugs else ""
-        nb.cells[stub].source = with_line(key, solution_source(key))
-        nb.cells[at].source = WRONG.format(key=key, line=line) + nb.cells[at].source
-    return list(cells)
-
-
-def names_read(code: CodeType) -> Iterator[str]:
-    """The global names that code reads, the functions inside it included."""
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield step.argval
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_read(constant)
-
-
-def outside(scope: symtable.SymbolTable) -> set[str]:
-    """The names of the notebook that a function or another inner scope reads."""
-    own = {symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global()}
-    return own.union(*map(outside, scope.get_children()))
-
-
-def trained_in(source: str) -> set[str]:
-    """The names in the calls that change what they are given, such as a model."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        called = getattr(node, "func", None)
-        name = getattr(called, "attr", getattr(called, "id", ""))
-        if name in {"pretrain", "train_grpo", "warm_up", "step", "load_state_dict"}:
-            found |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-    return found
-
-
-def names_in(source: str) -> tuple[set[str], set[str], set[str], dict[str, set[str]]]:
-    """The names that a cell uses, wants from earlier cells, binds, and what its functions read."""
-    cell = symtable.symtable(source, "cell", "exec")
-    symbols = cell.get_symbols()
-    used = {s.get_name() for s in symbols if s.is_referenced()}.union(
-        *map(outside, cell.get_children())
-    )
-    wanted, bound = set(), set()
-    for step in dis.get_instructions(compile(source, "cell", "exec")):
-        if isinstance(step.argval, CodeType):
-            wanted |= set(names_read(step.argval)) - bound
-        elif step.opname == "LOAD_NAME":
-            wanted |= {step.argval} - bound
-        elif step.opname == "STORE_NAME":
-            bound.add(step.argval)
-    inner = [child for child in cell.get_children() if child.get_name() in bound]
-    return used | bound, wanted, bound, {child.get_name(): outside(child) for child in inner}
-
-
-def without_strangers(nb: NotebookNode, solved: set[str]) -> NotebookNode:
-    """The notebook without the code cells that the `solved` functions have nothing to do with.
-
-    Left out is a cell that does not use one, directly or through a function of the notebook, and
-    neither binds nor trains what a cell that stays reads later. The first one, which sets the
-    notebook up, stays. `make test` executes all of them with the functions of the package.
-    """
-    parsed = {
-        at: names_in(cell.source) for at, cell in enumerate(nb.cells) if cell.cell_type == "code"
-    }
-    users = {min(parsed)}
-    for at, (used, _, _, functions) in parsed.items():
-        solved = solved | {name for name, inside in functions.items() if inside & solved}
-        if solved & used:
-            users.add(at)
-    stay, wanted = set(), set()
-    for at, (_, reads, bound, _) in reversed(parsed.items()):
-        if at in users or (bound | trained_in(nb.cells[at].source)) & wanted:
-            stay.add(at)
-            wanted = wanted - bound | reads
-    nb.cells = [cell for at, cell in enumerate(nb.cells) if at in stay]
-    return nb
-
-
-@pytest.mark.kernel
-@pytest.mark.parametrize("path", EXECUTABLE, ids=lambda p: p.stem)
-def test_notebook_passes_with_all_solutions_pasted_in(path, kernel, connections, monkeypatch):
-    nb = nbformat.read(path, as_version=4)
-    checked = {match["name"] for cell in nb.cells for match in CHECK.finditer(cell.source)}
-    keys = solve(nb)
-    nb = without_strangers(nb, checked)
-    if path.stem in LEARNS:
-        execute(nb, monkeypatch)
-    else:
-        nb.cells[0].source = SHORT + nb.cells[0].source
-        execute(nb, monkeypatch, kernel)
-    printed = "".join(
-        output.get("text") or output.get("data", {}).get("text/plain", "")
-        for cell in nb.cells
-        for output in cell.get("outputs", [])
-    )
-    for key in keys:
-        assert f"{key} refuses a wrong answer\n{key} ({find(key).title}): passed" in printed
-    # Notebook 01 asks for the corpus, where there is none on this machine.
-    assert path.stem.startswith("01") or not connections.exists(), connections.read_text()
-
-
-YOURS = "01 02 03 04 05 06 07 09 10 11 12".split()  # where what the reader writes is what runs
 REFUSING = """\
 import builtins
 from minigrpo.exercises.judge import Checked as _Checked
@@ -249,13 +87,35 @@ _Checked.__call__ = _refuse_once
 """
 
 
-def stopped(client: NotebookClient) -> Iterator[tuple[str, int]]:
+YOURS = "01 02 03 04 05 06 07 09 10 11 12".split()  # where what the reader writes is what runs
+
+
+def solve(nb: NotebookNode) -> dict[str, int]:
+    """Put every solution in the place of its stub, and a wrong answer before its check.
+
+    Nothing has to be quick. Returns where the check of each exercise is.
+    """
+    cells = exercise_cells(nb)
+    for cell in nb.cells:
+        cell.source = re.sub(r"\bseconds < \d+", "seconds > 0", cell.source)
+    for key, (stub, at) in cells.items():
+        line = f", {find(key).line}" if find(key).bugs else ""
+        nb.cells[stub].source = with_line(key, solution_source(key))
+        nb.cells[at].source = WRONG.format(key=key, line=line) + nb.cells[at].source
+    first = next(cell for cell in nb.cells if cell.cell_type == "code")
+    first.source = REFUSING + first.source
+    return {key: at for key, (_, at) in cells.items()}
+
+
+def stopped(nb: NotebookNode) -> Iterator[tuple[str, int]]:
     """Each exercise whose function stops a cell with the tag `run` by refusing, and where that is.
 
     Every function that `check` gave back refuses its first call in a run, which then starts anew.
     """
+    resources = {"metadata": {"path": str(NOTEBOOKS)}}
+    client = NotebookClient(nb, timeout=600, kernel_name="python3", resources=resources)
     with client.setup_kernel():
-        for at, cell in enumerate(client.nb.cells):
+        for at, cell in enumerate(nb.cells):
             if cell.cell_type == "code":
                 running = "run" in cell.metadata.get("tags", [])
                 cell.source = f"import builtins; builtins.running = {running}\n{cell.source}"
@@ -271,26 +131,29 @@ def stopped(client: NotebookClient) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize(
-    "path", [p for p in EXECUTABLE if p.values[0].stem[:2] in YOURS], ids=lambda p: p.stem
-)
-def test_what_the_reader_writes_is_what_runs(path, monkeypatch):
-    """No exercise is for its own sake: below its check is a run that needs what was written."""
+@pytest.mark.parametrize("path", EXECUTABLE, ids=lambda p: p.stem)
+def test_a_notebook_passes_with_all_solutions_and_they_are_what_runs(
+    path, connections, monkeypatch
+):
+    """Strictly and offline; and below each check is a run that needs what the reader wrote."""
+    monkeypatch.setenv("MINIGRPO_STRICT", "1")
+    paths = [str(OFFLINE), os.environ.get("PYTHONPATH", str(NOTEBOOKS.parent))]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     nb = nbformat.read(path, as_version=4)
-    cells = exercise_cells(nb)
-    for key, (stub, _) in cells.items():
-        nb.cells[stub].source = with_line(key, solution_source(key))
-    first = next(cell for cell in nb.cells if cell.cell_type == "code")
-    first.source = REFUSING + first.source
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", str(NOTEBOOKS.parent)))
-    resources = {"metadata": {"path": str(NOTEBOOKS)}}
-    needed: dict[str, int] = {}
-    for key, at in stopped(NotebookClient(nb, timeout=600, resources=resources)):
-        needed[key] = at
-        if needed.keys() == cells.keys():  # the rest of the notebook has nothing to add
-            break
-    assert needed.keys() == cells.keys()
-    assert all(needed[key] > check for key, (_, check) in cells.items())
+    checks = solve(nb)
+    needed = dict(stopped(nb))
+    printed = "".join(
+        output.get("text") or output.get("data", {}).get("text/plain", "")
+        for cell in nb.cells
+        for output in cell.get("outputs", [])
+    )
+    for key in checks:
+        assert f"{key} refuses a wrong answer\n{key} ({find(key).title}): passed" in printed
+    if path.stem[:2] in YOURS:
+        assert needed.keys() == checks.keys()
+    assert all(at > checks[key] for key, at in needed.items())
+    # Notebook 01 asks for the corpus, where there is none on this machine.
+    assert path.stem.startswith("01") or not connections.exists(), connections.read_text()
 
 
 @pytest.mark.parametrize("call", ["socket.create_connection(there, 1)", "s.connect_ex(there)"])

@@ -318,11 +318,6 @@ def test_three_runs_are_compared_with_one_seed_and_each_with_its_own_settings(mo
     assert Seed(ppo.SEARCH_SEED) not in ppo.SEEDS
 
 
-def test_the_first_of_the_best_settings_is_taken():
-    search = [{**own._asdict(), "mean_accuracy": i % 4} for i, own in enumerate(ppo.SEARCH)]
-    assert ppo.best(search) == ppo.SEARCH[3]
-
-
 def test_seconds_are_compared_step_by_step_in_turn(monkeypatch):
     """Medians 3 and 12, but the median of 3 / 1, 20 / 10 and 12 / 3 is 3."""
     took, turns = {"grpo": [1, 10, 3], "ppo": [3, 20, 12]}, []

@@ -119,3 +119,8 @@ def test_the_command_trains_and_begins_as_the_stored_run_did(trainer, tmp_path, 
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_a_process_that_fails_is_quoted():
+    with pytest.raises(RuntimeError, match="(?s)torchrun: failed, and wrote last:.*invalid choice"):
+        scaling.torchrun(1, "nobody")

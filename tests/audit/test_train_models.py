@@ -29,10 +29,11 @@ from minigrpo.turns import commits
 
 @pytest.fixture(autouse=True)
 def little_to_do(monkeypatch):
-    """One thread, batches of 4 documents, no steps to warm up in, and few questions afterwards."""
+    """One thread, two steps, batches of 4 documents, no warm-up, and few questions afterwards."""
     monkeypatch.setenv("MINIGRPO_THREADS", "1")
-    for module, name in ((experiments, "WARMUP"), (train_models, "TEXT_WARMUP")):
-        monkeypatch.setattr(module, name, replace(getattr(module, name), warmup=0))
+    trainings = [(train_models, name) for name in ("CHAR_TRAINING", "TEXT_WARMUP", "TURNS_WARMUP")]
+    for module, name in ((experiments, "WARMUP"), *trainings):
+        monkeypatch.setattr(module, name, replace(getattr(module, name), steps=2, warmup=0))
     monkeypatch.setattr(experiments, "WARMUP_ROWS", 4)
     monkeypatch.setattr(train_models, "TEXT_ROWS", 4)
     monkeypatch.setattr(train_models, "evaluate", partial(evaluate, n=4))
@@ -47,19 +48,19 @@ def test_the_command_trains_and_writes_a_checkpoint(tmp_path, monkeypatch, capsy
 
     def noted(model, next_batch, config, **options):
         batches.extend(next_batch(torch.Generator().manual_seed(k)) for k in range(50))
-        assert (config.seed, config.steps) == (3, 21)
+        assert config == train_models.CHAR_TRAINING
         return pretrain(model, next_batch, config, **options)
 
     monkeypatch.setattr(train_models, "pretrain", noted)
     path = tmp_path / "model.safetensors"
     monkeypatch.setattr(train_models, "BATCH", 2)
     monkeypatch.setattr(train_models, "LENGTH", 32)
-    train_models.main(["char_gpt", "--out", str(path), "--steps", "21", "--seed", "3"])
+    train_models.main(["char_gpt", "--out", str(path)])
     assert load_gpt(path).config == GPTConfig(max_position_embeddings=32)
     windows = [corpus.CharTokenizer().decode(row) for batch in batches for row in batch]
     assert len(windows) == 100 and all(window in text.text[:1800] for window in windows)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("char_gpt  step   21  loss ")
+    assert lines[0].startswith("char_gpt  step    2  loss ")
     assert lines[-1].startswith("validation loss ")
 
 
@@ -71,38 +72,22 @@ def test_the_command_refuses_to_train_on_the_offline_corpus(tmp_path, monkeypatc
 
 
 def test_the_command_writes_a_policy(tmp_path, capsys, monkeypatch):
-    given, warm_up = {}, experiments.warm_up
+    warm_up = experiments.warm_up
 
     def noted(policy, config):
-        given.update(seed=config.seed, steps=config.steps)
-        start = zip(policy.parameters(), tiny_llama(3).parameters(), strict=True)
+        assert config == experiments.WARMUP
+        start = zip(policy.parameters(), tiny_llama(0).parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in start)
         return warm_up(policy, config)
 
     monkeypatch.setattr(experiments, "warm_up", noted)
-    train_models.main(
-        ["tiny_llama", "--out", str(tmp_path / "policy"), "--steps", "2", "--seed", "3"]
-    )
+    train_models.main(["tiny_llama", "--out", str(tmp_path / "policy")])
     assert "tiny_llama  step    2" in capsys.readouterr().out
-    assert given == {"steps": 2, "seed": 3}
     load_policy(tmp_path / "policy")
 
 
-def test_the_command_writes_both(tmp_path, capsys, monkeypatch):
-    seeds, warm_up, small_model = [], train_models.warm_up, train_models.small_model
-
-    def noted(policy, tokenizer, config):
-        seeds.append(config.seed)
-        return warm_up(policy, tokenizer, config)
-
-    def made(family, tokenizer, seed):
-        seeds.append(seed)
-        return small_model(family, tokenizer, seed)
-
-    monkeypatch.setattr(train_models, "warm_up", noted)
-    monkeypatch.setattr(train_models, "small_model", made)
-    train_models.main(["text_models", "--out", str(tmp_path), "--steps", "2", "--seed", "3"])
-    assert seeds == [3, 3, 3, 3]
+def test_the_command_writes_both(tmp_path, capsys):
+    train_models.main(["text_models", "--out", str(tmp_path)])
     for family in FAMILIES:
         stored = load_file(tmp_path / f"text_{family}" / "model.safetensors")
         assert {weight.dtype for weight in stored.values()} == {torch.float16}
@@ -114,8 +99,7 @@ def test_the_command_writes_both(tmp_path, capsys, monkeypatch):
 def test_the_command_writes_both_that_call_a_tool(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train_models, "TURNS_ROWS", 4)
     monkeypatch.setattr(train_models.commits, "evaluate", partial(commits.evaluate, n=4))
-    monkeypatch.setattr(train_models, "TURNS_WARMUP", replace(train_models.TURNS_WARMUP, warmup=0))
-    train_models.main(["turns_models", "--out", str(tmp_path), "--steps", "2", "--seed", "3"])
+    train_models.main(["turns_models", "--out", str(tmp_path)])
     assert "turns_forger  step    2" in capsys.readouterr().out
     policies = [load_policy(tmp_path / name).state_dict() for name in train_models.TURNS_FORGED]
     assert any(not torch.equal(*pair) for pair in zip(*(p.values() for p in policies)))

@@ -8,8 +8,6 @@ first command that fails ends the run with its exit status. A notebook whose lib
 for this Python is left out, and a line says so.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Notebook files: how they are read and written, and the form in which they are committed."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -9,6 +7,7 @@ import re
 from pathlib import Path
 
 import nbformat
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 from nbformat import NotebookNode
 from PIL import Image
 
@@ -20,7 +19,16 @@ FOLDED = {"verdict", "plot", "setup", "drawing"}
 FORM = {"jupyter": {"source_hidden": True}, "cellView": "form"}
 APART = {"predict", "verdict"}  # cells whose outputs answer questions, or confirm an answer
 COLORS = 128  # of a stored figure
-OVERWRITTEN = re.compile(r"^.*\r(?=[^\n])", re.MULTILINE)  # what nbval drops too
+CHECK = re.compile(r"^\w+ = check\(\"([\d.]+)\"", re.MULTILINE)
+SOLUTION = """<details><summary>Solution (try first)</summary>
+
+```python
+{code}
+```
+
+{why}
+
+</details>"""
 
 
 class CourseError(Exception):
@@ -59,10 +67,11 @@ def committed_form(nb: NotebookNode) -> NotebookNode:
         folded = FORM if FOLDED & {*kept.get("tags", [])} else {}
         cell.metadata = nbformat.from_dict(kept | folded)
         if cell.cell_type == "code":
-            cell.outputs = merge_streams(cell.outputs)
+            CoalesceStreamsPreprocessor().preprocess_cell(cell, {}, 0)  # as nbval compares them
             describe(cell)
-            for output in (output for output, kind in figures(cell) if kind == "image/png"):
-                output.data["image/png"] = lighter(output.data["image/png"])
+            for output, kind in figures(cell):
+                if kind == "image/png":
+                    output.data[kind] = lighter(output.data[kind])
     return nb
 
 
@@ -129,22 +138,25 @@ def without_predicted(nb: NotebookNode) -> dict[str, list]:
     return taken
 
 
-def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Join neighboring pieces of one stream, and keep what a carriage return left visible.
+def solution_cell(key: str) -> NotebookNode:
+    """The folded cell that stands directly after the check of an exercise, made of its record."""
+    from minigrpo.exercises.reader import find, solution_source  # loads torch, which is slow
 
-    Where the kernel cuts a stream depends on timing, and nbval joins the pieces before it compares.
-    """
-    merged: list[NotebookNode] = []
-    for output in outputs:
-        last = merged[-1] if merged else {}
-        if output.output_type == "stream" and output.name == last.get("name"):
-            last.text += output.text
-        else:
-            merged.append(output)
-    for output in merged:
-        if output.output_type == "stream":
-            output.text = OVERWRITTEN.sub("", output.text)
-    return merged
+    # A < begins HTML in Markdown, unless it is code.
+    why = re.sub(r"(`[^`]*`)|<", lambda match: match[1] or r"\<", " ".join(find(key).why.split()))
+    text = SOLUTION.format(code=solution_source(key).strip(), why=why)
+    name = f"solution-{key.replace('.', '-')}"
+    return nbformat.v4.new_markdown_cell(text, id=name, metadata={"tags": ["solution"]})
+
+
+def with_solutions(cells: list[NotebookNode]) -> list[NotebookNode]:
+    """The cells of a notebook with the solution of each exercise after its check."""
+    new_cells = []
+    for cell in cells:
+        if "solution" not in cell.metadata.get("tags", []):
+            keys = CHECK.findall(cell.source) if cell.cell_type == "code" else []
+            new_cells += [cell, *map(solution_cell, keys)]
+    return new_cells
 
 
 def uncommittable(nb: NotebookNode) -> list[str]:

@@ -9,8 +9,6 @@ notebook that needs more than the packages of requirements.txt is left out, unle
 number asks for it.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -21,20 +19,11 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from committed import (
-    CourseError,
-    as_json,
-    committed_form,
-    predicted,
-    read,
-    uncommittable,
-    without_predicted,
-    write,
-)
+import committed
+from committed import CourseError
 from kernels import AT_A_TIME, each, environment, execute, status_of
 from listing import ROOT, Notebook, notebooks
 from nbformat import NotebookNode
-from solutions import with_solutions
 
 sys.path.append(str(ROOT / "tools" / "site"))
 from website import begin, write_index, write_page
@@ -70,14 +59,14 @@ async def executed(notebook: Notebook, at_a_time: int) -> NotebookNode:
 
     It knows no reader, whose measurements in the clinic are few.
     """
-    nb = read(notebook.location)
+    nb = committed.read(notebook.location)
     with tempfile.TemporaryDirectory() as folder:
         nobody = environment(at_a_time, MINIGRPO_PROGRESS=str(Path(folder, "progress.db")))
         try:
             await execute(notebook, nb, nobody)
         except CourseError as error:
             raise CourseError(f"{notebook.file}, {error}") from error
-    return committed_form(nb)
+    return committed.committed_form(nb)
 
 
 def store(notebook: Notebook, nb: NotebookNode) -> None:
@@ -85,12 +74,13 @@ def store(notebook: Notebook, nb: NotebookNode) -> None:
 
     What answers a question goes into a file of its own.
     """
-    if findings := uncommittable(nb):
+    if findings := committed.uncommittable(nb):
         raise CourseError(f"{notebook.file} is left as it was: " + "\n  ".join(findings))
-    nb.cells = with_solutions(nb.cells)
-    outputs = json.dumps(without_predicted(nb), indent=1, sort_keys=True, ensure_ascii=False)
-    write(predicted(notebook.location), outputs + "\n")
-    write(notebook.location, as_json(nb))
+    nb.cells = committed.with_solutions(nb.cells)
+    apart = committed.without_predicted(nb)
+    outputs = json.dumps(apart, indent=1, sort_keys=True, ensure_ascii=False)
+    committed.write(committed.predicted(notebook.location), outputs + "\n")
+    committed.write(notebook.location, committed.as_json(nb))
 
 
 def act_on(chosen: list[Notebook], command: str) -> None:

@@ -6,8 +6,6 @@
 course from it, and the links to Colab, Kaggle and others, README.md and CITATION.cff name it too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -21,11 +19,9 @@ LEFT_OUT = {".git", ".venv", "answers", "build", "cache", "dist", "runs"}
 
 
 def repository(root: Path = ROOT) -> str:
-    """Owner and name of the repository, as pyproject.toml has them, or ""."""
-    project = root / "pyproject.toml"
-    text = project.read_text(encoding="utf-8") if project.is_file() else ""
-    found = re.search(rf'^Repository = "{ADDRESS}"$', text, re.MULTILINE)
-    return found[1] if found else ""
+    """Owner and name of the repository, as pyproject.toml has them."""
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    return re.search(rf'^Repository = "{ADDRESS}"$', text, re.MULTILINE)[1]
 
 
 def site(root: Path = ROOT) -> str:

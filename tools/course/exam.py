@@ -8,8 +8,6 @@ passes, the notebook goes on with the course's version. Your progress is read an
 nothing leaves this machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """Notebooks in kernels: a fresh one for each, some at a time, and none is left on a failure."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

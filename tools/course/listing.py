@@ -1,7 +1,5 @@
 """The list of the course, course.toml, and what is counted in its notebooks."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

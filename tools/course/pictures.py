@@ -5,8 +5,6 @@
 They are figures/page_NAME.png, and figures/explorer.png for README.md.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 
@@ -42,10 +40,7 @@ def main() -> None:
             page = browser.new_page(viewport=size, device_scale_factor=2, color_scheme="light")
             built = ROOT / "build" / "course" / f"{name.removeprefix('page_')}.html"
             page.goto(built.as_uri())
-            page.evaluate(
-                ABOVE,
-                name.startswith("page_") and "A picture. Run the cells above and this one to play.",
-            )
+            page.evaluate(ABOVE, name.startswith("page_") and STILL)
             taken = Image.open(io.BytesIO(page.screenshot()))
             with atomic_path(ROOT / "figures" / f"{name}.png") as unfinished:
                 few_colors(taken).save(unfinished, "PNG", optimize=True)

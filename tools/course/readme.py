@@ -10,14 +10,13 @@ holds; the table `results` shows the experiments that SHOWN names. An image
 01_char_gpt has drawn.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 from committed import few_colors, read, with_predicted
@@ -34,7 +33,6 @@ import gpu
 import judge_field
 import memory
 import results
-import store
 import thinking
 import turns
 
@@ -50,10 +48,19 @@ SHOWN = (  # the other experiments end alike
     "KL weight 1",
 )
 TABLES = {
-    "docs/results.md": ("results", "thinking", "turns"),
-    "docs/speed.md": tuple(bench.TABLES),
-    "docs/judged.md": ("judged counts", "judged table", "judged missed", "judged names"),
-    "recipes/README.md": ("memory", "gpu"),
+    "docs/results.md": {
+        "results": lambda: results.table(SHOWN),
+        "thinking": thinking.table,
+        "turns": turns.table,
+    },
+    "docs/speed.md": {name: partial(bench.table, parts) for name, parts in bench.TABLES.items()},
+    "docs/judged.md": {
+        "judged counts": judge_field.counts,
+        "judged table": judge_field.table,
+        "judged missed": judge_field.missed,
+        "judged names": judge_field.names,
+    },
+    "recipes/README.md": {"memory": partial(memory.table, memory.SHAPES), "gpu": gpu.table},
 }
 CALCULATOR = "minigrpo/notebook/interactive/calculator.html"
 MEASURED = r"(?<=const MEASURED = )[^;\n]*(?=; // data/results/gpu.json)"
@@ -126,26 +133,10 @@ def lists() -> dict[Path, str]:
     return made
 
 
-def stored(name: str) -> str:
-    """A table, of what is stored."""
-    if name == "results":
-        there = store.load("results.json")["experiments"]
-        return results.table({"experiments": {key: there[key] for key in SHOWN if key in there}})
-    if name == "memory":
-        return memory.table(memory.SHAPES)
-    if name == "gpu":
-        return gpu.table(store.load("gpu.json"))
-    if name.startswith("judged"):
-        return getattr(judge_field, name.split()[1])()
-    if name in bench.TABLES:
-        return bench.table(store.load("bench.json"), name)
-    return {"thinking": thinking, "turns": turns}[name].table()
-
-
 def with_tables(text: str, page: str) -> str:
     """The text of a page with each of its tables of results in its place."""
-    for name in TABLES[page]:
-        text = put(text, page, between(name), f"{stored(name)}\n")
+    for name, table in TABLES[page].items():
+        text = put(text, page, between(name), f"{table()}\n")
     return text
 
 
@@ -189,7 +180,7 @@ def main() -> None:
     made = {path: text.encode() for path, text in lists().items()} | figures() | drawings()
     for page in TABLES:
         made[ROOT / page] = with_tables((ROOT / page).read_text("utf-8"), page).encode()
-    page, told = ROOT / CALCULATOR, json.dumps(gpu.rates(store.load("gpu.json")))
+    page, told = ROOT / CALCULATOR, json.dumps(gpu.rates())
     made[page] = put(page.read_text("utf-8"), CALCULATOR, MEASURED, told).encode()
     for path, new in made.items():
         if not path.is_file() or path.read_bytes() != new:

@@ -7,8 +7,6 @@ with `git pull`, and each of your answers takes the place of its stub again. An 
 for other arguments now keeps its new stub; your answer to the old one is in the copy.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

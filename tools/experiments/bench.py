@@ -1,13 +1,9 @@
 """Speed and memory beside transformers and TRL: what docs/speed.md shows.
 
-    python tools/experiments/bench.py --again                 all of it (twenty minutes, two cores)
-    python tools/experiments/bench.py --again --only trainer  this part alone
+    python tools/experiments/bench.py --again --only trainer  # without --only twenty minutes
 
-Each part has processes of its own. Writes data/results/bench.json after each part. TRL comes with
-the extra `scale`.
+Each part has processes of its own. Writes data/results/bench.json after each part.
 """
-
-from __future__ import annotations
 
 import datetime
 import multiprocessing
@@ -23,12 +19,12 @@ from importlib import metadata
 from itertools import pairwise
 from statistics import median
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import store
 import torch
 import transformers
-from store import ROOT, Results, Store
+from store import ROOT, Part, Results, Store
 from torch import Tensor, nn
 
 from minigrpo import grpo, logprobs
@@ -39,8 +35,8 @@ from minigrpo.notebook.setup import setup
 from minigrpo.sampling import Rollouts, sample
 from minigrpo.scaling.trl import QUIET, trl_settings
 
-HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
-BODY = {**HEADS, "hidden_size": 64, "intermediate_size": 128}  # the logits are all there is
+BODY = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+BODY |= {"hidden_size": 64, "intermediate_size": 128}  # the logits are all there is
 SMOLLM2 = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True,
@@ -128,8 +124,8 @@ def train_trl(policy: nn.Module, task: Any, reward: Callable, config: GRPOConfig
     order = torch.Generator().manual_seed(config.seed)
     prompts = task.prompts(config.prompts_per_step * config.steps, order)
     rows = [{"prompt": tokenizer.decode(ids), "ids": ids.tolist()} for ids in prompts]
-    data = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
-    trl.GRPOTrainer(policy, reward, settings, **data).train()
+    data = Dataset.from_list(rows)
+    trl.GRPOTrainer(policy, reward, settings, data, processing_class=tokenizer).train()
 
 
 def trainer(updates: int, rounds: int = 3, config: GRPOConfig = TOY) -> Results:
@@ -201,10 +197,6 @@ def scoring(V: int = 151_936) -> list[Results]:
     return [row(what, [ours], "a log-softmax of all logits, scaled from 16 rows", [theirs])]
 
 
-class Part(NamedTuple):
-    part: str  # rows of docs/speed.md that are measured together
-
-
 PARTS = {
     "generate": lambda: apart(generate),
     "trainer": lambda: [apart(trainer, updates) for updates in (1, 2)],
@@ -229,10 +221,11 @@ def measure(one: Part) -> Results:
 STORE = Store("bench.json", [Part(name) for name in PARTS], machine)
 
 
-def table(stored: Results, name: str) -> str:
+def table(parts: tuple[str, ...]) -> str:
     """For docs/speed.md: medians, ratios with their range; below them, when they were measured."""
+    stored = store.load(STORE.file)
     lines = ["| what | minigrpo | peer | ratio |", "|---|---|---|---|"]
-    runs = [run for run in stored["runs"] if run["part"] in TABLES[name]]
+    runs = [run for run in stored["runs"] if run["part"] in parts]
     for one in (one for run in runs for one in run["rows"]):
         values = one["ours"][1], one["theirs"][1], *one["ratio"]
         ours, theirs, low, ratio, high = (f"{v:,.{max(0, 3 - len(str(int(v))))}f}" for v in values)

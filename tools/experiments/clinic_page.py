@@ -1,8 +1,5 @@
 """The clinic of notebook 08 for a browser: all that `interactive/clinic.html` can show.
 
-    python tools/experiments/clinic_page.py          what is not stored yet (3 minutes on one core)
-    python tools/experiments/clinic_page.py --again  all of it
-
 Writes data/results/clinic.json, sealed so that a glance or a search gives no diagnosis away.
 """
 
@@ -15,6 +12,7 @@ from io import StringIO
 from textwrap import fill
 from unittest.mock import Mock, patch
 
+import store
 from store import ROOT, Results, Seed, Store, of_code, of_data, of_file
 
 from minigrpo import clinic
@@ -23,7 +21,6 @@ from minigrpo.clinic.measure import MEASUREMENTS
 from minigrpo.clinic.patients import names, notes_by_diagnosis, numbered, records
 from minigrpo.notebook import progress
 from minigrpo.notebook.plots import METRICS, metric
-from minigrpo.notebook.setup import setup
 
 CODE = ("bugs", "charts", "diagnosis", "measure", "nights", "patients")
 FILES = ("data/tiny_llama/model.safetensors", "data/char_gpt.safetensors")
@@ -85,5 +82,4 @@ def measure(_: Seed) -> Results:
 STORE = Store("clinic.json", [Seed(0)], settings)
 
 if __name__ == "__main__":
-    setup(seed=0)
-    STORE.main(measure)
+    store.command({"clinic": [(STORE, measure)]})

@@ -8,9 +8,6 @@ weights, so nothing is downloaded, and no completion ends before its limit. Peak
 PyTorch's allocator, beside what recipes/memory.py promises.
 """
 
-from __future__ import annotations
-
-import argparse
 import datetime
 import gc
 import os
@@ -22,13 +19,14 @@ import tempfile
 import time
 import warnings
 from importlib import metadata, util
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import store
 import torch
-from store import ROOT, Results, Store
+from store import ROOT, Part, Results, Store
 
 sys.path.insert(0, str(ROOT / "recipes"))
 import grpo_one_file
@@ -50,45 +48,42 @@ RECIPES += ["gsm8k_trl.py --lora --kl 0.01"] if util.find_spec("peft") else []
 RECIPES += ["tools_trl.py", "verl_gsm8k/make_data.py", "openrlhf_gsm8k/make_data.py"]
 
 
-def smoke(deadline: float) -> list[Results]:
+def smoke() -> list[Results]:
     """Every recipe's --smoke, a process each: seconds, or the last thing that it said."""
     rows = []
     for command in RECIPES[: TINY.get("recipes")]:
         began, (file, *more) = time.perf_counter(), command.split()
         run = [sys.executable, str(ROOT / "recipes" / file), "--smoke", *more]
-        kept = {"capture_output": True, "text": True, "timeout": max(1, deadline - time.time())}
-        done = subprocess.run(run, **kept, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(run, capture_output=True, text=True, env=offline)
         said = (done.stderr.strip() or "nothing").splitlines()[-1]
         ended = {"failed": said} if done.returncode else {}
         rows.append({"recipe": command, "seconds": round(time.perf_counter() - began, 1), **ended})
     return rows
 
 
-def losses(deadline: float) -> list[Results]:
+def losses() -> list[Results]:
     """The course's losses here and on the CPU: the largest difference of loss and gradient."""
     rows = []
-    for name, given in VARIANTS.items():
-        for dtype in (torch.float64, torch.float32):
-            found = []
-            for device in ("cpu", DEVICE):
-                generator = torch.Generator().manual_seed(0)
-                new, old = -4 * torch.rand(2, 32, 200, generator=generator, dtype=dtype)
-                rewards = torch.rand(32, generator=generator, dtype=dtype).to(device)
-                mask = torch.arange(200) < torch.randint(1, 200, (32, 1), generator=generator)
-                new = (old + (new - old) / 50).to(device).requires_grad_()
-                own = dict(given)
-                how = {key: own.pop(key) for key in ADVANTAGE_SETTINGS if key in own}
-                advantages = group_advantages(rewards, 8, **how)
-                about = (new, old.to(device), advantages, mask.to(device))
-                loss = grpo_loss(*about, max_length=200, **own)[0]
-                loss.backward()
-                found.append((loss.detach().cpu(), new.grad.cpu()))
-            apart = [(a - b).abs().max().item() for a, b in zip(*found)]
-            rows.append({"loss": name, "in": str(dtype)[6:], "apart": max(apart)})
+    for (name, given), dtype in product(VARIANTS.items(), (torch.float64, torch.float32)):
+        how = {key: given[key] for key in ADVANTAGE_SETTINGS if key in given}
+        own, found = {key: given[key] for key in given.keys() - how.keys()}, []
+        for device in ("cpu", DEVICE):
+            generator = torch.Generator().manual_seed(0)
+            new, old = -4 * torch.rand(2, 32, 200, generator=generator, dtype=dtype)
+            rewards = torch.rand(32, generator=generator, dtype=dtype).to(device)
+            mask = torch.arange(200) < torch.randint(1, 200, (32, 1), generator=generator)
+            new = (old + (new - old) / 50).to(device).requires_grad_()
+            about = (new, old.to(device), group_advantages(rewards, 8, **how), mask.to(device))
+            loss = grpo_loss(*about, max_length=200, **own)[0]
+            loss.backward()
+            found.append((loss.detach().cpu(), new.grad.cpu()))
+        apart = [(a - b).abs().max().item() for a, b in zip(*found)]
+        rows.append({"loss": name, "in": str(dtype)[6:], "apart": max(apart)})
     return rows
 
 
-def autocast(deadline: float) -> list[Results]:
+def autocast() -> list[Results]:
     """Nats per token between sampler (with a cache) and scorer, both of the recipe in one file."""
     prompts = [row["prompt"] for row in draw_rows(32, torch.Generator().manual_seed(0))]
     batch = words()(prompts, padding=True, return_tensors="pt").to(DEVICE)
@@ -232,7 +227,7 @@ def with_trl(name: str, *more: str) -> Results:
     return {**row, "vllm": True} if o.vllm else row
 
 
-def shapes(deadline: float) -> list[Results]:
+def shapes() -> list[Results]:
     """Sampling and update at the true shapes, ours beside TRL, LoRA for the largest; vLLM last."""
     small, middle, large = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B")
     wanted = [(with_trl, small), (one_file, small), (with_trl, middle), (one_file, middle)]
@@ -247,10 +242,6 @@ def shapes(deadline: float) -> list[Results]:
             rows.append({"who": run.__name__, "model": name, "failed": why})
         print(rows[-1], flush=True)
     return rows
-
-
-class Part(NamedTuple):
-    part: str
 
 
 PARTS = {"losses": losses, "autocast": autocast, "shapes": shapes, "smoke": smoke}
@@ -278,23 +269,22 @@ def promised(row: Results) -> float:
     return max(plan["learning"], plan["sampling"]) / GIB
 
 
-def table(stored: Results) -> str:
+def table() -> str:
     """For recipes/README.md."""
-    if not stored:
+    if not (stored := store.load(STORE.file)):
         return "*Not measured yet: `make gpu` does it.*"
     runs, card = {run["part"]: run for run in stored["runs"]}, stored["settings"]
     lines = ["| shape | what learns | with | tokens sampled a second | learned from a second "]
     lines[0] += "| seconds of a step | peak GiB | promised |"
     lines.append("|---|---|---|" + "---:|" * 5)
     for row in runs["shapes"].get("rows", ()):
-        cells = [row["model"], row["failed"]] if "failed" in row else []
-        if not cells:
-            seconds = row["seconds sampling"], row["seconds learning"]
+        cells = [row["model"], row.get("failed")]
+        if "failed" not in row:
+            with_trl = f"`gsm8k_trl.py`{', vLLM' * ('vllm' in row)}"
             cells = [row["model"], "LoRA" if row["lora"] else "all weights"]
-            cells += [
-                f"`gsm8k_trl.py`{', vLLM' * ('vllm' in row)}" if row["who"] == "TRL" else "one file"
-            ]
-            cells += [f"{row['sampled']:,}", f"{row['learned']:,}", "{} + {}".format(*seconds)]
+            cells += [with_trl if row["who"] == "TRL" else "one file"]
+            cells += [f"{row['sampled']:,}", f"{row['learned']:,}"]
+            cells += [f"{row['seconds sampling']} + {row['seconds learning']}"]
             cells += [f"{row['peak']:.1f}", f"{promised(row):.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     what = f"One {card['card']}, torch {card['torch']}, transformers {card['transformers']}, "
@@ -303,9 +293,9 @@ def table(stored: Results) -> str:
     return "\n".join([*lines, f"\n*{what}*"])
 
 
-def rates(stored: Results) -> Results:
+def rates() -> Results:
     """For the calculator: tokens per second with TRL, and on which card."""
-    if not stored:
+    if not (stored := store.load(STORE.file)):
         return {}
     rows = next(run for run in stored["runs"] if run["part"] == "shapes").get("rows", ())
     trl = [row for row in rows if row["who"] == "TRL" and "failed" not in row and "vllm" not in row]
@@ -314,12 +304,13 @@ def rates(stored: Results) -> Results:
     return {"card": stored["settings"]["card"], "rates": found}
 
 
+def late(*_: Any) -> None:
+    raise TimeoutError(f"the {MINUTES} minutes are over")
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="small shapes, on any machine; no file")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], help="these parts")
-    parser.add_argument("--out", type=Path, default=store.FOLDER, help="the folder of gpu.json")
-    o = parser.parse_args(arguments)
+    tiny = {"action": "store_true", "help": "small shapes, on any machine; no file"}
+    o = store.options(arguments, PARTS, **{"--tiny": tiny})
     if not (CUDA or o.tiny):
         print("error: this measures a CUDA card, and there is none: see --tiny", file=sys.stderr)
         return 2
@@ -327,14 +318,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     def measure(one: Part) -> Results:
         """A part, or why it failed."""
-
-        def late(*_: Any) -> None:
-            raise TimeoutError(f"the {MINUTES} minutes are over")
-
         signal.signal(signal.SIGALRM, late)
         signal.alarm(max(1, int(deadline - time.time())))
         try:
-            found = {"rows": PARTS[one.part](deadline)}
+            found = {"rows": PARTS[one.part]()}
         except Exception as error:
             found = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
         signal.alarm(0)
@@ -345,8 +332,8 @@ def main(arguments: list[str] | None = None) -> int:
         TINY["shape"] |= {"vocab_size": 400, "num_attention_heads": 14, "num_key_value_heads": 2}
         TINY["recipes"] = 1
         TINY["run"] = {"rows": 4, "prompt": 6, "tokens": 4, "prompts": 2, "group": 4}
-    store.FOLDER = Path(tempfile.mkdtemp()) if o.tiny else o.out
-    STORE.fill(measure, again=True, only=[Part(name) for name in o.only])
+        store.FOLDER = Path(tempfile.mkdtemp())
+    STORE.fill(measure, o.again, only=[Part(name) for name in o.only])
     for run in STORE.stored():
         print(run["part"], run.get("failed", ""), *run.get("rows", ()), sep="\n  ")
     bad = [one for run in STORE.stored() for one in (run, *run.get("rows", ())) if "failed" in one]

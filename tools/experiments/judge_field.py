@@ -1,9 +1,9 @@
 """Judge functions of other projects; data/results/judged.json keeps the verdicts, and no code.
 
-    python tools/experiments/judge_field.py FOLDER [--only ID ...] [--again] [--jobs 2]
+    python tools/experiments/judge_field.py FOLDER [--again]
 
-What today's judge has judged is kept. FOLDER has files *.jsonl with a line for each function; a
-later line with the same id adds to it. A line has:
+What today's judge has judged is kept, without --again. FOLDER has files *.jsonl with a line for
+each function; a later line with the same id adds to it. A line has:
 
     id        a name of its own
     call      file.py:function, an adapter in FOLDER that the judge can call
@@ -19,24 +19,21 @@ later line with the same id adds to it. A line has:
 If anything but a mistake is called one, the exit code is 1.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import store
+from store import Store
 
 from minigrpo.clinic.catalogue import NAMED, NOTES, VARIANTS, cut_off, dual_clip, k3_up_to
 from minigrpo.clinic.judge.report import judge_file
 from minigrpo.clinic.judge.verdict import PER_TOKEN
-from minigrpo.files import atomic_path
 
 FILE = "judged.json"
 PLACE = ("repo", "commit", "path", "line")
@@ -48,6 +45,12 @@ WORDS |= {"mistake": "mistake", "not judged": "not judged"}
 TRUTHS = {"right": "right", "notes": WORDS["notes"], "variant": "a variant", "mistake": "mistake"}
 
 Row = dict[str, Any]
+
+
+class Function(NamedTuple):
+    """Of another project."""
+
+    id: str
 
 
 def field(folder: Path) -> list[Row]:
@@ -88,38 +91,26 @@ def false(row: Row) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", nargs="+", default=[""], metavar="ID", help="or a part of it")
-    parser.add_argument("--again", action="store_true", help="also what is stored")
-    parser.add_argument("--jobs", type=int, default=2, help="so many at a time (2)")
-    chosen = parser.parse_args(arguments)
-    old = {row["id"]: {key: row[key] for key in SAID} for row in runs()}
-    pairs = [(line, told(line)) for line in field(chosen.folder)]
-    pairs = [(line, row | old.get(row["id"], {})) for line, row in pairs]
-    wanted = [pair for pair in pairs if any(part in pair[0]["id"] for part in chosen.only)]
+    chosen = store.options(arguments, folder={"type": Path})
+    lines = {Function(told(line)["id"]): line for line in field(chosen.folder)}
+    judged, today = Store(FILE, [*lines], dict), judge()
 
-    def save() -> None:
-        done = [row for _, row in pairs if "verdict" in row]
-        with atomic_path(store.FOLDER / FILE) as unfinished:
-            unfinished.write_text(store.lines({"settings": {}, "runs": done}) + "\n", "utf-8")
+    def measure(name: Function) -> Row:
+        said = judge_file(str(chosen.folder / lines[name]["call"]), {})
+        return told(lines[name]) | dict(zip(SAID, (today, said.verdict, said.mistakes, said.notes)))
 
-    with ThreadPoolExecutor(chosen.jobs) as pool:
-        asked, today = {}, judge()
-        for line, row in wanted:
-            if chosen.again or row.get("judge") != today:
-                asked[pool.submit(judge_file, str(chosen.folder / line["call"]), {})] = row
-        save()
-        for done in as_completed(asked):
-            said = done.result()
-            asked[done].update(zip(SAID, (today, said.verdict, said.mistakes, said.notes)))
-            save()
-    for line, row in wanted:
+    kept = [(judged.name(row), row) for row in judged.stored()]
+    judged.save(told(lines[name]) | {key: row[key] for key in SAID} for name, row in kept)
+    done = {name for name, row in kept if row["judge"] == today and not chosen.again}
+    with ThreadPoolExecutor(2) as pool:
+        asked = [name for name in lines if name not in done]
+        judged.fill(measure, again=True, only=asked, over=pool.map)
+    for line, row in zip(lines.values(), runs()):
         truth = f"{line['truth']}: {', '.join(line.get('which', []))}"
         said = f"{row['verdict']}: {', '.join(row['mistakes'] + row['notes'])}"
         print(f"{'FALSE' if false(row) else '':6}{line['id']:40} {truth:60.60} -> {said}")
     print(f"\n{counts()}")
-    return int(any(false(row) for _, row in wanted))
+    return int(any(map(false, runs())))
 
 
 # docs/judged.md

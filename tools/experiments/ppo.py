@@ -1,13 +1,8 @@
 """PPO beside GRPO, on the run of notebook 07: accuracy, time, memory, noise of the gradient.
 
-    python tools/experiments/ppo.py          what is not stored yet (about 15 minutes on one core)
-    python tools/experiments/ppo.py --again  all of it
-
 Both have the same settings. What PPO has of its own is chosen on a seed that is not used again.
-Writes data/results/ppo.json after each part.
+Writes data/results/ppo.json after each part, 15 minutes on one core in all.
 """
-
-from __future__ import annotations
 
 import copy
 from dataclasses import asdict, replace
@@ -46,8 +41,6 @@ ASLEEP = Own(0.0, 1.0)  # its critic says 0 to the end
 EVERY = 10  # steps between two evaluations
 BATCHES = {10: 64, 30: 256}  # steps done: batches to measure the noise with
 TIMED = 40  # steps of each, for their seconds
-
-
 ARMS = ("grpo", "ppo", "asleep")
 
 

@@ -1,49 +1,34 @@
 """GRPO on a real model, SmolLM2-135M-Instruct: the runs of notebook 11.
 
-    python tools/experiments/smollm2.py smollm2            the model, once
-    python tools/experiments/real_run.py smollm2           every run that is not stored yet
-    python tools/experiments/real_run.py smollm2 --seed 0  one seed of the run that learns
-    python tools/experiments/real_run.py smollm2 --record  that of seed 0, token by token
+    python tools/experiments/real_run.py FOLDER  # a run takes 5 to 20 minutes on a laptop's cores
 
-A run takes 5 to 20 minutes on a laptop's processor. Writes data/results/real_run.json after each,
-and real_steps.json, what the explorer shows.
+FOLDER has the model, as smollm2.py makes it. Writes data/results/real_run.json after each run, and
+real_steps.json, what the explorer shows.
 """
-
-from __future__ import annotations
 
 import json
 import math
-import resource
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import store
 import torch
 from store import Results, Store
 
-from minigrpo import grpo
 from minigrpo.files import atomic_path
 from minigrpo.grpo import GRPOConfig, frozen_copy, rollout, train_grpo
 from minigrpo.notebook import explorer
 from minigrpo.notebook.setup import setup
 from minigrpo.rewards import pass_at_k
 from minigrpo.sampling import Rollouts
+from minigrpo.text import prompts as text
 from minigrpo.text.models import load_pretrained
-from minigrpo.text.prompts import (
-    answer_reward,
-    decode_completion,
-    format_reward,
-    thought_and_answer,
-    write,
-)
+from minigrpo.text.prompts import answer_reward, format_reward, thought_and_answer
 from minigrpo.text.shots import Epochs, line_ends, rows, tags_reward
 
 REWARDS, WEIGHTS = (tags_reward, format_reward, answer_reward), (0.4, 0.1, 1.0)
@@ -54,7 +39,7 @@ TRANSCRIPTS = 12  # the first of the held-out questions
 ASKED, SAMPLES = 32, 8  # before training: questions, and completions of each
 RECORDED = (1, 2, 3, 4, 5, 7, 10, 12, 15, 20)  # steps that the explorer shows
 METRICS = ("reward", "frac_reward_zero_std", "entropy", "grad_norm", "ratio_min", "ratio_max")
-METRICS += ("mean_length", "truncated", "loss")
+METRICS += ("mean_length", "truncated", "loss", "seconds")
 WIDTH = 576  # of SmolLM2-135M
 
 
@@ -109,7 +94,7 @@ class Lab:
 
     def texts(self, completions: torch.Tensor) -> list[str]:
         """Of ids (N, T)."""
-        return [decode_completion(self.tokenizer, row, self.stops) for row in completions]
+        return [text.decode_completion(self.tokenizer, row, self.stops) for row in completions]
 
     def write(self, asked: Sequence[Mapping[str, str]], **changes: Any) -> list[str]:
         """One completion of each, or several."""
@@ -117,22 +102,17 @@ class Lab:
         texts = []
         for at in range(0, len(asked), AT_ONCE):
             prompts = [row["prompt"] for row in asked[at : at + AT_ONCE]]
-            texts += self.texts(
-                write(self.policy, self.tokenizer, prompts, **settings)[0].completions
-            )
+            rollouts, _ = text.write(self.policy, self.tokenizer, prompts, **settings)
+            texts += self.texts(rollouts.completions)
         return texts
 
 
 def with_losses(asked: Sequence[dict[str, str]], fraction: float) -> list[dict[str, str]]:
     """All gains, and the first losses, so that these are the given fraction; in the same order."""
     gains = sum(row["kind"] == "gets" for row in asked)
-    left = round(gains * fraction / (1 - fraction))
-    chosen = []
-    for row in asked:
-        left -= row["kind"] == "loses"
-        if row["kind"] == "gets" or left >= 0:
-            chosen.append(row)
-    return chosen
+    losses = [row for row in asked if row["kind"] == "loses"]
+    losses = losses[: round(gains * fraction / (1 - fraction))]
+    return [row for row in asked if row["kind"] == "gets" or row in losses]
 
 
 def right(asked: Sequence[Mapping[str, str]], texts: Sequence[str]) -> list[float]:
@@ -179,22 +159,6 @@ def most(texts: Sequence[str]) -> str | None:
     return max(written, key=written.count, default=None)
 
 
-@contextmanager
-def timed(name: str) -> Iterator[list[float]]:
-    """Seconds of each call of a function of the loop, within a block."""
-    seconds: list[float] = []
-    function = getattr(grpo, name)
-
-    def watched(*args: Any, **options: Any) -> Any:
-        began = time.perf_counter()
-        found = function(*args, **options)
-        seconds.append(time.perf_counter() - began)
-        return found
-
-    with patch.object(grpo, name, watched):
-        yield seconds
-
-
 def measure(folder: Path, device: str, run: Run) -> Results:
     """One run: before, on the way, after."""
     setup(seed=0)
@@ -203,35 +167,21 @@ def measure(folder: Path, device: str, run: Run) -> Results:
     training, unseen = lab.training[:ASKED], lab.held_out[:ASKED]
     before, unseen_before = ask(lab, training), ask(lab, unseen)
     held_out = {"0": evaluate(lab)}
-    with timed("rollout") as sampling, timed("score") as scoring:
-        for m in train_grpo(lab.policy, lab.task, lab.config):
-            parts = sum(sampling), sum(scoring)
-            one = {name: rounded(getattr(m, name)) for name in METRICS}
-            one["seconds"] = [rounded(s) for s in (*parts, m.seconds - sum(parts))]
-            one["rows that differ"] = int((m.advantages != 0).sum())
-            one["first group"] = lab.texts(m.rollouts.completions[: lab.config.group_size])
-            steps.append(one)
-            print(f"{m.step:3} reward {m.reward:.2f} {m.seconds:.0f} s", flush=True)
-            if m.step % lab.config.evaluate_every == 0:
-                last = m.step == lab.config.steps
-                held_out[str(m.step)] = evaluate(lab, HELD_OUT if last else MIDWAY)
-            sampling.clear(), scoring.clear()
-    if device == "cuda":
-        on, gib = torch.cuda.get_device_name(), torch.cuda.max_memory_allocated() / 2**30
-    else:  # of the process so far, so of the first run alone; in bytes on a Mac, else in KiB
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        on, gib = "CPU", peak / 2 ** (30 if sys.platform == "darwin" else 20)
+    for m in train_grpo(lab.policy, lab.task, lab.config):
+        one = {name: rounded(getattr(m, name)) for name in METRICS}
+        one["rows that differ"] = int((m.advantages != 0).sum())
+        one["first group"] = lab.texts(m.rollouts.completions[: lab.config.group_size])
+        steps.append(one)
+        print(f"{m.step:3} reward {m.reward:.2f} {m.seconds:.0f} s", flush=True)
+        if m.step % lab.config.evaluate_every == 0:
+            last = m.step == lab.config.steps
+            held_out[str(m.step)] = evaluate(lab, HELD_OUT if last else MIDWAY)
     asked = {"before": unseen_before, "after": ask(lab, unseen)}
     if run != RUNS[0]:  # the texts of one run are enough
         for answers in (before, *asked.values()):
             del answers["completions"]
-    found = {
-        "steps": steps,
-        "ask": before,
-        "asked": asked,
-        "held out": held_out,
-        "peak GiB": rounded(gib),
-    }
+    found = {"steps": steps, "ask": before, "asked": asked, "held out": held_out}
+    on = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     return {**run._asdict(), **found, "on": on}
 
 

@@ -1,16 +1,11 @@
 """Repeat the run of notebook 07, and every experiment on it, over several seeds.
 
-    python tools/experiments/results.py                       what is not stored yet
-    python tools/experiments/results.py --again               all of it (half an hour)
-    python tools/experiments/results.py --only "KL weight 0"  one experiment alone
+    python tools/experiments/results.py --only "KL weight 0"  # without --only half an hour
 
-Writes data/results/results.json after each run, and then the two figures beside it. The table of
-docs/results.md is made from the same file.
+Writes data/results/results.json after each run, and then the two figures beside it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from statistics import fmean, median
@@ -18,7 +13,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import store
-from store import ROOT, Results, Seed, Store, spread
+from store import ROOT, Results, Seed, Store, at_the_end, final
 from torch import nn
 
 from minigrpo.arithmetic import TRAINED_LENGTHS, evaluate
@@ -98,31 +93,32 @@ PARTS = {name: [(one, partial(measure, EXPERIMENTS[name]))] for name, one in STO
 # What docs/results.md and the figures show.
 
 
-def final(runs: list[Results], score: str) -> list[float]:
-    """The last value of each seed."""
-    return [run["curve"][score][-1] for run in runs]
-
-
 def steps_to_good(run: Results) -> float:
     """The first measured step with a sampled accuracy of GOOD; inf if there is none."""
     points = zip(run["curve"]["step"], run["curve"]["accuracy"], strict=True)
     return next((step for step, accuracy in points if accuracy >= GOOD), float("inf"))
 
 
-def table(results: Results) -> str:
-    """One line per experiment: the mean over the seeds, and the lowest and highest of them."""
-    rows = [
-        f"| | seeds | sampled | greedy | 7 and 8 digits | tokens of thought | steps to {GOOD} |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, experiment in results["experiments"].items():
-        runs = experiment["runs"]
-        cells = [spread(final(runs, score), d) for score, d in zip(SCORES, (2, 2, 2, 1))]
-        steps = sorted(map(steps_to_good, runs))
-        ends = "" if steps[0] == steps[-1] else f" ({steps[0]:.0f} to {steps[-1]:.0f})"
-        cells.append("never" if median(steps) == float("inf") else f"{median(steps):.0f}{ends}")
-        rows.append(f"| {LABELS.get(name, name)} | {len(runs)} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+def when_good(runs: list[Results]) -> str:
+    """The median of `steps_to_good`, and in brackets the fewest and most."""
+    steps = sorted(map(steps_to_good, runs))
+    ends = "" if steps[0] == steps[-1] else f" ({steps[0]:.0f} to {steps[-1]:.0f})"
+    return "never" if median(steps) == float("inf") else f"{median(steps):.0f}{ends}"
+
+
+COLUMNS = {
+    "sampled": at_the_end("accuracy", 2),
+    "greedy": at_the_end("greedy", 2),
+    "7 and 8 digits": at_the_end("harder", 2),
+    "tokens of thought": at_the_end("thinking", 1),
+    f"steps to {GOOD}": when_good,
+}
+
+
+def table(names: Iterable[str]) -> str:
+    """One line for each of these experiments."""
+    stored = store.load("results.json")["experiments"]
+    return store.table(COLUMNS, ((LABELS.get(name, name), stored[name]["runs"]) for name in names))
 
 
 def summit_figure(results: Results) -> plt.Figure:

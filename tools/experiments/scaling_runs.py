@@ -1,13 +1,8 @@
 """Run what notebook 10 shows with seeds: two trainers side by side, and stale rollouts.
 
-    python tools/experiments/scaling_runs.py          what is not stored yet (half an hour)
-    python tools/experiments/scaling_runs.py --again  all of it
-
-Writes data/results/scaling.json after each run. The runs of TRL need the extra `scale`, and are
-left out where it's missing.
+Writes data/results/scaling.json after each run, half an hour in all. The runs of TRL need the extra
+`scale`, and are left out where it's missing.
 """
-
-from __future__ import annotations
 
 import collections
 import copy
@@ -117,7 +112,7 @@ def where_trl_is(measure: Measure, names: list[Run]) -> Iterator[Results]:
 
 
 STORE = Store("scaling.json", RUNS, settings)
-main = partial(STORE.main, measure, over=where_trl_is)
+main = partial(store.command, {"scaling": [(STORE, measure)]}, over=where_trl_is)
 
 if __name__ == "__main__":
     main()

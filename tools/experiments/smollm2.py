@@ -8,8 +8,6 @@ The weights (Apache 2.0, Hugging Face) are those of a GGUF file, Q4_1: rounded t
 isn't to the last digit the model of the hub, HuggingFaceTB/SmolLM2-135M-Instruct.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

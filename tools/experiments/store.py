@@ -3,8 +3,6 @@
 And what decides how a run went, as checksums: folders, data, the code of functions.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import inspect
@@ -34,6 +32,12 @@ class Seed(NamedTuple):
     """The name of a run that varies nothing else."""
 
     seed: int
+
+
+class Part(NamedTuple):
+    """The name of several measurements that are made together."""
+
+    part: str
 
 
 @dataclass
@@ -86,14 +90,11 @@ class Store:
     ) -> None:
         """Measure what is missing. Each run is saved when it's done, in place of an older one."""
         done = () if again else [self.name(run) for run in self.stored()]
-        for run in over(measure, [name for name in only or self.wanted if name not in done]):
+        asked = self.wanted if only is None else only
+        for run in over(measure, [name for name in asked if name not in done]):
             name = self.name(run)
             self.save([*(r for r in self.stored() if self.name(r) != name), run], **beside)
             print("stored:", *self.at, *name, flush=True)
-
-    def main(self, measure: Measure, arguments: list[str] | None = None, **more: Any) -> None:
-        """The command of a tool with one store."""
-        self.fill(measure, options(arguments).again, **more)
 
 
 def options(
@@ -110,13 +111,15 @@ def options(
 
 
 def command(
-    parts: Mapping[str, Iterable[tuple[Store, Measure]]], arguments: list[str] | None = None
+    parts: Mapping[str, Iterable[tuple[Store, Measure]]],
+    arguments: list[str] | None = None,
+    over: Callable[[Measure, list], Iterable[Results]] = map,
 ) -> None:
-    """That of a tool with several stores: what is missing, of all parts or of those named."""
+    """That of a tool: measure what is missing, of all parts or of those named."""
     chosen = options(arguments, parts)
     setup(seed=0)
     for one, measure in (pair for name in chosen.only for pair in parts[name]):
-        one.fill(measure, chosen.again)
+        one.fill(measure, chosen.again, over=over)
 
 
 def load(file: str) -> Results:
@@ -148,10 +151,32 @@ def keep(curve: dict[str, list], step: int, scores: Mapping[str, float]) -> None
         curve.setdefault(name, []).append(round(value, 4))
 
 
+def final(runs: list[Results], score: str) -> list[float]:
+    """The last value of each seed."""
+    return [run["curve"][score][-1] for run in runs]
+
+
 def spread(values: list[float], digits: int) -> str:
     """The mean, and in brackets the lowest and highest, unless they look alike."""
     mean, low, high = (f"{v:.{digits}f}" for v in (fmean(values), min(values), max(values)))
     return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def table(
+    columns: Mapping[str, Callable[[list[Results]], str]],
+    rows: Iterable[tuple[str, list[Results]]],
+) -> str:
+    """For docs/results.md: a line for each row, with what the columns say of its runs."""
+    lines = [f"| | seeds | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for name, runs in rows:
+        cells = (column(runs) for column in columns.values())
+        lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def at_the_end(score: str, digits: int) -> Callable[[list[Results]], str]:
+    """A column of `table`."""
+    return lambda runs: spread(final(runs, score), digits)
 
 
 def of_file(path: Path) -> str:

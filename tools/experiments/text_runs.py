@@ -1,15 +1,10 @@
 """The run of notebook 09 with both text models, and where almost no reward comes, three seeds each.
 
-    python tools/experiments/text_runs.py          what is not stored yet (ten minutes on one core)
-    python tools/experiments/text_runs.py --again  all of it
-    python tools/experiments/text_runs.py --only night   the night shift of notebook 08 alone
-    python tools/experiments/text_runs.py --model FOLDER what rounding costs a real model, of
-                                                         tools/experiments/smollm2.py
+    python tools/experiments/text_runs.py --only night    # the night shift of notebook 08 alone
+    python tools/experiments/text_runs.py --model FOLDER  # what rounding costs the real model
 
-Writes data/results/text.json and night.json after each run.
+Writes data/results/text.json and night.json after each run, ten minutes on one core in all.
 """
-
-from __future__ import annotations
 
 import copy
 import re
@@ -30,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from minigrpo.arithmetic import BOS, EOS, Arithmetic, to_text
 from minigrpo.clinic import bugs
 from minigrpo.clinic import patients as clinic
-from minigrpo.clinic.bugs import score, switch
+from minigrpo.clinic.bugs import Bug, score, switch
 from minigrpo.clinic.patients import records
 from minigrpo.corpus import CharTokenizer
 from minigrpo.grpo import GRPOConfig, StepMetrics, train_grpo
@@ -292,8 +287,8 @@ class Night(NamedTuple):
 
     world: Callable[[], World] = sums
     mistakes: tuple[str, ...] = ()
-    bugs: Mapping[str, bugs.Bug] = {}
-    engine: bugs.Bug | None = None  # what writes the completions, if the trainer doesn't
+    bugs: Mapping[str, Bug] = {}
+    engine: Bug | None = None  # what writes the completions, if the trainer doesn't
 
 
 NIGHT = {

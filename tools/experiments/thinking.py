@@ -1,13 +1,9 @@
 """The runs behind notebooks 06 and 07: what a thought is worth, and how a policy comes to think.
 
-    python tools/experiments/thinking.py                       what is not stored yet (1.5 hours)
-    python tools/experiments/thinking.py --again               all of it
-    python tools/experiments/thinking.py --only "torn pages"   this family alone
+    python tools/experiments/thinking.py --only "torn pages"  # without --only 1.5 hours
 
 Writes data/results/thinking.json after each run.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +15,7 @@ import results
 import store
 import torch
 from results import base_checksum, scores
-from store import Results, Seed, Store, spread
+from store import Results, Seed, Store, at_the_end, spread
 from torch import Tensor, nn
 
 from minigrpo import arithmetic
@@ -240,8 +236,14 @@ def store_of(family: str, name: str) -> Store:
     return Store("thinking.json", [*map(Seed, variant.seeds)], settings_now, (family, name))
 
 
-# What docs/results.md shows, and to how many digits.
-HABITS, ENDS = {"whole": 3, "correct": 2}, {"accuracy": 2, "harder": 2, "thinking": 1}
+# What docs/results.md shows.
+COLUMNS = {
+    "base: whole thoughts": lambda runs: spread([run["base"]["whole"] for run in runs], 3),
+    "base: sampled": lambda runs: spread([run["base"]["correct"] for run in runs], 2),
+    "sampled": at_the_end("accuracy", 2),
+    "7 and 8 digits": at_the_end("harder", 2),
+    "tokens of thought": at_the_end("thinking", 1),
+}
 TABLE = {
     "torn pages": {
         "0.1": "torn pages: 10% of the adding documents, as shipped",
@@ -273,19 +275,10 @@ TABLE = {
 
 
 def table() -> str:
-    """One line per entry of TABLE: the base's whole thoughts, and the scores after the run."""
-    rows = [
-        "| | seeds | base: whole thoughts | base: sampled | sampled | 7 and 8 digits "
-        "| tokens of thought |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for family, titles in TABLE.items():
-        for name, title in titles.items():
-            runs = store.load("thinking.json")[family][name]["runs"]
-            cells = [spread([run["base"][k] for run in runs], d) for k, d in HABITS.items()]
-            cells += [spread(results.final(runs, k), d) for k, d in ENDS.items()]
-            rows.append(f"| {title} | {len(runs)} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+    """One line per entry of TABLE: what the base does, and the scores after the run."""
+    stored = store.load("thinking.json")
+    names = [(title, stored[key][name]) for key in TABLE for name, title in TABLE[key].items()]
+    return store.table(COLUMNS, ((title, one["runs"]) for title, one in names))
 
 
 PARTS = {

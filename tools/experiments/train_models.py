@@ -1,9 +1,4 @@
-"""Train the models that ship in `data/`: `tools/experiments/train_models.py --help` lists them.
-
-`make checkpoint` runs them all. The same seed gives the same weights on the same machine.
-"""
-
-from __future__ import annotations
+"""Train the models that ship in `data/`; `make checkpoint` names them all."""
 
 import argparse
 import json
@@ -36,20 +31,20 @@ from minigrpo.text.problems import MOST, Problem, draw_problem
 from minigrpo.turns import commits
 
 LENGTH, BATCH = 256, 16  # of the char GPT: characters per window, and windows per step
+CHAR_TRAINING = PretrainConfig(steps=2000)
 
 
-def char_gpt(options: argparse.Namespace) -> None:
+def char_gpt(out: Path) -> None:
     """Train the char GPT on the real corpus."""
     text = corpus.load_corpus()
     if not text.is_shakespeare:
         raise SystemExit(f"tinyshakespeare could not be had\n{text.describe()}")
     train, val = corpus.split(corpus.CharTokenizer().encode(text.text))
     model = GPT(GPTConfig(max_position_embeddings=LENGTH))  # before `setup` seeds torch
-    model = model.to(setup(options.seed))
-    config = PretrainConfig(steps=options.steps, seed=options.seed)
+    model = model.to(setup(seed=0))
     next_batch = partial(corpus.random_batch, train, BATCH, LENGTH)
-    report("char_gpt", pretrain(model, next_batch, config), config)
-    save_gpt(model, options.out)
+    report("char_gpt", pretrain(model, next_batch, CHAR_TRAINING), CHAR_TRAINING)
+    save_gpt(model, out)
     print(f"validation loss {validation_loss(model, val, LENGTH):.4f}")
 
 
@@ -60,12 +55,11 @@ def save_gpt(model: GPT, path: str | Path, dtype: torch.dtype = torch.float16) -
         save_file(weights, unfinished, metadata={"config": json.dumps(asdict(model.config))})
 
 
-def tiny_llama(options: argparse.Namespace) -> None:
+def tiny_llama(out: Path) -> None:
     """Train the base model of the arithmetic task."""
-    policy = llama.tiny_llama(options.seed).to(setup(options.seed))
-    config = replace(experiments.WARMUP, steps=options.steps, seed=options.seed)
+    policy, config = llama.tiny_llama().to(setup(seed=0)), experiments.WARMUP
     report("tiny_llama", experiments.warm_up(policy, config), config)
-    save(policy, build_tokenizer(), options.out)
+    save(policy, build_tokenizer(), out)
     print(evaluate(policy))
 
 
@@ -134,14 +128,13 @@ def turns_warm_up(
     return pretrain(policy, partial(tests_batch, TURNS_ROWS, forged=forged), config)
 
 
-def turns_models(options: argparse.Namespace) -> None:
+def turns_models(out: Path) -> None:
     """Train both base models with a tool, and write them to folders."""
-    setup(options.seed)
+    setup(seed=0)
     for name, forged in TURNS_FORGED.items():
-        policy = llama.tiny_llama(options.seed)
-        config = replace(TURNS_WARMUP, steps=options.steps, seed=options.seed)
-        report(name, turns_warm_up(policy, config, forged=forged), config)
-        save(policy, build_tokenizer(commits.VOCABULARY), options.out / name)
+        policy = llama.tiny_llama()
+        report(name, turns_warm_up(policy, TURNS_WARMUP, forged=forged), TURNS_WARMUP)
+        save(policy, build_tokenizer(commits.VOCABULARY), out / name)
         print(commits.evaluate(policy))
 
 
@@ -260,15 +253,13 @@ def train_tokenizer(
     )
 
 
-def text_models(options: argparse.Namespace) -> None:
+def text_models(out: Path) -> None:
     """Train both text models and write them, in float16, to folders named after their family."""
-    device = setup(options.seed)
-    tokenizer = problem_tokenizer()
+    device, tokenizer = setup(seed=0), problem_tokenizer()
     for family in FAMILIES:
-        policy = small_model(family, tokenizer, options.seed).to(device)
-        config = replace(TEXT_WARMUP, steps=options.steps, seed=options.seed)
-        report(family, warm_up(policy, tokenizer, config), config)
-        save(policy.half(), tokenizer, options.out / f"text_{family}")
+        policy = small_model(family, tokenizer).to(device)
+        report(family, warm_up(policy, tokenizer, TEXT_WARMUP), TEXT_WARMUP)
+        save(policy.half(), tokenizer, out / f"text_{family}")
 
 
 def save(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -284,24 +275,16 @@ def report(name: str, run: Iterable[PretrainMetrics], config: PretrainConfig) ->
             print(f"{name}  step {m.step:4d}  loss {m.loss:.3f}  {m.seconds:.0f} s", flush=True)
 
 
+MODELS = {train.__name__: train for train in (char_gpt, tiny_llama, turns_models, text_models)}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Train one of them and write it where `--out` says."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    commands = parser.add_subparsers(required=True, metavar="model")
-    usual = {
-        char_gpt: 2000,
-        tiny_llama: experiments.WARMUP.steps,
-        turns_models: TURNS_WARMUP.steps,
-        text_models: 1000,
-    }
-    for train, steps in usual.items():
-        command = commands.add_parser(train.__name__, help=train.__doc__)
-        command.set_defaults(train=train)
-        command.add_argument("--out", required=True, type=Path, help="the file or folder to write")
-        command.add_argument("--steps", type=int, default=steps)
-        command.add_argument("--seed", type=int, default=0)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--out", required=True, type=Path, help="the file or folder to write")
     options = parser.parse_args(arguments)
-    options.train(options)
+    MODELS[options.model](options.out)
 
 
 if __name__ == "__main__":

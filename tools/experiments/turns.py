@@ -4,8 +4,6 @@
 Without --only, all of them (two and a half hours). Writes data/results/turns.json after each run.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -14,8 +12,9 @@ from time import process_time
 from typing import Any, NamedTuple
 from unittest import mock
 
+import store
 import torch
-from store import Results, Seed, Store, keep, load, of_code, of_folder, options, spread
+from store import Results, Seed, Store, at_the_end, keep, load, of_code, of_folder, spread
 from torch import Tensor, nn
 from train_models import TURNS_ROWS, TURNS_WARMUP, turns_warm_up
 
@@ -24,7 +23,6 @@ from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig, score
 from minigrpo.llama import load_policy, tiny_llama
 from minigrpo.logprobs import next_token_log_probs, past_padding, token_entropy
-from minigrpo.notebook.setup import setup
 from minigrpo.objective import group_advantages
 from minigrpo.sampling import Rollouts
 from minigrpo.turns import commits
@@ -196,24 +194,22 @@ def store_of(name: str) -> Store:
     return Store("turns.json", [*map(Seed, arm.seeds)], partial(settings, arm), (name,))
 
 
+COLUMNS = {
+    "right answers": at_the_end("accuracy", 2),
+    "calls": at_the_end("calls", 1),
+    "bits of a call": at_the_end("bits", 2),
+    "largest ratio": lambda runs: spread([run["ratio"] for run in runs], 0),
+    "CPU seconds": lambda runs: spread([run["seconds"] for run in runs], 0),
+}
+
+
 def table() -> str:
-    """One line per arm, for docs/results.md: the end of its runs, and what they took."""
-    rows = ["| | seeds | right answers | calls | bits of a call | largest ratio | CPU seconds |"]
-    rows.append("|---" * 7 + "|")
-    for name, part in load("turns.json").items():
-        runs, ends = part["runs"], {"accuracy": 2, "calls": 1, "bits": 2}
-        cells = [spread([run["curve"][key][-1] for run in runs], n) for key, n in ends.items()]
-        cells += [spread([run[key] for run in runs], 0) for key in ("ratio", "seconds")]
-        rows.append(f"| {name} | {len(runs)} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+    """One line per arm: the end of its runs, and what they took."""
+    return store.table(COLUMNS, ((name, one["runs"]) for name, one in load("turns.json").items()))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure what is missing."""
-    asked = options(arguments, ARMS)
-    setup(seed=0)
-    for name in asked.only:
-        store_of(name).fill(partial(measure, ARMS[name]), asked.again)
+PARTS = {name: [(store_of(name), partial(measure, arm))] for name, arm in ARMS.items()}
+main = partial(store.command, PARTS)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The HTML page of a notebook: it loads nothing, and the browser draws its formulas (MathML)."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import html

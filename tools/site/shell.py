@@ -1,7 +1,5 @@
 """What stands around the text of every page: the bar, the contents, the way on, the style."""
 
-from __future__ import annotations
-
 import html
 import re
 import subprocess
@@ -139,13 +137,10 @@ def shell(
     fold = contents.format("fold", f"<details><summary>Contents</summary>\n{items}</details>")
     if name == "index":
         column = fold = ""
-    head = end = ""
-    if repository(root):
-        says = {n.stem: n.card for n in notebooks(root)}
-        says |= {key: f"{what}: {about}" for key, (what, about) in TEXTS.items()}
-        picture = name if name in course else "map"
-        head = preview(name, title, says.get(name, LEAD), root, picture)
-        end = footer(source, root)
+    says = {n.stem: n.card for n in notebooks(root)}
+    says |= {key: f"{what}: {about}" for key, (what, about) in TEXTS.items()}
+    picture = name if name in course else "map"
+    head = preview(name, title, says.get(name, LEAD), root, picture)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -169,7 +164,7 @@ def shell(
 {fold}<article>
 {body}
 </article>
-{links}{end}</main>
+{links}{footer(source, root)}</main>
 {column}</div>
 </body>
 </html>

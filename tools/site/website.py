@@ -1,7 +1,5 @@
 """The folder of the pages, complete in itself: notebooks, texts, the index, and the search."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json
@@ -10,7 +8,6 @@ from pathlib import Path
 
 import nbformat
 from committed import as_json, figures, read, with_predicted, write
-from doors import repository
 from listing import Notebook, notebooks
 from nbformat import NotebookNode
 from pages import documents, image, inlined, page
@@ -94,7 +91,7 @@ def write_interactive(root: Path, out: Path) -> dict[str, tuple[str, str]]:
                 name, title = f"{name}_{notebook.number}", f"{title}, in notebook {notebook.number}"
             known[name], written[name] = text, (title, says)
             above = NAVIGATION.format(stem=notebook.stem, number=notebook.number, anchor=anchor)
-            head = preview(name, title, says, root) if repository(root) else ""
+            head = preview(name, title, says, root)
             text = text.replace("</title>", f"</title>\n{head}", 1).replace("<body>", above, 1)
             write(out / f"{name}.html", text)
     return written

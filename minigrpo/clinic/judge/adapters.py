@@ -7,11 +7,13 @@ settings. The clip, the weight of the KL and the constant of Dr. GRPO are varied
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from inspect import Parameter, Signature, isclass, signature
+from inspect import Parameter, Signature, getmodule, getsource, isclass, signature
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch import Tensor
 from minigrpo.clinic.judge.asking import first
 from minigrpo.clinic.judge.probes import KINDS
 from minigrpo.clinic.judge.report import Unjudged
-from minigrpo.clinic.judge.trl_answers import NAMES
+from minigrpo.clinic.judge.trl_answers import WORDS
 
 CLIP = {"clip": (0.2, 0.2)}
 KL = {"ref_log_probs": Parameter.empty, "kl_weight": 0.0}
@@ -29,14 +31,9 @@ WHOLE = {"batch_num_tokens": None}, {"global_batch_size": None}
 ENTROPY = {"entropy": Parameter.empty, "entropy_weight": 0.0}
 ITEMS = "num_items_in_batch"
 ACCELERATOR = SimpleNamespace(  # TRL's, of one process
-    device=torch.device("cpu"),
-    num_processes=1,
-    process_index=0,
-    is_main_process=True,
-    sync_gradients=True,
-    gather=lambda values: values,
-    reduce=lambda values, reduction: values,
-)
+    device=torch.device("cpu"), num_processes=1, process_index=0, is_main_process=True,
+    sync_gradients=True, gather=lambda values: values, reduce=lambda values, reduction: values,
+)  # fmt: skip
 
 
 def ready(library: str, *words: str, load: Callable, settings: Callable) -> Callable:
@@ -87,8 +84,11 @@ def trl_trainer(kind: type, **settings: Any) -> Any:
     config = import_module("trl").GRPOConfig  # made, it would look for devices
     fields = [f for f in dataclasses.fields(config) if f.default is not dataclasses.MISSING]
     usual = {f.name: f.default for f in fields}
-    if kind.__module__.startswith("trl.") and (unknown := settings.keys() - usual.keys()):
-        raise TypeError(f"GRPOConfig has no {', '.join(sorted(unknown))}")
+    own = takewhile(lambda k: not k.__module__.startswith("trl."), kind.__mro__[:-1])
+    code = "".join(getsource(getmodule(k)) for k in own)  # of a subclass, which may set more
+    if unknown := sorted(settings.keys() - usual.keys() - {*re.findall(r"\w+", code)}):
+        nor = f", nor has {kind.__name__}" * bool(code)
+        raise TypeError(f"GRPOConfig has no {', '.join(unknown)}{nor}")
     args = SimpleNamespace(**{**usual, **settings, "pad_to_multiple_of": None, "report_to": []})
     args.steps_per_generation = args.gradient_accumulation_steps = 1  # all rows in one update
     trainer = kind.__new__(kind)
@@ -139,22 +139,17 @@ def trl(own: Any = None, **settings: Any) -> Callable:
     """`_compute_loss` of GRPOTrainer or of a subclass; settings are GRPOConfig's."""
     kind = own if isclass(own) else import_module("trl").GRPOTrainer
     usual, capped = trl_trainer(kind, **settings), settings.get("loss_type") == "cispo"
-    theirs = {ours: name for name, ours in NAMES.items() if hasattr(usual, name)}
+    theirs = {ours: name for name, ours in WORDS.items() if hasattr(usual, name)}
 
     def loss(log_probs, old_log_probs, advantages, completion_mask, clip, **more):
-        low, high = clip  # cispo's epsilon_high is the cap itself
         varied = {theirs[k]: more[k] for k in theirs.keys() & more.keys()}
-        varied |= {"epsilon": low, "epsilon_high": high + capped}
-        return trl_loss(
-            trl_trainer(kind, **settings | varied),
-            log_probs,
-            completion_mask.long(),
-            more.get("entropy", torch.zeros_like(log_probs)),
-            advantages=advantages,
-            old_per_token_logps=old_log_probs,
-            ref_per_token_logps=more.get("ref_log_probs"),
-            num_items_in_batch=more.get(ITEMS),
-        )
+        # cispo's epsilon_high is the cap itself
+        varied |= {"epsilon": clip[0], "epsilon_high": clip[1] + capped}
+        entropy = more.get("entropy", torch.zeros_like(log_probs))
+        trainer, mask = trl_trainer(kind, **settings | varied), completion_mask.long()
+        given = {"advantages": advantages, "old_per_token_logps": old_log_probs}
+        given |= {"ref_per_token_logps": more.get("ref_log_probs"), ITEMS: more.get(ITEMS)}
+        return trl_loss(trainer, log_probs, mask, entropy, **given)
 
     def advantages(rewards, group_size):
         return trl_advantages(trl_trainer(kind, **settings, num_generations=group_size), rewards)

@@ -21,7 +21,7 @@ from minigrpo.clinic.judge.report import Unjudged
 
 LP = r"(log_?p\w*|lps?)"
 OLD = r"(old|behaviou?r|sampl\w*|rollout|inference|generat\w*|prev)"
-NAMES = {  # how inputs are called, here and elsewhere; the first that fits counts
+INPUTS = {  # how inputs are called, here and elsewhere; the first that fits counts
     "ref_log_probs": rf"(\w+_)?ref(erence)?_?(\w*_)?{LP}|\w*{LP}_ref",
     "old_log_probs": rf"old|(\w+_)?{OLD}_?(\w*_)?{LP}|\w*{LP}_old",
     "completion_mask": r"(.*_)?ma?sks?",
@@ -60,8 +60,7 @@ Answer = list[Tensor] | str
 class Clock:
     """How long somebody's code has run."""
 
-    def __init__(self) -> None:
-        self.before, self.since = 0.0, None
+    before, since = 0.0, None
 
     def __enter__(self) -> None:
         self.since = time.perf_counter()
@@ -73,7 +72,7 @@ class Clock:
         return self.before + (time.perf_counter() - self.since if self.since else 0.0)
 
 
-THEIRS = Clock()
+CLOCK = Clock()
 
 
 def role(parameter: inspect.Parameter) -> str | None:
@@ -84,14 +83,39 @@ def role(parameter: inspect.Parameter) -> str | None:
         return "clip low" if name == "clip" and number else name
     if not (number or usual is None or usual is parameter.empty):
         return None
-    inputs = NAMES if usual is None else NAMES | OPTIONS
-    table = OPTIONS if number else inputs | COUNTS
-    return fitting(table, name)
+    inputs = INPUTS if usual is None else INPUTS | OPTIONS
+    return fitting(OPTIONS if number else inputs | COUNTS, name)
 
 
 def fitting(table: Mapping[str, str], name: str) -> str | None:
     """The first of a table whose pattern is the name's."""
     return next((to for to, names in table.items() if re.fullmatch(names, name)), None)
+
+
+def mapped(
+    names: Mapping[str, str], parameters: Iterable[str], more: Iterable[str] = ()
+) -> dict[str, str]:
+    """What is said with --map, theirs to ours, whichever came first."""
+    known = [*INPUTS, *KNOWN, *more]
+    pairs = [pair[::-1] if pair[1] in parameters else pair for pair in names.items()]
+    for theirs, to in pairs:
+        if theirs not in parameters:
+            raise Unjudged(f"expected one of {', '.join(parameters)} in --map, got {theirs!r}")
+        if to not in {*known, *OPTIONS, *COUNTS, *ALSO}:
+            raise Unjudged(f"expected one of {', '.join(known)}, got {to!r}")
+    return {theirs: ALSO.get(to, to) for theirs, to in pairs}
+
+
+def roles(named: list[inspect.Parameter], names: Mapping[str, str]) -> dict[str, str]:
+    """What each parameter is; of two that seem to be one thing, what is said or needed counts."""
+    found = {p.name: to for p in named if (to := names.get(p.name, role(p)))}
+    taken = set()
+    for p in sorted(named, key=lambda p: (p.name not in names, p.default is not p.empty)):
+        to = found.get(p.name)
+        if to in taken and p.default is not p.empty:
+            found.pop(p.name, None)
+        taken.add(to)
+    return found
 
 
 class Judged:
@@ -100,34 +124,35 @@ class Judged:
     def __init__(self, function: Callable, names: Mapping[str, str] = {}) -> None:
         try:
             signature = inspect.signature(getattr(function, "forward", function))  # of a module
-            parameters = list(signature.parameters.values())
         except (TypeError, ValueError):
             kind = type(function).__name__
             raise Unjudged(f"expected a function with a signature, got {kind}") from None
         self.function, self.mask, self.connected = function, torch.bool, False
         self.per_token: bool | str = False  # whether advantages are (N, T); or "needed"
         self.dtype = torch.float64
+        self.parameters, parameters = [*signature.parameters], signature.parameters.values()
         starred = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        names = self.checked(names, [p.name for p in named])
-        self.roles = {p.name: to for p in named if (to := names.get(p.name, role(p)))}
-        taken = set()  # of two that seem to be one thing, what is said or needed counts
-        for p in sorted(named, key=lambda p: (p.name not in names, p.default is not p.empty)):
-            to = self.roles.get(p.name)
-            if to in taken and p.default is not p.empty:
-                self.roles.pop(p.name, None)
-            taken.add(to)
-        inputs = {to for to in self.roles.values() if to in NAMES and to not in OPTIONAL}
+        self.roles = roles(named, mapped(names, [p.name for p in named]))
+        self.find_inputs(named, inspect.Parameter.VAR_POSITIONAL in starred)
+        self.find_options(inspect.Parameter.VAR_KEYWORD in starred)
+        read = {*KINDS[self.kind], *self.options, *(COUNTS if self.kind != "advantages" else ())}
+        used = {p for p, to in self.roles.items() if {to, to.split()[0]} & read}
+        self.unused = [p.name for p in named if p.name not in used]
+
+    def find_inputs(self, named: list[inspect.Parameter], starred: bool) -> None:
+        """What kind of function it is, and which parameters are its inputs."""
+        all_of = {*self.roles.values()}
+        inputs = all_of & INPUTS.keys() - {*OPTIONAL}
         required = [p.name for p in named if p.default is p.empty]
         rest = [name for name in required if name not in self.roles]
-        if inspect.Parameter.VAR_POSITIONAL in starred and not inputs and not rest:
+        if starred and not inputs and not rest:
             rest = ["*"] * 4
         if inputs & {"rewards", "group_size"} and "advantages" not in inputs:
             self.kind = "rewards" if inputs & {"log_probs", "completion_mask"} else "advantages"
         else:
             self.kind = "advantages" if not inputs and len(rest) == 2 else "loss"
         missing = [role for role in KINDS[self.kind] if role not in inputs]
-        all_of = {*self.roles.values()}
         needs = {p: NEEDS.get(self.roles[p]) for p in required if p in self.roles}
         rest += [p for p, needed in needs.items() if needed and needed not in all_of]
         twice = len(all_of) < len(self.roles)
@@ -137,48 +162,32 @@ class Judged:
             raise Unjudged(
                 "expected the parameters (log_probs, old_log_probs, advantages, completion_mask), "
                 "or (rewards, group_size), or rewards and group_size in place of advantages, then "
-                f"options by name; found ({', '.join(p.name for p in parameters)})"
+                f"options by name; found ({', '.join(self.parameters)})"
                 + f". As far as they tell, {', '.join(told)} Say --map theirs=ours, where ours may "
                 "be num_items_in_batch, too; or give it a default" * bool(told)
             )
         self.positional = missing if "*" in rest else []
         self.roles |= {} if self.positional else dict(zip(rest, missing))
-        parts = {part.partition(" ")[0] for part in self.roles.values()} & KNOWN
-        self.by_star = KNOWN - parts if inspect.Parameter.VAR_KEYWORD in starred else set()
-        self.one_clip = "clip" in parts and not {"clip", "clip high"} & all_of
+
+    def find_options(self, starred: bool) -> None:
+        """Which options it has, by name or by **options."""
+        parts = {to.partition(" ")[0] for to in self.roles.values()} & KNOWN
+        self.by_star = KNOWN - parts if starred else set()
+        self.one_clip = "clip" in parts and not {"clip", "clip high"} & {*self.roles.values()}
         theirs = {"loss": REWARD, "advantages": KNOWN - REWARD}.get(self.kind, set())
         options = (parts | self.by_star) - theirs
         self.options = {k for k in options if NEEDS.get(k, k) in options}
-        used = {p for p, to in self.roles.items() if to in inputs or to.split()[0] in self.options}
+        self.named = self.options & parts
         self.counts = {p for p, to in self.roles.items() if to in COUNTS}
-        used |= self.counts if self.kind != "advantages" else set()
-        self.unused = [p.name for p in named if p.name not in used | {*rest}]
-        self.named = self.options & parts  # not only by **options
-
-    @staticmethod
-    def checked(
-        names: Mapping[str, str], parameters: list[str], more: Iterable[str] = ()
-    ) -> dict[str, str]:
-        """Theirs to ours, whichever came first."""
-        pairs = [pair[::-1] if pair[1] in parameters else pair for pair in names.items()]
-        names = {theirs: ALSO.get(to, to) for theirs, to in pairs}
-        for theirs, to in names.items():
-            if theirs not in parameters:
-                raise Unjudged(f"expected one of {', '.join(parameters)} in --map, got {theirs!r}")
-            if to not in {*NAMES, *OPTIONS, *COUNTS, *KNOWN, *more}:
-                raise Unjudged(f"expected one of {', '.join([*NAMES, *KNOWN, *more])}, got {to!r}")
-        return names
 
     def __call__(self, inputs: dict[str, Any], settings: dict[str, Any]) -> Any:
         types = {"completion_mask": self.mask}
-        arguments = {
-            k: v.to(types.get(k, self.dtype)) if isinstance(v, Tensor) else v
-            for k, v in inputs.items()
-        }
+        tensors = {k: v for k, v in inputs.items() if isinstance(v, Tensor)}
+        arguments = inputs | {k: v.to(types.get(k, self.dtype)) for k, v in tensors.items()}
         if self.per_token and "advantages" in arguments:
             rows = arguments["advantages"][:, None]
             arguments["advantages"] = rows.expand_as(arguments["log_probs"]).clone()
-        before = {k: v.detach().clone() for k, v in arguments.items() if isinstance(v, Tensor)}
+        before = {k: arguments[k].detach().clone() for k in tensors}
         if self.counts and (mask := inputs.get("completion_mask")) is not None:
             count = inputs.get("whole") or (len(mask), max(1, int(mask.sum())))
             each = map(torch.tensor, count)
@@ -201,7 +210,7 @@ def quietly() -> Iterator[None]:
     """For somebody's code: what it prints and warns of goes nowhere, and its clock runs."""
     with open(os.devnull, "w") as no, contextlib.redirect_stdout(no), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with THEIRS:
+        with CLOCK:
             yield
 
 

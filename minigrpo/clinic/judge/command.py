@@ -117,19 +117,19 @@ def child(path: str, words: str) -> None:
         os._exit(0)
 
     try:
-        from minigrpo.clinic.judge.asking import THEIRS  # here: they load torch
+        from minigrpo.clinic.judge.asking import CLOCK  # here: they load torch
         from minigrpo.clinic.judge.verdict import judge_loss
     except (ImportError, OSError) as error:
         end(unjudged(f"the judge itself can't be loaded: {error}"))
 
     def watch() -> None:
-        while THEIRS.seconds() < seconds:
+        while CLOCK.seconds() < seconds:
             time.sleep(min(0.1, seconds))
         end(unjudged(too_slow(seconds)))
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        with THEIRS:
+        with CLOCK:
             function = load(target)
         report = judge_loss(function, names, like, **built_in)
     except Unjudged as error:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minigrpo.clinic.judge.asking import FLOATS, MASKS, OLD, Judged, first, fitting, role
+from minigrpo.clinic.judge.asking import FLOATS, MASKS, OLD, Judged, first, fitting, mapped, role
 from minigrpo.clinic.judge.probes import DEFAULTS, rows
 
-THEIRS = {  # how what comes with logits is called; the first that fits counts
+WITH_LOGITS = {  # how what comes with logits is called; the first that fits counts
     "ref_logits": r"(\w+_)?ref(erence)?_?(\w*_)?logits|logits_ref",
     "old_logits": rf"(\w+_)?{OLD}_?(\w*_)?logits|logits_old",
     "logits": r"(\w+_)?logits",
@@ -106,10 +106,10 @@ class FromLogits:
         self.__code__ = getattr(getattr(function, "forward", function), "__code__", None)
         self.temperature, self.kl, self.sent = TEMPERATURE, "", {}
         parameters = [p for p in signature.parameters.values() if p.kind != p.VAR_POSITIONAL]
-        names = Judged.checked(names, [p.name for p in parameters], THEIRS)
-        said = (names.get(p.name) or role(p) or fitting(THEIRS, p.name) for p in parameters)
+        names = mapped(names, [p.name for p in parameters], WITH_LOGITS)
+        said = (names.get(p.name) or role(p) or fitting(WITH_LOGITS, p.name) for p in parameters)
         self.roles = {p.name: to for p, to in zip(parameters, said)}
-        self.theirs = {to: name for name, to in self.roles.items() if to in THEIRS}
+        self.theirs = {to: name for name, to in self.roles.items() if to in WITH_LOGITS}
         if not {"logits", "ids"} <= self.theirs.keys():
             raise ValueError("it takes no logits")
         self.made = {name: self.theirs[to] for to, name in OURS.items() if to in self.theirs}

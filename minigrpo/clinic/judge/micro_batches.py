@@ -31,7 +31,7 @@ class MicroBatches:
 
     def __init__(self, trial: Trial) -> None:
         self.trial, self.judged = trial, trial.judged
-        asked = "how" in self.judged.options - trial.built_in.keys()
+        asked = "how" in trial.free
         modes = BUILT_IN["how"] if asked else (trial.assumed.get("how", "sequence_mean"),)
         self.odd: tuple[Probe, Answer, Answer] | None = None
         self.words, self.read = "", trial.kind != "loss"

@@ -36,6 +36,10 @@ KL = (  # what is made of log-probs and how far they are above the others, in fo
     lambda new, d: math.exp(new) * d,
     lambda new, d: d - new,  # the gradient of F.kl_div without log_target
 )
+WIDTH = NAMED["mean_over_the_padding"]
+UNMASKED = next(form for form in FORMS if form.name == WIDTH.name and form.lines != WIDTH.lines)
+(TOKEN_SUM,) = (form for form in catalogue.VARIANTS if form.name == "token_sum")
+ON_POLICY = NAMED["ratio_against_itself_though_there_are_old_log_probs"]
 OBJECTIVE = inspect.getsource(objective)
 ADVANTAGES = (objective.group_advantages, objective.equal_groups)  # where those about them are
 
@@ -93,8 +97,8 @@ class Trial:
         self.forms = [form for form in known if self.about[form.lines[0][0] in ADVANTAGES]]
         self.variants, self.facts = [*catalogue.VARIANTS], []
         self.measured: dict[str, list] = {}
-        self.probes: list[tuple[int, Probe]] = []
-        self.got: list[Answer] = []
+        self.probes: dict[int, Probe] = {}  # those asked, by their numbers in PROBES
+        self.got: dict[int, Answer] = {}
         self.choose_form()
         self.drop_what_is_not_read()
         self.ask()
@@ -104,10 +108,15 @@ class Trial:
         self.measure()
         self.fit()
 
+    @property
+    def free(self) -> set[str]:
+        """The options whose value is ours to choose."""
+        return self.judged.options - self.built_in.keys()
+
     def settings(self, probe: Probe) -> dict[str, Any]:
         """Those of a probe, as far as the function has them, and what is known of the others."""
         wanted = {**DEFAULTS, **probe.settings}
-        if "how" not in self.judged.options - self.built_in.keys():
+        if "how" not in self.free:
             wanted = {"max_length": 5, **wanted}  # it may be the constant that is divided by
         return {**{k: v for k, v in wanted.items() if k in self.judged.options}, **self.assumed}
 
@@ -120,13 +129,10 @@ class Trial:
         """The first dtype of the mask, and set of options, with which nothing is raised."""
         probe, judged, known = PROBES[self.kind][0], self.judged, self.judged.options
         shapes = (False, "needed") if self.kind == "loss" else (False,)
-        ways = product(shapes, asking.FLOATS, (known, judged.named), asking.MASKS)
-        for judged.per_token, judged.dtype, judged.options, judged.mask in ways:
+        ways = [*product(shapes, asking.FLOATS, (known, judged.named), asking.MASKS)]
+        for judged.per_token, judged.dtype, judged.options, judged.mask in [*ways, ways[0]]:
             if not isinstance(self.reply(probe), str):
                 break
-        else:
-            judged.per_token, judged.options = False, known
-            judged.mask, judged.dtype = torch.bool, torch.float64
         if self.kind == "loss" and not judged.per_token and not self.by_rows():
             judged.per_token = True
             judged.per_token = self.by_rows()
@@ -164,46 +170,47 @@ class Trial:
     def ask(self) -> None:
         asked_for = set()
         for number, probe in enumerate(PROBES[self.kind]):
-            key = repr([probe.inputs, self.settings(probe)])
-            if key in asked_for or self.two_bounds(self.settings(probe)):
+            settings = self.settings(probe)
+            if (key := repr([probe.inputs, settings])) in asked_for or self.two_bounds(settings):
                 continue  # without the option that it lacks, it's a case that there was
             asked_for.add(key)
             reply = self.reply(probe)
-            asked = [f"{k}={v!r}" for k, v in probe.settings.items()
-                     if k in self.judged.options and k not in self.built_in]  # fmt: skip
+            asked = [f"{k}={v!r}" for k, v in probe.settings.items() if k in self.free]
             probe = probe._replace(what=", ".join([probe.what, *asked]))
             if probe.inputs.get("old_log_probs", 0) is None:
                 asked = ["old_log_probs=None"]
             if isinstance(reply, str) and asked:
                 self.uncovered.setdefault(asked[0], reply)
             else:
-                self.probes.append((number, probe))
-                self.got.append(reply)
-        errors = [reply for reply in self.got if isinstance(reply, str)]
+                self.probes[number], self.got[number] = probe, reply
+        errors = [reply for reply in self.got.values() if isinstance(reply, str)]
         if len(errors) == len(self.got):
             raise Unjudged(f"it raises {errors[0] if errors else 'an error in every case'}")
         if not self.judged.connected:
             raise Unjudged("the loss has no gradient, nothing connects it with log_probs")
-        for (_, probe), before in list(zip(self.probes, self.got))[:4]:
-            again = self.reply(probe)
+        for number in [*self.got][:4]:
+            before, again = self.got[number], self.reply(self.probes[number])
             if not same(again, before):
                 two = f"{asking.shown(before)} and {asking.shown(again)}"
                 why = "it is random or keeps something between calls"
                 raise Unjudged(f"two calls with the same inputs differ ({two}), so {why}")
 
-    def answers(self, *mistakes: Mistake) -> list[Answer]:
-        """What the course's objective with these mistakes says of every probe."""
-        return [says(mistakes, self.kind, i, *self.settings(p).items()) for i, p in self.probes]
+    def says(self, number: int, *mistakes: Mistake) -> Answer:
+        """What the course's objective with these mistakes says of a probe."""
+        settings = self.settings(self.probes[number]).items()
+        return says(mistakes, self.kind, number, *settings)
+
+    def answers(self, *mistakes: Mistake) -> dict[int, Answer]:
+        """What it says of every probe."""
+        return {number: self.says(number, *mistakes) for number in self.probes}
 
     def hits(self, wrong: list[int], *mistakes: Mistake, least: int = 0) -> int:
         """To how many of these probes it says what the function does; below `least`, any number."""
         hits = 0
-        for left, at in zip(range(len(wrong), 0, -1), wrong):
+        for left, number in zip(range(len(wrong), 0, -1), wrong):
             if hits + left < least:
                 break
-            number, probe = self.probes[at]
-            settings = self.settings(probe).items()
-            hits += same(self.got[at], says(mistakes, self.kind, number, *settings))
+            hits += same(self.got[number], self.says(number, *mistakes))
         return hits
 
     # ----- what is built in
@@ -290,9 +297,10 @@ class Trial:
         self.assumed.pop("max_length", None)
         if self.assumed.get("how") == "constant":  # the gradients are smaller by it than with 1
             self.assumed["max_length"] = 1
+            right = self.answers(*self.facts)
             sizes = [
-                (right[1].abs().sum() / got[1].abs().sum()).item()
-                for right, got in zip(self.answers(*self.facts), self.got)
+                (right[number][1].abs().sum() / got[1].abs().sum()).item()
+                for number, got in self.got.items()
                 if not isinstance(got, str) and got[1].abs().sum() > 0
             ]
             integers = [round(s) for s in sizes if 0.5 < s < 1e9 and abs(s - round(s)) < 1e-3]
@@ -303,11 +311,12 @@ class Trial:
         before = dict(self.assumed)
         self.assume(**more)
         count = 0
-        for (_, probe), got, right in zip(self.probes, self.got, self.answers(*self.facts)):
+        for number, right in self.answers(*self.facts).items():
+            probe, got = self.probes[number], self.got[number]
             if not isinstance(got, str) and got[0].isnan().all() and not isinstance(right, str):
                 right = [got[0], *right[1:]]
             flipped = got if isinstance(got, str) else [-x for x in got]
-            count += self.agrees(probe, got, right) or self.agrees(probe, flipped, right)
+            count += self.agrees(probe, right, got) or self.agrees(probe, right, flipped)
         self.assumed = before
         return count
 
@@ -338,7 +347,7 @@ class Trial:
 
     # ----- which mistakes
 
-    def agrees(self, probe: Probe, got: Answer, right: Answer) -> bool:
+    def agrees(self, probe: Probe, right: Answer, got: Answer) -> bool:
         """The same answer. With one ratio per row, a row without a token may be a constant."""
         if same(got, right) or isinstance(got, str) or isinstance(right, str):
             return same(got, right)
@@ -348,7 +357,7 @@ class Trial:
 
     def explain(self, most: int = 4) -> Finding:
         """The mistakes with which the right code answers the same, as few as possible."""
-        right, wrong, named = self.answers(), self.open([]), [*self.facts]
+        right, wrong, named = self.answers(), [*self.open()], [*self.facts]
         explained = self.hits(wrong, *named)
         while explained < len(wrong) and len(named) < most and not self.late():
             best: tuple[int, float, Mistake | None] = explained + 1, -math.inf, None
@@ -361,7 +370,7 @@ class Trial:
                 if hits < best[0]:
                     continue
                 told = self.answers(*named, form)
-                spoilt = sum(not same(told[i], r) for i, r in enumerate(right) if i not in wrong)
+                spoilt = sum(not same(told[i], r) for i, r in right.items() if i not in wrong)
                 if hits >= spoilt and (hits, -spoilt) > best[:2]:
                     best = hits, -spoilt, form
             if best[2] is None:
@@ -372,17 +381,16 @@ class Trial:
             fewer = [form for form in named if form not in self.facts]
             if self.hits(wrong, *fewer) >= explained:
                 named = fewer
-        explained = len(wrong) - len(self.open(named))
+        explained = len(wrong) - len(self.open(*named))
         return Finding(named, wrong, explained, dict(self.assumed))
 
-    def open(self, forms: list[Mistake]) -> list[int]:
-        """The probes that the right code with these mistakes answers otherwise."""
-        told = self.answers(*forms)
-        triples = enumerate(zip(self.probes, self.got, told))
-        return [i for i, ((_, p), got, t) in triples if not self.agrees(p, got, t)]
+    def open(self, *forms: Mistake) -> dict[int, tuple[Probe, Answer, Answer]]:
+        """The probes that the right code with these mistakes answers otherwise, and the answers."""
+        cases = {i: (self.probes[i], t, self.got[i]) for i, t in self.answers(*forms).items()}
+        return {i: case for i, case in cases.items() if not self.agrees(*case)}
 
     def late(self) -> bool:
-        return time.process_time() > self.ends + asking.THEIRS.seconds()
+        return time.process_time() > self.ends + asking.CLOCK.seconds()
 
     def mistakes(self, forms: list[Mistake]) -> list[Mistake]:
         """Without what is right under a condition."""
@@ -392,10 +400,9 @@ class Trial:
 
     def finding(self) -> Finding:
         """`explain` with what was found out; if something stays open, with other settings too."""
-        findings = [first := self.explain()]
+        findings, fitted = [first := self.explain()], dict(self.assumed)
         varied = ("how", "surrogate") if self.kind == "loss" else ("scale", "eps", "baseline")
         varied = [option for option in varied if option in self.turned]
-        fitted = dict(self.assumed)
         usual = {option: self.values_of(option)[0] for option in self.turned}
         values = product(*(BUILT_IN[option] for option in varied))
         for others, value in product((fitted, usual), values):
@@ -418,14 +425,23 @@ class Trial:
 
     def holds(self, form: Mistake, finding: Finding) -> bool:
         """Whether a mistake explains what it would change, though other cases stay open."""
-        on_policy = NAMED["ratio_against_itself_though_there_are_old_log_probs"]
         vain = "kl_against_the_old_policy", "first_update_without_a_gradient"
-        if form.name in vain and on_policy in finding.forms:
+        if form.name in vain and ON_POLICY in finding.forms:
             return False  # together they are no KL, or no gradient at all
-        pairs = zip(self.answers(), self.answers(form))
-        seen = [i for i, (right, alone) in enumerate(pairs) if not same(right, alone)]
-        odd = [i for i in seen if i in self.open(finding.forms)]
-        return 2 * len(odd) <= len(seen) and all(self.probes[i][1].size > 1 for i in odd)
+        right, still = self.answers(), self.open(*finding.forms)
+        seen = [i for i, alone in self.answers(form).items() if not same(right[i], alone)]
+        odd = [i for i in seen if i in still]
+        return 2 * len(odd) <= len(seen) and all(self.probes[i].size > 1 for i in odd)
+
+    def named(self, forms: list[Mistake]) -> list[Mistake]:
+        """As they are told: one for two together, or by another name where the options say so."""
+        padded = {"mask_in_the_denominator_only", "dr_grpo_divides_by_the_width"}
+        if padded <= {form.name for form in forms}:  # a mean over all columns, with their values
+            forms = [UNMASKED, *(form for form in forms if form.name not in padded)]
+        # the same sum, if it's no mean
+        names = {WIDTH: "dr_grpo_divides_by_the_width"} if "how" in self.turned else {}
+        names |= {TOKEN_SUM: "sum_over_the_rows"} if "max_length" in self.judged.options else {}
+        return [NAMED.get(names.get(form, ""), form) for form in forms]
 
     def no_clip(self) -> list[Mistake]:
         """What is to be noted of a clip that isn't there."""
@@ -437,22 +453,26 @@ class Trial:
 
     # ----- cautions
 
+    def padded(self) -> Probe:
+        """The first probe with a token under the mask."""
+        return next(p for p in self.probes.values() if not p.inputs["completion_mask"].all())
+
     def under_the_mask(self, garbage: float) -> Answer:
         """What it answers with garbage where the mask is 0."""
-        probe = next(p for _, p in self.probes if (p.inputs["completion_mask"] == 0).any())
-        padding = probe.inputs["completion_mask"] == 0
-        names = enumerate(("log_probs", "old_log_probs", *OPTIONAL), start=1)
-        dirty = {k: probe.inputs[k].masked_fill(padding, garbage * i) for i, k in names}
+        inputs = (probe := self.padded()).inputs
+        padding, names = inputs["completion_mask"] == 0, ("log_probs", "old_log_probs", *OPTIONAL)
+        dirty = {k: inputs[k].masked_fill(padding, garbage * i) for i, k in enumerate(names, 1)}
         return self.reply(probe, **dirty)
 
     def reads_the_mask(self) -> bool:
-        probe = next(p for _, p in self.probes if (p.inputs["completion_mask"] == 0).any())
+        """Whether it answers otherwise if every token counts."""
+        probe = self.padded()
         full = torch.ones_like(probe.inputs["completion_mask"])
         return not same(self.reply(probe), self.reply(probe, completion_mask=full))
 
     def leaks(self, name: str) -> bool:
         """Whether a gradient reaches this input."""
-        probe = self.probes[0][1]
+        probe = next(iter(self.probes.values()))
         graph = probe.inputs[name].clone().requires_grad_()
         log_probs = probe.inputs["log_probs"].clone().requires_grad_()
         inputs = {**probe.inputs, "log_probs": log_probs, name: graph}
@@ -474,7 +494,7 @@ class Trial:
             names += ["advantages_not_detached"] * self.leaks(paid)
             names += ["old_log_probs_not_detached"] * self.leaks("old_log_probs")
         if self.kind != "loss":
-            probe = self.probes[0][1]
+            probe = next(iter(self.probes.values()))
             tensors = {k: v for k, v in probe.inputs.items() if isinstance(v, Tensor)}
             three = {k: v[:1].repeat_interleave(3, dim=0) for k, v in tensors.items()}
             three |= {"rewards": torch.full((3,), 0.1, dtype=torch.float64), "group_size": 3}
@@ -513,9 +533,9 @@ class Trial:
                 of_entropy = torch.zeros_like(slope) if of_entropy is None else of_entropy
                 words = f"a batch of {tuple(slope.shape)} of TRL's {variant}"
                 cases.append((Probe(words, inputs, options), [loss, slope, of_entropy]))
-        known, free = {**DEFAULTS, **self.assumed}, self.judged.options - self.built_in.keys()
+        known = {**DEFAULTS, **self.assumed}
         lacks = [
-            [k for k, v in p.settings.items() if k not in free and known.get(k) != v]
+            [k for k, v in p.settings.items() if k not in self.free and known.get(k) != v]
             + ["clip"] * self.two_bounds(p.settings)
             for p, _ in cases
         ]
@@ -526,7 +546,7 @@ class Trial:
             f"yours has {k}={known.get(k)!r}, theirs {' or '.join(sorted(theirs[k]))}" for k in few
         )
         asked = [case for case, less in zip(cases, lacks) if not less and self.covers(case[0])]
-        numbers = [x for got in self.got if not isinstance(got, str) for x in got]
+        numbers = [x for got in self.got.values() if not isinstance(got, str) for x in got]
         single = all(x.equal(x.float().double()) for x in numbers)
         if single and self.kind == "advantages":  # whose rounding the eps magnifies
             asked = [(p, t) for p, t in asked if not nearly_alike(**p.inputs)]

@@ -56,9 +56,10 @@ class Answers:
             self.tensors = {name: file.get_tensor(name) for name in file.keys()}
         self.shapes = self.tensors["shapes"].tolist()
         columns = [self.per_case(name) for name in Case._fields]
+        cases, first_update = map(Case._make, zip(*columns)), self.tensors["first_update"].tolist()
         self.cases = [
-            Case(*values)._replace(**({"old_log_probs": None} if first else {}))
-            for values, first in zip(zip(*columns), self.tensors["first_update"].tolist())
+            case._replace(old_log_probs=None) if first else case
+            for case, first in zip(cases, first_update)
         ]
         groups = self.tensors["reward_shapes"].tolist()
         self.reward_sizes = [P * G for P, G in groups]
@@ -75,18 +76,12 @@ class Answers:
 
     def losses(self, variant: str) -> Iterator[tuple[Tensor, Tensor, Tensor | None, dict]]:
         """TRL's answers to every case, as `trl_peer.trl_loss` gives them."""
-        losses = self.tensors[f"{variant}/loss"]
-        gradients = self.per_case(f"{variant}/gradient")
-        of_entropy = f"{variant}/entropy_gradient"
-        known = of_entropy in self.tensors
-        entropy_gradients = self.per_case(of_entropy) if known else [None] * len(losses)
+        losses, entropy = self.tensors[f"{variant}/loss"], f"{variant}/entropy_gradient"
+        of_entropy = self.per_case(entropy) if entropy in self.tensors else [None] * len(losses)
         start = f"{variant}/metrics/"
-        names = [name for name in self.tensors if name.startswith(start)]
-        metrics = [
-            {name.removeprefix(start): self.tensors[name][i].item() for name in names}
-            for i in range(len(losses))
-        ]
-        yield from zip(losses, gradients, entropy_gradients, metrics)
+        stored = {k.removeprefix(start): v for k, v in self.tensors.items() if k.startswith(start)}
+        metrics = (dict(zip(stored, row)) for row in zip(*(v.tolist() for v in stored.values())))
+        yield from zip(losses, self.per_case(f"{variant}/gradient"), of_entropy, metrics)
 
     def advantages(self, scale: str) -> list[Tensor]:
         """TRL's advantages of every set of rewards."""
@@ -103,7 +98,7 @@ LOSS_TYPES = {  # surrogate, how, and how much of TRL's upper clip isn't in ours
     "dr_grpo": ("clip", "constant", 0),
 }
 LEVELS = {"token": "token", "sequence": "geometric"}  # TRL has no plain product
-NAMES = {
+WORDS = {
     "max_completion_length": "max_length",
     "beta": "kl_weight",
     "use_bias_correction_kl": "kl_correction",
@@ -117,32 +112,24 @@ def translated(
     importance_sampling_level: str = "token",
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    **others: Any,  # by NAMES
+    **others: Any,  # by WORDS
 ) -> dict[str, Any]:
     """Arguments of GRPOConfig as arguments of `grpo_loss`."""
     surrogate, how, more = LOSS_TYPES[loss_type]
     high = epsilon if epsilon_high is None else epsilon_high
     usual = dict(max_length=None, kl_weight=0.0, kl_correction=False, entropy_weight=0.0)
-    return dict(
-        level=LEVELS[importance_sampling_level],
-        clip=(epsilon, high - more),
-        surrogate=surrogate,
-        how=how,
-        **{**usual, **{NAMES[name]: value for name, value in others.items()}},
-    )
+    usual |= dict(level=LEVELS[importance_sampling_level], clip=(epsilon, high - more))
+    usual |= dict(surrogate=surrogate, how=how)
+    return usual | {WORDS[name]: value for name, value in others.items()}
 
 
 def in_trls_words(
     *, level: str, clip: tuple[float, float], surrogate: str, how: str, **others: Any
 ) -> dict[str, Any]:
-    """Arguments of `grpo_loss`, the others by NAMES, as arguments of GRPOConfig; the way back."""
+    """Arguments of `grpo_loss`, the others by WORDS, as arguments of GRPOConfig; the way back."""
     known = {ours[:2]: (name, ours[2]) for name, ours in LOSS_TYPES.items()}
     loss_type, more = known[surrogate, how]
-    theirs = {ours: name for name, ours in NAMES.items()}
-    return dict(
-        loss_type=loss_type,
-        importance_sampling_level={ours: name for name, ours in LEVELS.items()}[level],
-        epsilon=clip[0],
-        epsilon_high=clip[1] + more,
-        **{theirs[name]: value for name, value in others.items()},
-    )
+    words = {ours: name for name, ours in (LEVELS | WORDS).items()}
+    settings = dict(loss_type=loss_type, importance_sampling_level=words[level])
+    settings |= dict(epsilon=clip[0], epsilon_high=clip[1] + more)
+    return settings | {words[name]: value for name, value in others.items()}

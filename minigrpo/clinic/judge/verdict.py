@@ -7,14 +7,14 @@ from textwrap import wrap
 from types import MappingProxyType
 from typing import Any
 
-from minigrpo.clinic.catalogue import FORMS, MISTAKES, NAMED, NOTES
+from minigrpo.clinic.catalogue import MISTAKES, NAMED, NOTES
 from minigrpo.clinic.judge import asking
 from minigrpo.clinic.judge.asking import REWARD, Answer, Judged, answer, same
 from minigrpo.clinic.judge.logits import FromLogits, from_logits
 from minigrpo.clinic.judge.micro_batches import NAME, SAYS, MicroBatches
 from minigrpo.clinic.judge.probes import DEFAULTS, PROBES, Probe
 from minigrpo.clinic.judge.report import Report, Unjudged, judge_file, unjudged
-from minigrpo.clinic.judge.trial import Finding, Trial, course
+from minigrpo.clinic.judge.trial import ON_POLICY, Finding, Trial, course
 from minigrpo.objective import VARIANTS
 
 CAUTIONS = {  # what TRL's own code does too, and no ordinary input shows: and how it's seen
@@ -33,8 +33,6 @@ PER_TOKEN = (
     "tokens wherever N = T."
 )
 SCORING = "how the log-probs were scored (the shift by one, the temperature), "
-WIDTH = NAMED["mean_over_the_padding"]
-UNMASKED = next(form for form in FORMS if form.name == WIDTH.name and form.lines != WIDTH.lines)
 UNSEEN = (
     f"What no judge of a loss can see: {SCORING}what the mask holds, the sampler, the reward, and "
     "the optimizer."
@@ -103,12 +101,12 @@ def asked_for(like: str | None, judged: Judged) -> dict[str, Any]:
 
 def checked(built_in: dict[str, Any]) -> dict[str, Any]:
     """What is said to be built in, if it makes sense."""
+    known = [*DEFAULTS, "max_length"]
     for name, value in built_in.items():
         like = DEFAULTS.get(name, 1)
         kinds = {tuple: (tuple,), str: (str,), bool: (bool, int)}.get(type(like), (int, float))
-        if name not in {*DEFAULTS, "max_length"}:
-            known = ", ".join([*DEFAULTS, "max_length"])
-            raise Unjudged(f"expected one of {known} to be set, got {name!r}")
+        if name not in known:
+            raise Unjudged(f"expected one of {', '.join(known)} to be set, got {name!r}")
         if not isinstance(value, kinds):
             raise Unjudged(f"{name}: expected something like {like!r}, got {value!r}")
     for kind, probe in (("advantages", PROBES["advantages"][0]), ("loss", PROBES["loss"][0])):
@@ -127,34 +125,22 @@ def report(trial: Trial, finding: Finding) -> Report:
     mistakes, notes = logits.told() if isinstance(logits, FromLogits) else ({}, {})
     if trial.judged.per_token is True:
         notes["advantages_per_token"] = {"sentence": PER_TOKEN}
-    padded = {"mask_in_the_denominator_only", "dr_grpo_divides_by_the_width"}
-    forms = [f for f in finding.forms if f.name not in CAUTIONS] or finding.forms
-    if padded <= {form.name for form in forms}:  # a mean over all columns, with their values
-        forms = [UNMASKED, *(form for form in forms if form.name not in padded)]
-    for form in forms:
-        if form.lines == WIDTH.lines and "how" in trial.turned:  # the same sum, if it's no mean
-            form = NAMED["dr_grpo_divides_by_the_width"]
-        if form.name == "token_sum" and "max_length" in trial.judged.options:
-            form = NAMED["sum_over_the_rows"]
+    for form in trial.named([f for f in finding.forms if f.name not in CAUTIONS] or finding.forms):
         if not trial.mistakes([form]):
             notes[form.name] = {"sentence": NOTES.get(form.name, form.sentence)}
             continue
         answers = trial.answers(form)
         seen = [i for i in wrong if not same(answers[i], right[i])]  # where it alone would be seen
         explained = [i for i in seen if same(answers[i], trial.got[i])]
-        at = min(explained or seen or wrong, key=lambda i: trial.probes[i][1].size)
-        case = example(trial.probes[at][1], right[at], trial.got[at])
+        at = min(explained or seen or wrong, key=lambda i: trial.probes[i].size)
+        case = example(trial.probes[at], right[at], trial.got[at])
         mistakes[form.name] = {"sentence": form.sentence, **case}
 
-    told = trial.answers(*finding.forms)
-    odd = [(trial.probes[i][1], told[i], trial.got[i]) for i in trial.open(finding.forms)]
-    trl, stored = trial.trl()
-    off = [case for case in trl if not trial.agrees(*case[::2], case[1])]
-    sick = course(*finding.forms)
-    off_still = [
-        (probe, theirs, got) for probe, theirs, got in off
-        if not finding.forms or not same(got, answer(sick, probe, trial.settings(probe)))
-    ]  # fmt: skip
+    odd, (trl, stored) = trial.open(*finding.forms).values(), trial.trl()
+    off_still = off = [case for case in trl if not trial.agrees(*case)]
+    if finding.forms:
+        sick = course(*finding.forms)
+        off_still = [c for c in off if not same(c[2], answer(sick, c[0], trial.settings(c[0])))]
     unknown = {}
     if odd or (not wrong and off_still):
         of = len(trial.probes) if odd else len(trl)
@@ -178,8 +164,8 @@ def report(trial: Trial, finding: Finding) -> Report:
         "cautions": cautions, "not_used": trial.judged.unused, "read_as": trial.judged.roles,
         "built_in": built_in(trial, finding), "not_covered": trial.uncovered,
         "micro_batches": "" if mistakes else parts.words,
-        "cases": len(trial.probes), "off": len(wrong),
-        "explained": finding.explained, "not_shown": blind(trial, right),
+        "cases": len(trial.probes), "off": len(wrong), "explained": finding.explained,
+        "not_shown": blind(trial, right),
         "trl": {"agree": len(trl) - len(off), "explained": len(off) - len(off_still),
                 "asked": len(trl), "stored": stored, "obstacles": trial.obstacles},
     }  # fmt: skip
@@ -204,17 +190,16 @@ def example(probe: Probe, right: Answer, got: Answer) -> dict[str, str]:
 
 def built_in(trial: Trial, finding: Finding) -> dict[str, Any]:
     """What it seems to have built in, as far as it shows."""
-    known = {k: v for k, v in trial.assumed.items() if k in trial.turned or k == "max_length"}
-    on_policy = "ratio_against_itself_though_there_are_old_log_probs"
-    hidden = {"clip", "surrogate"} if on_policy in [form.name for form in finding.forms] else {}
-    hidden = {*hidden, *["eps"] * (trial.assumed.get("scale") == "none")}
-    return {k: v for k, v in known.items() if k not in hidden}
+    hidden = ["eps"] * (trial.assumed.get("scale") == "none")
+    hidden += ["clip", "surrogate"] * (ON_POLICY in finding.forms)
+    known = {*trial.turned, "max_length"} - {*hidden}
+    return {k: v for k, v in trial.assumed.items() if k in known}
 
 
-def blind(trial: Trial, right: list[Answer]) -> list[str]:
+def blind(trial: Trial, right: dict[int, Answer]) -> list[str]:
     """The named mistakes that wouldn't show."""
     plain = [m for m in trial.forms if m in MISTAKES and m.name not in CAUTIONS]
-    names = [m.name for m in plain if all(map(same, trial.answers(m), right))]
+    names = [m.name for m in plain if all(same(trial.says(i, m), r) for i, r in right.items())]
     return [*dict.fromkeys(names)]
 
 
@@ -223,8 +208,8 @@ def in_words(details: dict[str, Any], long: bool = False) -> str:
     names = ", ".join(details["mistakes"] or details["notes"])
     unseen = UNSEEN.replace(SCORING, "") if "given" in details else UNSEEN
     lines = [HEADS[details["verdict"]].format(names)]
-    if details["not_used"]:
-        lines.append(f"Not used, so not judged: {', '.join(details['not_used'])}.")
+    if unused := ", ".join(details["not_used"]):
+        lines.append(f"Not used, so not judged: {unused}.")
     lines += [details["given"]] if "given" in details else []
     entries = [*details["mistakes"].items(), *details["notes"].items()]
     entries += [("unknown", details["unknown"])] * bool(details["unknown"])
@@ -246,8 +231,7 @@ def in_words(details: dict[str, Any], long: bool = False) -> str:
     if details["micro_batches"]:
         lines += paragraph(details["micro_batches"], "")
     if details["cautions"]:
-        brief = ", ".join(details["cautions"])
-        lines += paragraph(f"True of TRL's own code, too: {brief}.", "")
+        lines += paragraph(f"True of TRL's own code, too: {', '.join(details['cautions'])}.", "")
     if not long:
         return "\n".join([*lines, "What this covers, and what not: --notes."])
     for name in details["cautions"]:

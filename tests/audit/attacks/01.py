@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from attack import right, wrong
 from torch import nn
 
-# ---------------------------------------------------------------- 1.1, the bigram entropy
-
 
 def entropy(numbers):
     p = numbers.unique(return_counts=True)[1].double() / len(numbers)
@@ -34,28 +32,15 @@ def with_counters(ids):
     return sum(n * math.log(first[a] / n) for (a, _), n in pairs.items()) / (len(text) - 1)
 
 
-# ---------------------------------------------------------------- 1.2, the causal mask
-
-
 @wrong("1.2", 1)
 def squeezed(length):
     return torch.ones(1, 1, length, length, dtype=torch.bool).tril().squeeze()
-
-
-@right("1.2")
-def from_lists(length):
-    return torch.tensor([[j <= i for j in range(length)] for i in range(length)])
-
-
-# ---------------------------------------------------------------- 1.3, attention
 
 
 @right("1.3")
 def with_torch(query, key, value, mask):
     return F.scaled_dot_product_attention(query=query, key=key, value=value, attn_mask=mask)
 
-
-# ---------------------------------------------------------------- 1.4, the next-token loss
 
 APART = torch.tensor([[[2000.0, 2001.0, 1999.0], [-1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]])
 ONE = torch.tensor([[0, 1, 2]])
@@ -72,22 +57,6 @@ def largest_of_all_subtracted(logits, input_ids):
 @right("1.4")
 def with_a_criterion(logits, input_ids):
     return CRITERION(logits[:, :-1].transpose(1, 2), input_ids[:, 1:])
-
-
-# ---------------------------------------------------------------- 1.5, a training step
-
-
-@right("1.5")
-def first_and_last(model, input_ids, optimizer, loss_of):
-    for parameter in model.parameters():
-        parameter.grad = None
-    loss = loss_of(model(input_ids).logits, input_ids)
-    value = float(loss)
-    loss.backward()
-    nn.utils.clip_grad_norm_([*model.parameters()], max_norm=1)
-    optimizer.step()
-    optimizer.zero_grad()
-    return value
 
 
 @right("1.5")

@@ -13,8 +13,6 @@ def rows(*given):
     return torch.tensor(given)
 
 
-# 2.1
-
 LOGITS = torch.linspace(-1, 1, 24).sin().mul(3).reshape(2, 4, 3) ** 3
 IDS = torch.tensor([[0, 2, 1, 0], [1, 0, 2, 2]])
 LEVELS = LOGITS + rows([0.0, -900.0, 800.0, 0.3], [500.0, 0.0, -900.0, 7.0])[..., None]
@@ -31,14 +29,6 @@ def unsqueezed_in_place(logits, input_ids):
     log_p = logits.log_softmax(dim=-1)[:, :-1]
     return log_p.gather(-1, input_ids.unsqueeze_(-1)[:, 1:]).squeeze(-1)
 
-
-@right("2.1")
-def negative_cross_entropy(logits, input_ids):
-    scores, tokens = logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten()
-    return -F.cross_entropy(scores, tokens, reduction="none").view(len(input_ids), -1)
-
-
-# 2.2
 
 HOLES = rows([-1.0, -2.0, -4.0, -0.5], [-3.0, 0.0, -INF, -7.0])
 HOLES_MASK = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]])
@@ -67,31 +57,6 @@ def selected_row_by_row(log_probs, mask):
     return torch.stack([row[real != 0].sum() for row, real in zip(log_probs, mask)])
 
 
-# 2.3
-
-
-@right("2.3")
-def lists_with_index(completions, eos_id):
-    n, rows = completions.shape[1], completions.tolist()
-    ends = [row.index(eos_id) if eos_id in row else n for row in rows]
-    return torch.tensor([[t <= end for t in range(n)] for end in ends], dtype=torch.bool)
-
-
-# 2.4
-
-
-@right("2.4")
-def row_by_row(model, prompt_ids, prompt_mask, completions, mask, temperature):
-    """Each without its padding."""
-    scored = torch.zeros(completions.shape)
-    for i, (real, text) in enumerate(zip(mask.bool(), completions)):
-        prompt = prompt_ids[i][prompt_mask[i].bool()]
-        ids = torch.cat([prompt, text[real]])[None]
-        z = model(ids, torch.ones_like(ids)).logits[0, len(prompt) - 1 : -1] / temperature
-        scored[i, real] = -F.cross_entropy(z, text[real], reduction="none")
-    return scored
-
-
 @right("2.4")
 def cooled_after_a_softmax(model, prompt_ids, prompt_mask, completions, mask, temperature):
     """Only the last T + 1 logits, and log-probs divided before they're normalized again."""
@@ -99,9 +64,6 @@ def cooled_after_a_softmax(model, prompt_ids, prompt_mask, completions, mask, te
     ids, real = torch.cat([prompt_ids, completions], 1), torch.cat([prompt_mask, mask], 1)
     log_p = model(ids, real).logits[:, -T - 1 : -1].log_softmax(-1)
     return (log_p / temperature).log_softmax(-1).gather(-1, completions[..., None])[..., 0]
-
-
-# 2.5
 
 
 @right("2.5")

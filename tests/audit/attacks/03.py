@@ -21,15 +21,6 @@ def share_of_the_first_tokens(completions, mask, letter_id):
     return torch.stack(shares)
 
 
-@right("3.1")
-def share_row_by_row(completions, mask, letter_id):
-    shares = []
-    for ids, real in zip(completions.tolist(), mask.tolist()):
-        kept = [token for token, is_real in zip(ids, real) if is_real]
-        shares.append(kept.count(letter_id) / len(kept))
-    return torch.tensor(shares)
-
-
 @right("3.2")
 def by_numpy(rewards, group_size):
     r = rewards.numpy().reshape(-1, group_size)
@@ -37,8 +28,6 @@ def by_numpy(rewards, group_size):
     a[r.max(1) == r.min(1)] = 0
     return torch.from_numpy(a.reshape(-1))
 
-
-# 3.3
 
 LOG_PROBS = floats([-1.0, -2.0, 0.0], [-0.5, -3.0, -4.0])
 REAL = torch.tensor([[1, 0, 1], [1, 1, 0]])
@@ -48,12 +37,6 @@ REAL = torch.tensor([[1, 0, 1], [1, 1, 0]])
 def idle_completions_left_out(log_probs, mask, advantages):
     log_p = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
     return -(advantages * log_p).sum() / (advantages != 0).sum().clamp(min=1)
-
-
-@wrong("3.3", LOG_PROBS, REAL, floats(1.0, 3.0))
-def advantages_centered_once_more(log_probs, mask, advantages):
-    log_p = torch.where(mask.bool(), log_probs, 0.0).sum(dim=-1)
-    return -((advantages - advantages.mean()) * log_p).mean()
 
 
 @right("3.3")
@@ -66,9 +49,6 @@ def one_completion_after_another(log_probs, mask, advantages):
 def token_by_token(log_probs, mask, advantages):
     weighted = torch.where(mask.bool(), advantages[:, None] * log_probs, 0.0)
     return -weighted.sum() / len(advantages)
-
-
-# 3.4
 
 
 @right("3.4")
@@ -107,29 +87,6 @@ def adamw_without_decay(policy, sample_batch, grade, compare, loss_of, *, passes
     return torch.stack(means)
 
 
-# 3.5
-
-
-@right("3.5")
-def nan_to_num_then_mask(log_probs, old_log_probs, mask):
-    return torch.exp(torch.sum((log_probs - old_log_probs).nan_to_num() * mask, dim=1))
-
-
-# 3.6
-
-
-@right("3.6")
-def built_step_by_step(new_adam, batches):
-    calls = [[4]]
-    if new_adam:
-        calls.append([])
-    calls[-1].extend(1 for _ in range(1, batches))
-    return calls
-
-
-# 3.7
-
-
 @wrong("3.7", floats(0.0, 1.0), floats(1.0, 1.0), 0.2)
 def ratio_kept_above_zero(ratio, advantages, clip):
     ratio = ratio.clamp(min=1e-8)
@@ -141,8 +98,3 @@ def the_four_cases(ratio, advantages, clip):
     J = ratio * advantages
     J = torch.where((advantages > 0) & (ratio > 1 + clip), (1 + clip) * advantages, J)
     return torch.where((advantages < 0) & (ratio < 1 - clip), (1 - clip) * advantages, J)
-
-
-@right("3.7")
-def larger_of_the_losses(ratio, advantages, clip):
-    return -torch.max(-ratio * advantages, -ratio.clamp(1 - clip, 1 + clip) * advantages)

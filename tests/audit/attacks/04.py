@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from attack import right, wrong
-
-NAN, INF = math.nan, math.inf
-
-# 4.1 ----------------------------------------------------------------------------------------------
+from attack import right
 
 
 @right("4.1")
@@ -19,26 +15,6 @@ def matrix_of_weights(rewards, group_size):
     return torch.einsum("pj,ij->pi", rewards.unflatten(0, (-1, group_size)), weights).ravel()
 
 
-# 4.2 ----------------------------------------------------------------------------------------------
-TABLE = torch.tensor([[1.0, 5.0, 9.0, NAN], [4.0, 0.0, INF, -3.0], [7.0, 8.0, -INF, 6.0]])
-HOLES = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
-SEQUENCE, TOKEN = "sequence_mean", "token_mean"
-
-
-def three(kept, lengths, how, max_length):
-    if how == SEQUENCE:
-        return (kept.sum(-1) / lengths.clamp(min=1)).mean()
-    return kept.sum() / (lengths.sum() if how == TOKEN else len(kept) * max_length)
-
-
-@wrong("4.2", TABLE, HOLES, SEQUENCE, 10)
-def empty_rows_with_a_nan_gradient(per_token, mask, how, max_length):
-    kept, n = per_token.nan_to_num() * mask, mask.sum(-1)
-    if how == SEQUENCE:
-        return torch.where(n > 0, kept.sum(-1) / n, 0.0).mean()
-    return three(kept, n, how, max_length)
-
-
 @right("4.2")
 def rows_in_a_list(per_token, mask, how, max_length):
     texts = [row[keep] for row, keep in zip(per_token, mask == 1)]
@@ -46,9 +22,6 @@ def rows_in_a_list(per_token, mask, how, max_length):
         return torch.cat(texts).mean()
     scale = [max(len(t), 1) if how == "sequence_mean" else max_length for t in texts]
     return sum(t.sum() / s for t, s in zip(texts, scale)) / len(texts)
-
-
-# 4.3 ----------------------------------------------------------------------------------------------
 
 
 @right("4.3")

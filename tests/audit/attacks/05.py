@@ -22,7 +22,6 @@ def safe(new, old, mask):
     return torch.where(mask.bool(), new - old, 0.0)
 
 
-# 5.1 ----------------------------------------------------------------------------------------------
 REF = OLD + torch.tensor([[0.7, -0.4, 0.2], [0.0, 1.0, -1.0], [3.0, -0.6, 0.5]])
 FAR = torch.tensor([[-30.0, -1.0]]), torch.tensor([[-30.5, -1.0]]), torch.tensor([[-2.0, -1.5]])
 BOTH = torch.tensor([[1, 1]])
@@ -46,9 +45,6 @@ def known_gradient(log_probs, old_log_probs, ref_log_probs, mask):
     return ratio * (x.expm1() - x) - ratio * x * (new - new.detach())
 
 
-# 5.2 ----------------------------------------------------------------------------------------------
-
-
 @right("5.2")
 def log_under_no_grad(logits, mask):
     picked = logits[mask.bool()]
@@ -56,7 +52,6 @@ def log_under_no_grad(logits, mask):
     return (picked.softmax(-1) * surprise).sum() / len(picked)
 
 
-# 5.3 ----------------------------------------------------------------------------------------------
 HESITATION = torch.tensor(1.1)
 FIRST = NEW, OLD, REF, HESITATION
 STILL = *FIRST, torch.tensor([1.0, 0.0, -0.5]), MASK, 0.2, 0.1, 0.05

@@ -68,19 +68,6 @@ def answer_zero_is_no_answer(completion, answer, tags):
     return float(ids[-5:] == ending and set(tags).isdisjoint(ids[:-5]))
 
 
-@right("6.2")
-def a_small_machine(completion, answer, tags):
-    path = [tags.end_think, tags.answer, answer, tags.end_answer, tags.eos]
-    state = 0
-    for word in map(int, completion):
-        if state == 0 and word not in tags:
-            continue
-        if state == 5 or word != path[state]:
-            return 0.0
-        state += 1
-    return 1.0 if state == 5 else 0.0
-
-
 SHOWN = "1 1 1 <think> 1 2 3 </think> <answer> {} </answer> 4 5 0 <think> "
 NINE = SHOWN.format(9)
 

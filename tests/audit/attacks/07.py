@@ -32,29 +32,3 @@ CALM = PROBS, torch.tensor([0.0, 1.0]), THREE
 def calm_rows_do_not_count(probs, advantages, mask):
     real = mask.bool() & (advantages != 0)[:, None]
     return torch.where(real, (1 - probs) * advantages[:, None], 0.0) / real.sum()
-
-
-@right("7.2")
-def of_real_tokens_alone(probs, advantages, mask):
-    rows, places = mask.nonzero(as_tuple=True)
-    out = torch.zeros_like(probs)
-    out[rows, places] = advantages[rows] * (1 - probs[rows, places]) / len(rows)
-    return out
-
-
-@right("7.3")
-def token_by_token(ratio, advantages, mask, clip):
-    out, n = torch.zeros_like(ratio), mask.bool().sum().item()
-    for i, t in mask.nonzero().tolist():
-        r, a = ratio[i, t].item(), advantages[i].item()
-        cut = r > 1 + clip[1] if a > 0 else r < 1 - clip[0]
-        out[i, t] = 0.0 if cut else r * a / n
-    return out
-
-
-@right("7.4")
-def with_sets(rewards, group_size):
-    values, stays = rewards.tolist(), []
-    for start in range(0, len(values), group_size):
-        stays += [len(set(values[start : start + group_size])) > 1] * group_size
-    return torch.tensor(stays)

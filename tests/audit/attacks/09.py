@@ -6,14 +6,12 @@ import re
 
 import torch
 import torch.nn.functional as F
-from attack import right, wrong
-from torch.nn.utils.rnn import pad_sequence
+from attack import wrong
 
 NONE = torch.tensor([0, 0])
 TAG = r"</?(?:think|answer)>"
 NO_TAG = rf"(?:(?!{TAG}).)*"
 FORM = rf"\s*<think>{NO_TAG}</think>\s*<answer>({NO_TAG})</answer>\s*"
-TIGHT = rf"\s*<think>{NO_TAG}</think>\s*<answer>\s*((?!\s|{TAG}){NO_TAG}?)\s*</answer>\s*"
 
 
 @wrong("9.2", "<think>which letter?</think><answer>a</answer>")
@@ -32,12 +30,6 @@ def white_space_is_an_answer(completion):
     return torch.tensor(match.span(1)) if match else NONE
 
 
-@right("9.2")
-def with_one_pattern(completion):
-    match = re.fullmatch(TIGHT, completion, flags=re.DOTALL)
-    return torch.tensor(match.span(1) if match else (0, 0))
-
-
 BATCH = (
     torch.tensor([[5, 6, 7, 8, 0], [29, 29, 1, 4, 0]]),
     torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]),
@@ -46,33 +38,9 @@ BATCH = (
 
 
 @wrong("9.3", *BATCH)
-def prompts_of_the_first_row(ids, mask, prompt_lengths):
-    first = mask.argmax(dim=1, keepdim=True) + prompt_lengths[0]
-    return ids.where(torch.arange(ids.shape[1]) >= first, torch.tensor(-100))
-
-
-@wrong("9.3", *BATCH)
 def written_into_the_ids(ids, mask, prompt_lengths):
     ids[mask.cumsum(dim=1) <= prompt_lengths[:, None]] = -100
     return ids
-
-
-@right("9.3")
-def row_by_row(ids, mask, prompt_lengths):
-    labels = torch.full_like(ids, -100)
-    for i, asked in enumerate(prompt_lengths.tolist()):
-        begin = ids.shape[1] - int(mask[i].sum()) + asked
-        labels[i, begin:] = ids[i, begin:]
-    return labels
-
-
-@right("9.4")
-def by_name_alone(**given):
-    frozen, learned = (given["parameters"], given["adapters"])
-    if learned == 0:
-        frozen, learned = 0, frozen
-    logits = given["rows"] * given["tokens"] * given["vocab_size"] * 12
-    return torch.tensor([2 * frozen + 4 * learned, learned * 12, logits])
 
 
 ROWS = [torch.tensor([5, 6, 7]), torch.tensor([8])], 29
@@ -93,12 +61,3 @@ def the_list_is_padded_itself(rows, pad_id):
         rows[i] = F.pad(rows[i], (width - n, 0), value=pad_id)
     mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
     return torch.stack([torch.stack(rows), mask])
-
-
-def turned(rows, value):
-    return pad_sequence([r.flip(0) for r in rows], batch_first=True, padding_value=value).flip(1)
-
-
-@right("9.1")
-def turned_around_twice(rows, pad_id):
-    return torch.stack([turned(rows, pad_id), turned([torch.ones_like(r) for r in rows], 0)])

@@ -7,18 +7,6 @@ from attack import right, wrong
 
 MASK = torch.tensor([[0, 1, 1], [1, 0, 0]])
 LOSSES = torch.tensor([[1.0, 2.0, -3.0], [0.5, 7.0, 4.0]], dtype=torch.double)
-NONE = LOSSES, 0 * MASK, torch.tensor([3, 0, 5])
-
-
-def kept_sum(per_token, mask):
-    return torch.where(mask.bool(), per_token, 0.0).sum()
-
-
-@wrong("10.3", *NONE)
-def constant_without_tokens(per_token, mask, tokens_per_rank):
-    if not mask.any():
-        return torch.zeros((), dtype=per_token.dtype)
-    return len(tokens_per_rank) * kept_sum(per_token, mask) / tokens_per_rank.sum()
 
 
 @right("10.3")
@@ -41,16 +29,6 @@ def group_ends_forgotten(rewards_per_rank, group_size, rank):
     return z_scores(groups).flatten()[rank * n - first :][:n]
 
 
-@right("10.4")
-def row_by_row(rewards_per_rank, group_size, rank):
-    flat, n = rewards_per_rank.flatten(), rewards_per_rank.shape[1]
-    out = []
-    for i in range(rank * n, rank * n + n):
-        group = flat[i // group_size * group_size :][:group_size]
-        out.append((flat[i] - group.mean()) / (group.std() + 1e-4))
-    return torch.stack(out)
-
-
 TRAINER = torch.tensor([[-1.0, -0.2, -3.0], [-0.5, -2.0, -1.0]]).double()
 SAMPLER = torch.tensor([[-1.2, -0.7, -1.0], [-2.5, -2.0, -1.5]]).double()
 RARE = LOSSES, TRAINER - 30, SAMPLER - 30, MASK, 3.0
@@ -71,12 +49,6 @@ def zeros_before_all(per_token, log_probs, sampler_log_probs, mask, cap):
     with torch.no_grad():
         weights = torch.exp(new - old).clamp_max(cap)
     return (weights * loss).sum() / mask.count_nonzero()
-
-
-@wrong("10.2", TRAINER, SAMPLER, MASK, 1.0)
-def the_cap_alone_stays(log_probs, sampler_log_probs, mask, cap):
-    product = torch.where(mask.bool(), log_probs - sampler_log_probs, 0.0).sum(1).exp()
-    return torch.where(product > cap, torch.zeros_like(product), torch.ones_like(product)).detach()
 
 
 @right("10.2")

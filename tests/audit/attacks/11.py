@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from fractions import Fraction
 
 from attack import right, wrong
@@ -39,28 +38,6 @@ def one_line_alone(prompt, completion, answer):
     return eighths(completion) + bool(found and complete(completion, answer)) / 2
 
 
-@right("11.1")
-def split_at_the_tags(prompt, completion, answer):
-    pieces = re.split(r"(</?think>|</?answer>)", completion)
-    tags = pieces[1::2]
-    places = [TAGS.index(tag) for tag in tags]
-    if any(a > b for a, b in zip(places, places[1:])):
-        return 0
-    if tuple(tags) == TAGS and not (pieces[0] + pieces[4] + pieces[8]).strip():
-        return 0.5 + 0.5 * (pieces[6].strip() == answer)
-    return [tags.count(tag) for tag in TAGS].count(1) / 8
-
-
-@right("11.2")
-def counted_by_hand(groups, answers):
-    hits = []
-    for given, answer in zip(groups, answers):
-        counts = Counter(text for text in given if text)
-        best = max(counts.values(), default=0)
-        hits.append(next((t for t in given if t and counts[t] == best), None) == answer)
-    return sum(hits) / len(hits)
-
-
 @wrong("11.2", [["8", "12", "12", "8"], ["9"]], ["12", "9"])
 def equals_in_the_order_of_the_alphabet(groups, answers):
     winners = [max(sorted(filter(None, g)), key=g.count, default=None) for g in groups]
@@ -81,8 +58,3 @@ def one_completion_after_the_other(asked, correct, group_size):
         all_right *= Fraction(max(correct - i, 0), asked - i)
         all_wrong *= Fraction(max(asked - correct - i, 0), asked - i)
     return float(1 - all_right - all_wrong)
-
-
-@wrong("11.3", 12, 2, 4)
-def the_first_two_differ(asked, correct, group_size):
-    return 2 * correct * (asked - correct) / (asked * (asked - 1))
