@@ -223,15 +223,17 @@ def ask(
     return Results(torch.tensor(correct), thinking * torch.tensor(thoughts), lengths, rollouts)
 
 
-def evaluate(policy: nn.Module, *, n: int = 512, thinking: bool = True) -> dict[str, float]:
-    """How the policy does on held-out questions, always the same: the hook of `train_grpo`.
+def evaluate(
+    policy: nn.Module, *, n: int = 512, thinking: bool = True, seed: int = 0
+) -> dict[str, float]:
+    """How the policy does on held-out questions: the evaluation hook of `train_grpo`.
 
-    n have the lengths trained on, and n/2 are "harder".
+    n have the lengths trained on, and n/2 are "harder". The same seed asks the same ones.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     draw = partial(draw_questions, generator=generator, held_out=True)
     questions = [*draw(n, lengths=TRAINED_LENGTHS), *draw(-(-n // 2), lengths=HARDER_LENGTHS)]
-    asked = partial(ask, policy, questions, thinking=thinking)
+    asked = partial(ask, policy, questions, thinking=thinking, seed=seed)
     sampled, greedy = asked(), asked(greedy=True)
     easy, hard = sampled.of_length(*TRAINED_LENGTHS), sampled.of_length(*HARDER_LENGTHS)
     return {

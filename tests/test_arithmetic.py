@@ -369,7 +369,7 @@ def test_the_hook_asks_held_out_questions(monkeypatch):
     assert scores["thinking"] == sum(lazy(q).index(END_THINK) for q in easy) / 21
 
 
-def test_the_hook_asks_the_same_each_time_and_sampled_is_not_greedy(monkeypatch):
+def test_the_seed_decides_what_the_hook_asks_and_sampled_is_not_greedy(monkeypatch):
     asked = []
 
     def answered(policy, questions, *, greedy=False, thinking=True, seed=0):
@@ -379,10 +379,10 @@ def test_the_hook_asks_the_same_each_time_and_sampled_is_not_greedy(monkeypatch)
         return arithmetic.Results(right, torch.where(lengths > 6, 30, long), lengths, None)
 
     monkeypatch.setattr(arithmetic, "ask", answered)
-    for _ in range(2):
-        found = evaluate(None, n=20, thinking=False)
+    for seed in (0, 0, 1):
+        found = evaluate(None, n=20, thinking=False, seed=seed)
         sampled = {"accuracy": 0, "harder": 0, "thinking": 2}
         assert found == {**sampled, "greedy": 1, "harder_greedy": 1}
     questions, thinking, seeds = zip(*asked)
-    assert questions[0] == questions[2]
-    assert not any(thinking) and not any(seeds)
+    assert questions[0] == questions[2] != questions[4]
+    assert not any(thinking) and seeds[::2] == (0, 0, 1)
