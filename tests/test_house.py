@@ -18,7 +18,7 @@ ROOMS = {
     "study": 400,
     "turns": 180,
     "notebook": 700,
-    "clinic": 1999,
+    "clinic": 2002,
     "judge": 2291,  # clinic/judge, which is used without the course
     "text": 550,
     "scaling": 340,

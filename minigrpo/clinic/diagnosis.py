@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
+from itertools import groupby
 
 from minigrpo.clinic import measure as measuring
 from minigrpo.clinic.charts import Readings, dashboard, shown, side_by_side
@@ -245,12 +246,10 @@ def patient(number: int) -> Case:
 
 def diagnoses() -> None:
     """Print all diagnoses by what you'd see. Their numbers are those of the alphabet."""
-    last = ""
-    for name, notes in notes_by_diagnosis().items():  # ward by ward
-        if notes["ward"] != last:
-            last = notes["ward"]
-            print(last)
-        print(f"{names().index(name) + 1:4}  {name}")
+    for ward, together in groupby(notes_by_diagnosis().items(), lambda one: one[1]["ward"]):
+        print(ward)
+        for name, _ in together:
+            print(f"{names().index(name) + 1:4}  {name}")
 
 
 def tally() -> None:

@@ -169,7 +169,7 @@ def transcripts(subject: Subject) -> str:
     return "\n".join(lines)
 
 
-@measurement("groups", "the rewards within groups, and what becomes of them")
+@measurement("groups", "how many groups have equal rewards, and their advantages")
 def equal_groups(subject: Subject) -> Readings | str:
     if not subject.chart.steps:
         return STOPPED
@@ -234,7 +234,7 @@ def scorer(subject: Subject) -> Readings:
     }
 
 
-@measurement("gradient at zero advantage", "what is left of the loss, term by term")
+@measurement("gradient at zero advantage", "the pull of KL and entropy bonus, each alone")
 def zero_advantage(subject: Subject) -> Readings:
     base = subject.patient.setting.base()
     moved, readings = nudged(base), {}
@@ -318,7 +318,7 @@ def by_hand(subject: Subject) -> Readings | str:
     }
 
 
-@measurement("exchange tests", "what changes if something around the completions is exchanged")
+@measurement("exchange tests", "what another worked example, padding or reference changes")
 def exchanged(subject: Subject) -> Readings:
     base = subject.patient.setting.base()
     policy, config = nudged(base), subject.bare(how="token_mean")
