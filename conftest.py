@@ -4,8 +4,6 @@ pytest finds this file from any working directory. A kernel started by nbval inh
 environment of pytest but not its `sys.path`, hence environment variables.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

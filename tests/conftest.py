@@ -1,7 +1,5 @@
 """What every unit test starts from: one thread, seed 0, and the same hypothesis examples."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import Phase, settings

@@ -3,8 +3,6 @@
 They look the loop's functions up by name when they run, so that they see a bug that is in place.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Courses that are made up, for the tests of the tools: a few notebooks of a few cells."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

@@ -7,8 +7,6 @@ themselves, not the seed that made them, and for each of them the answers of TRL
 float64. The same versions of TRL and torch write the same bytes.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -68,9 +66,6 @@ def random_rewards(generator: torch.Generator) -> tuple[Tensor, int]:
     rewards = torch.where(kind == 3, 5.7 + 1e-3 * rewards, rewards)
     rewards = torch.where(kind == 4, 100 * (rewards - 0.5), rewards)
     return rewards.flatten(), G
-
-
-# the file ------------------------------------------------------------------------------------
 
 
 def trl_losses(cases: list[Case]) -> dict[str, Tensor]:

@@ -7,8 +7,6 @@ random numbers, "summit": true takes the run of notebook 07, "short": true ends 
 completions after one token. Each process writes OUT.RANK.pt. Without torchrun there is one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

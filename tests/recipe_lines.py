@@ -1,7 +1,5 @@
 """Run a recipe as its command line does, in this process, and note which of its lines ran."""
 
-from __future__ import annotations
-
 import importlib
 import runpy
 import sys

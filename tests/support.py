@@ -1,7 +1,5 @@
 """What several test files share: tiny policies, and the proof that a test is able to fail."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator
@@ -23,9 +21,6 @@ def float64(*numbers) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-# mistakes ------------------------------------------------------------------------------------
-
-
 def must_fail_on(*mistakes: str) -> Callable:
     """Run a test without arguments as it is, and once per mistake of the catalogue: it has to fail.
 
@@ -45,9 +40,6 @@ def must_fail_on(*mistakes: str) -> Callable:
         return run
 
     return decorate
-
-
-# policies ------------------------------------------------------------------------------------
 
 
 def tiny_gpt(seed: int = 0, *, vocab_size: int = 11, context: int = 24, std: float = 0.4) -> GPT:
@@ -118,9 +110,6 @@ def saved_bytes() -> Iterator[dict[int, int]]:
         yield sizes
 
 
-# tokenizers ----------------------------------------------------------------------------------
-
-
 def with_bos(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     """A copy that puts a BOS, here `<|system|>`, before every text, as its chat template does."""
     tokenizer, bos = copy.deepcopy(tokenizer), "<|system|>"
@@ -130,9 +119,6 @@ def with_bos(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = bos + tokenizer.chat_template
     return tokenizer
-
-
-# data ----------------------------------------------------------------------------------------
 
 
 def generator(seed: int = 0) -> torch.Generator:

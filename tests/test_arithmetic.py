@@ -1,7 +1,5 @@
 """The task: what is asked, what is shown, what is kept apart, and what is paid for."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark: each part runs at tiny size, and the tables are made of what is stored."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib.util import find_spec
 

@@ -5,8 +5,6 @@
 Needs the package playwright and a Chromium of the system; see CONTRIBUTING.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/cheatsheet.md: its settings, formulas, names and numbers are those of the course."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

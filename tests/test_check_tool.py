@@ -1,7 +1,5 @@
 """tools/course/check.py: what it runs, and how files are shared out."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from types import SimpleNamespace

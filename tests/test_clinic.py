@@ -1,7 +1,5 @@
 """Every patient is sick by its sign, the healthy code is not, and nothing gives a name away."""
 
-from __future__ import annotations
-
 import html
 import inspect
 import math
@@ -39,9 +37,6 @@ def a_file_of_its_own(tmp_path, monkeypatch):
 def test_a_name_without_a_patient_is_refused():
     with pytest.raises(KeyError, match="expected one of those in PATIENTS, got 'flu'"):
         clinic.record("flu")
-
-
-# sick and healthy ---------------------------------------------------------------------------
 
 
 @if_ill
@@ -123,9 +118,6 @@ def test_the_bug_is_gone_after_the_block(patient):
     assert state() == before
 
 
-# the records --------------------------------------------------------------------------------
-
-
 @by_name
 def test_a_record_is_complete(patient):
     for text in (patient.ward, patient.what, patient.sign, patient.cure, patient.harm):
@@ -146,9 +138,6 @@ def test_28_patients_have_24_diagnoses_and_16_more_have_no_patient_by_day():
     assert all(wards.count(ward) > 1 for ward in wards)
     assert sorted(one.name for one in numbered()) == sorted(one.name for one in PATIENTS)
     assert [one.name for one in numbered()] != [one.name for one in PATIENTS]
-
-
-# blind --------------------------------------------------------------------------------------
 
 
 def test_settings_tell_nothing_patients_share_them():
@@ -214,9 +203,6 @@ def test_dots_and_a_measurement_that_does_not_exist_are_free():
 def test_a_patient_that_does_not_exist(number):
     with pytest.raises(ValueError, match=f"number: expected 1 to 28, got {number!r}"):
         clinic.patient(number)
-
-
-# the diagnosis ------------------------------------------------------------------------------
 
 
 def case_of(patient: Patient) -> Case:
@@ -330,9 +316,6 @@ def test_what_is_no_diagnosis_is_told_so_and_not_counted(answer, words):
     case = clinic.patient(7)
     assert words in case.judged(answer)
     assert progress.recall("clinic") == {} and case._answer is None
-
-
-# the page -----------------------------------------------------------------------------------
 
 
 def test_the_table_holds_every_symptom_cause_measurement_and_cure():

@@ -1,7 +1,5 @@
 """The judge of losses: what it names, what it passes, and how it ends where it can't judge."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys
@@ -38,9 +36,6 @@ def judged(tmp_path):
         return judge_loss(load(f"{path}:{function}"), **given)
 
     return judge
-
-
-# the mistakes, in copies of the course's objective ------------------------------------------------
 
 
 def test_they_have_names_of_their_own_and_sentences():
@@ -91,8 +86,6 @@ def test_the_courses_own_functions_pass(function):
     assert ("440 of 440" if function == "grpo_loss" else "30 of 30") in report.text
     assert report.text == judge_loss(getattr(objective, function)).text
 
-
-# another style ------------------------------------------------------------------------------
 
 LOOPS = """
 import torch
@@ -152,8 +145,6 @@ def test_a_plain_rewrite_in_another_style_passes(judged):
     assert "the shift by one" in report.more and "Logits" not in report.text
 
 
-# what is built in, and rewards in place of advantages ---------------------------------------
-
 BUILT_IN = """
 import torch
 
@@ -209,8 +200,6 @@ def test_a_loss_from_rewards(judged, names):
     report = judged(copy_with(*map(NAMED.get, names)) + FROM_REWARDS)
     assert [*report.mistakes, *report.notes, *report.cautions] == names, report.text
 
-
-# bad input ----------------------------------------------------------------------------------
 
 HEAD = "import torch\ndef loss(log_probs, old_log_probs, advantages, completion_mask):\n    "
 RIGHT = "return (log_probs * completion_mask).sum()"

@@ -1,7 +1,5 @@
 """The task of notebook 12: what an episode was, what the tool answers, and what can be known."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -62,9 +60,6 @@ def test_the_reward_is_for_the_commit_and_a_closed_call_has_its_price():
     assert Bisect(cost=0.25).reward([PROMPT] * 3, ids, own) == [0.5, -0.5, 1.0]
 
 
-# the tool ------------------------------------------------------------------------------------
-
-
 def test_the_tool_tells_good_from_bad():
     said = [Bisect().reply(PROMPT, torch.tensor([CALL, c, END_CALL])) for c in range(16)]
     right = [GOOD] * CULPRIT + [BAD] * (16 - CULPRIT)
@@ -108,9 +103,6 @@ def test_a_reply_that_does_not_fit_ends_the_episode_as_truncated(room):
     assert not ended(r, EOS).any() and r.own[0].tolist() == [t % 6 < 3 for t in range(room)]
     e = commits.read_episode(r.completions[0], r.own[0])
     assert e.answer is None and len(e.calls) == (room + 1) // 6
-
-
-# what can be known ---------------------------------------------------------------------------
 
 
 def test_exact_values():

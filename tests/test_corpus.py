@@ -4,8 +4,6 @@ No test leaves this machine: a server on 127.0.0.1 misbehaves as asked, and it s
 that stands in for tinyshakespeare.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os
@@ -111,9 +109,6 @@ def fall_silent(body: bytes) -> Answer:
 HTML = b"<!DOCTYPE html>\n<HTML><body>Please log in to the network.</body></HTML>"
 
 
-# download ------------------------------------------------------------------------------------
-
-
 GZIP = page(gzip.compress(RAW), Content_Encoding="gzip")
 
 
@@ -174,9 +169,6 @@ def test_a_certificate_file_that_is_gone_is_told(cache, monkeypatch):
     assert "gone.pem" in load_corpus().notes[0]
 
 
-# the cache, and the order of places ----------------------------------------------------------
-
-
 def test_a_cache_that_cannot_be_written_leaves_no_half_file(cache, server, monkeypatch):
     server.answers = [page()]
 
@@ -227,9 +219,6 @@ def test_the_real_corpus_is_accepted():
     assert "".join(sorted(set(result.text))) == CHARACTERS
 
 
-# the offline corpus --------------------------------------------------------------------------
-
-
 def test_the_offline_corpus_is_long_enough_and_uses_exactly_the_65_characters():
     text = offline_text()
     assert len(text) >= 60_000
@@ -243,9 +232,6 @@ def test_no_longer_line_of_the_offline_corpus_is_shakespeares():
     lines = [line for line in offline_text().splitlines() if len(line.split()) > 5]
     assert len(lines) > 500
     assert [line for line in lines if line in real] == []
-
-
-# characters and ids --------------------------------------------------------------------------
 
 
 @given(st.text(alphabet=CHARACTERS))
@@ -263,9 +249,6 @@ def test_what_is_no_character_or_id_of_the_corpus_is_refused():
         CharTokenizer().decode(torch.tensor([3, 65]))
     with pytest.raises(ValueError, match="ids: expected 0 to 64, got -1"):
         CharTokenizer().decode(torch.tensor([3, -1]))
-
-
-# splits and batches --------------------------------------------------------------------------
 
 
 @given(st.integers(2, 300))

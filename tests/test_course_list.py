@@ -1,7 +1,5 @@
 """course.toml: it agrees with the notebooks, and everything that is made from it is up to date."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -67,9 +65,6 @@ def test_each_map_lights_the_parts_of_its_notebook_and_no_other():
         # a circle with its number is lit, and no circle of another
         circles = re.findall(r'<g class="part( lit)?"><circle class="num".*?>(\d\d|A)</text>', text)
         assert {digits for lit, digits in circles if lit} == {notebook.number}
-
-
-# a new notebook -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

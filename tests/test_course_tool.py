@@ -1,7 +1,5 @@
 """tools/course/course.py on tiny notebooks: what it writes, what it says, what it leaves alone."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import copy

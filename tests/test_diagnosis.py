@@ -1,7 +1,5 @@
 """The budget of measurements and the first diagnosis outlive a kernel: each part has a new one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The ways in: one address in every file, and a notebook that installs what it needs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -42,9 +40,6 @@ END = "device = setup(seed=0)"
 def named(text: str) -> set[str]:
     """The repositories that a text takes for this one."""
     return {name for found in OURS.findall(text) for name in found if name}
-
-
-# one address ----------------------------------------------------------------------------------
 
 
 def test_every_file_names_the_repository_of_pyproject():
@@ -100,9 +95,6 @@ def test_an_address_elsewhere_is_refused(given):
     command = [sys.executable, "tools/course/doors.py", *given]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 1 and "make address REPOSITORY=https://github.com/" in ran.stderr
-
-
-# badges, workflows and the container ----------------------------------------------------------
 
 
 def pythons() -> list[str]:

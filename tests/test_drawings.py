@@ -1,7 +1,5 @@
 """The drawings in figures/: one style, legible on a telephone, and nothing from outside."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """tools/course/exam.py on tiny notebooks: what it puts in, goes on after, and writes down."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The proof of the exercises: right answers pass, and slips are told what they are."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -1,8 +1,6 @@
 """The explorer: what it stores is what the loss needs, and what its page computes is autograd's."""
 
 # ruff: noqa: F811 (a fixture that is imported, and then an argument)
-from __future__ import annotations
-
 import copy
 import html
 import json
@@ -64,9 +62,6 @@ def page_text(steps: list[explorer.Step], *more: object) -> str:
 def stored(text: str) -> dict:
     """The data in a page."""
     return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
-
-
-# what is recorded ----------------------------------------------------------------------------
 
 
 def test_what_is_recorded_is_what_scoring_again_finds(recorded):
@@ -172,8 +167,6 @@ def test_a_page_of_the_folder_is_shown_whole(path, shown):
     assert not re.search(r"(?:src|href)=|fetch\(|@import|https?:", text)  # it loads nothing
 
 
-# what the page computes, in a browser --------------------------------------------------------
-
 G = 6
 SETTINGS = GRPOConfig(group_size=G, max_new_tokens=9, kl_weight=0.1)
 ANSWERED_AT_2 = ("Find what is clipped", "DAPO or GRPO?", "One ratio per text", "All alike")
@@ -271,9 +264,6 @@ def test_the_gradients_and_pushes_of_the_page_are_those_of_autograd(page_of, bat
             assert (mine - wanted).abs().max() < (1e-12 if wanted is exact else 1e-6), settings
         zeros += (exact == 0).sum().item() * (not settings["kl_weight"])
     assert zeros > 1000  # where the clip or the mask stops a gradient
-
-
-# the page in use -----------------------------------------------------------------------------
 
 
 @pytest.mark.browser

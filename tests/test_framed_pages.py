@@ -4,8 +4,6 @@ The explorer has a file of its own, test_explorer.py.
 """
 
 # ruff: noqa: F811 (a fixture that is imported, and then an argument)
-from __future__ import annotations
-
 import html
 import json
 import math
@@ -145,9 +143,6 @@ def test_a_page_by_itself_keeps_the_theme_that_was_chosen(page_of):
     assert page.evaluate(GROUND) == DARK
 
 
-# the sandbox of notebook 03 ------------------------------------------------------------------
-
-
 def test_advantages_and_gradient_of_the_sandbox_are_those_of_the_package(page_of):
     """Of random states, where the clip stops some draws, and of a group that is all alike."""
     page, random = page_of("group_sandbox"), Random(0)
@@ -197,8 +192,6 @@ def test_the_sandbox_in_use(page_of):
     page.get_by_role("button", name="Two good answers").click()
     assert "luck did" in page.inner_text("#said")
 
-
-# the ladder of notebook 04 -------------------------------------------------------------------
 
 LENGTHS = (4, 2, 3, 1)
 MASK = torch.arange(4) < torch.tensor(LENGTHS)[:, None]
@@ -308,8 +301,6 @@ def test_the_switches_lead_up_the_ladder(page_of):
     assert page.get_attribute(":focus", "data-place") == chosen
 
 
-# the two KLs of notebook 05 ------------------------------------------------------------------
-
 X = torch.linspace(-6, 6, 121, dtype=torch.float64)
 PLACES = [(0.0, 1.0), (-2.0, 0.7), (2.4, 0.4), (-0.3, 2.3), (4.5, 3.5)]  # middle and width
 
@@ -376,8 +367,6 @@ def test_the_two_kls_in_use(page_of):
     assert abs(slopes[1]) > 2 * abs(slopes[0])
 
 
-# the stop tree of notebook 07 ----------------------------------------------------------------
-
 NUMBERS = """all => all.map(([stop, rewards]) =>
     ["goingOn", "gradient", "ends", "uphill"].reduce(
         (found, name) => [...found, ...tree[name](stop, rewards)], [tree.worth(stop, rewards)]))"""
@@ -413,9 +402,6 @@ def test_keys_move_through_the_run_and_the_tree_works_without_one(page_of):
     assert float(page.inner_text("#worth").split()[1]) > 0.9
 
 
-# the episode of notebook 12 --------------------------------------------------------------------
-
-
 def test_the_pushes_of_an_episode_are_those_of_autograd_and_0_at_the_tools_tokens(page_of):
     page = page_of("episode")
     for first, A, every in product((0, 7, 15), (1.5, -0.7), (False, True)):
@@ -446,9 +432,6 @@ def test_with_a_different_first_bad_commit_the_tool_says_what_it_would(page_of):
     page.keyboard.press("ArrowRight")
     page.check("#all")
     assert "token 2 of 21" in page.inner_text("#formula") and "/ 21" in page.inner_text("#formula")
-
-
-# will it fit? ------------------------------------------------------------------------------------
 
 
 def test_the_calculator_counts_what_the_recipes_count(page_of):

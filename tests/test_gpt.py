@@ -1,7 +1,5 @@
 """The GPT: nothing reads the future, the cache and padding change nothing, files come back."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict
@@ -30,9 +28,6 @@ def close(actual, expected):
     assert_close(actual, expected, atol=1e-10, rtol=0)
 
 
-# sizes and start -----------------------------------------------------------------------------
-
-
 def test_the_weights_start_small_and_those_that_add_to_the_stream_smaller():
     torch.manual_seed(0)
     for name, weight in GPT(GPTConfig()).named_parameters():
@@ -50,9 +45,6 @@ def test_sinusoids_are_waves_from_one_radian_a_position_downwards():
     assert_close(waves[:, 3], torch.arange(50.0).cos())
     assert_close(waves[:, 1], (torch.arange(50.0) / 10_000 ** (2 / 6)).sin())
     assert sinusoids(4, 5).shape == (4, 5)
-
-
-# what each position reads --------------------------------------------------------------------
 
 
 def test_a_later_token_changes_no_earlier_logit():
@@ -82,9 +74,6 @@ def test_attention_is_softmax_of_scaled_products_times_values():
         future = torch.triu(torch.ones(5, 5, dtype=torch.bool), diagonal=1)
         heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v)
     close(attention(x), torch.cat(heads, dim=-1) @ attention.out.weight.T)
-
-
-# padding and the cache -----------------------------------------------------------------------
 
 
 def test_padding_on_the_left_changes_nothing_and_makes_no_gradient_nan():
@@ -124,9 +113,6 @@ def test_positions_given_by_the_caller_are_used():
     assert (later - model(IDS).logits).abs().max() > 1e-3
 
 
-# bad input -----------------------------------------------------------------------------------
-
-
 def test_a_mask_that_forgets_the_cached_tokens_is_refused():
     model = tiny_gpt()
     cache = model(IDS, use_cache=True).past_key_values
@@ -142,9 +128,6 @@ def test_a_sequence_of_the_context_fits_and_one_more_token_does_not():
         model(torch.zeros(1, 9, dtype=torch.long))
     with pytest.raises(ValueError, match="input_ids: expected at most 8 tokens, got 9"):
         model(IDS[:, :1], past_key_values=cache, use_cache=True)  # cached tokens count
-
-
-# files ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 0.0), (torch.float16, 1e-3)], ids=str)

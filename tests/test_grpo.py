@@ -1,7 +1,5 @@
 """The loop: what it learns, what it holds fixed, what it refuses, and that its parts add up."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

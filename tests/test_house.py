@@ -1,7 +1,5 @@
 """The house: how large a room may grow, who imports whom, an algorithm that fits on a screen."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import TopologicalSorter

@@ -1,7 +1,5 @@
 """The judge is a colleague: what it says is true, and no accident of an answer reaches further."""
 
-from __future__ import annotations
-
 import math
 import random
 import signal

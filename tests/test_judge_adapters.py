@@ -7,8 +7,6 @@ asked in a stub package around its ClippedPGLossFn. Here these four are small pa
 form, which show that every tensor and setting arrives where it should.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -28,9 +26,6 @@ needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="
 
 def judged(*words: str):
     return judge_loss(load([*words]))
-
-
-# TRL ----------------------------------------------------------------------------------------
 
 
 @needs_trl
@@ -111,8 +106,6 @@ def test_a_mistake_in_a_subclass_is_named(tmp_path, edit, words, found):
     report = judged("trl", f"{path}:{name}", *settings)
     assert (report.mistakes or report.verdict) == found, report.text
 
-
-# the others ---------------------------------------------------------------------------------
 
 TERMS = """
 import torch
@@ -348,8 +341,6 @@ def test_the_command_asks_in_a_process_of_its_own(fakes, capsys):
     assert json.loads(capsys.readouterr().out)["verdict"] == "right"
     assert not {"openrlhf", "terms"} & {*sys.modules}
 
-
-# the help -----------------------------------------------------------------------------------
 
 BESIDE = """
 

@@ -1,7 +1,5 @@
 """Losses that take logits: the judge makes the logits, and names a wrong shift or temperature."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Micro-batches: whether two unequal parts of a batch add up, and how they have to be weighted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """docs/judge.md and the judge in a test of one's own: what the page says is so."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess
@@ -82,9 +80,6 @@ def test_the_command_starts_without_torch_and_a_broken_one_is_told(tmp_path, mon
     assert command.main([f"{tmp_path / 'mine.py'}:loss"]) == 2
     told = "Not judged: the judge itself can't be loaded: libcudart.so.12: no such file.\n"
     assert capsys.readouterr().out == told
-
-
-# in a test of one's own ---------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Small losses in a style of their own, such as an earlier judge was wrong about: what is said."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

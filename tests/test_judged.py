@@ -1,7 +1,5 @@
 """The public table of verdicts: what is stored, how the page shows it, and the command."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -63,9 +61,6 @@ def test_upstream_is_linked_where_it_is_cited():
             kind = "issues" if "issue" in one["what"] else "pull"
             end = rf"/{kind}/{number[1]}" if number else r"/commit/[0-9a-f]{40}"
             assert re.fullmatch(rf"https://github\.com/[\w.-]+/[\w.-]+{end}", one["url"])
-
-
-# the command ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """docs/knobs.md against the TRL that is installed."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The tiny Llama: what it is, and that the ecosystem can load it. Notebook 07 makes it think."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -41,9 +39,6 @@ def base() -> LlamaForCausalLM:
     return load_policy()
 
 
-# model and tokenizer -------------------------------------------------------------------------
-
-
 def test_the_seed_decides_the_weights_and_nothing_else(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a GPU was seeded"))
     state = torch.get_rng_state()
@@ -63,9 +58,6 @@ def test_the_tokenizer_has_the_ids_of_the_vocabulary():
         assert tokenizer(to_text(ids)).input_ids == ids
         assert tokenizer.decode(ids) == to_text(ids)
     assert tokenizer(" 7\n -3\t*9 ").input_ids == [7, 13, 23]
-
-
-# saved and loaded ----------------------------------------------------------------------------
 
 
 def save(policy: LlamaForCausalLM, folder: Path) -> Path:
@@ -102,9 +94,6 @@ def test_what_is_no_whole_policy_for_this_task_is_refused(tmp_path):
         load_policy(save(larger, tmp_path / "larger"))
 
 
-# the warm-up, and what ships -----------------------------------------------------------------
-
-
 def test_the_tokenizer_that_ships_is_the_one_of_the_code():
     shipped = json.loads((SHIPPED / "tokenizer.json").read_text(encoding="utf-8"))
     assert shipped == json.loads(build_tokenizer().backend_tokenizer.to_str())
@@ -134,9 +123,6 @@ def test_the_warm_up_learns_in_a_few_steps_and_repeats_itself(monkeypatch):
     assert losses[-1] < losses[0] - 0.5
     other = [m.loss for m in warm_up(tiny_llama(), config, torn=0.9)]
     assert other != losses
-
-
-# elsewhere -----------------------------------------------------------------------------------
 
 
 def test_a_policy_answers_in_plain_transformers(base, tmp_path):

@@ -1,7 +1,5 @@
 """Log-probabilities: the right token, the right distribution, nothing from under the mask."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -30,9 +28,6 @@ NAN, INF = math.nan, math.inf
 LOGITS = st.lists(st.integers(-64, 64), min_size=2, max_size=7).map(
     lambda eighths: torch.tensor(eighths, dtype=torch.float64) / 8  # ties are likely
 )
-
-
-# token_log_probs: which token, given what -----------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [tiny_gpt, tiny_llama])
@@ -86,9 +81,6 @@ def test_half_precision_logits_are_scored_in_float32(half):
     assert_close(log_probs, expected)
 
 
-# next_token_log_probs: the distribution a token is drawn from ---------------------------------
-
-
 @given(LOGITS, st.floats(0.2, 5))
 def test_temperature_divides_the_logits(logits, temperature):
     weights = [math.exp(value / temperature) for value in logits.tolist()]
@@ -125,9 +117,6 @@ def test_top_p_takes_its_share_of_what_top_k_has_left():
     # Of the two tokens left, the first has 4/7 > 0.55; of all four it has 0.4 < 0.55.
     log_probs = next_token_log_probs(probs.log(), top_k=2, top_p=0.55)
     assert log_probs.tolist() == [0.0, -INF, -INF, -INF]
-
-
-# sequence_log_probs, token_entropy, masked_mean -----------------------------------------------
 
 
 @given(masks(empty=False), GARBAGE)
@@ -174,9 +163,6 @@ def test_masked_mean_reads_only_what_the_mask_keeps(mask, garbage):
     assert_close(masked_mean(garbled, mask.float(), dim=1), rows)
     masked_mean(garbled, mask).backward()
     assert_close(garbled.grad, mask.double() / mask.sum())
-
-
-# bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -240,8 +226,6 @@ def test_whole_numbers_are_no_log_probs():
     with pytest.raises(TypeError, match="log_probs: expected floating point, got torch.int64"):
         sequence_log_probs(TWO_ROWS.long(), TWO_ROWS + 1)
 
-
-# completion_log_probs_and_entropy -------------------------------------------------------------
 
 PROMPTS = left_pad([torch.tensor(p) for p in ([3, 1, 4], [9, 5], [3, 1, 4], [0, 9, 5])])
 LENGTHS = torch.tensor([4, 3, 1, 2])  # the padded prompt has tokens after its first one, too

@@ -1,7 +1,5 @@
 """Measurements: each runs on every patient, shows the same lines, and says what it should."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The form of a mistake: found by its piece or by how its line begins, planted without a trace."""
 
-from __future__ import annotations
-
 import pytest
 
 from minigrpo.clinic.mistakes import exchanged, head, replaced

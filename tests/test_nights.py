@@ -1,7 +1,5 @@
 """The night shift: all is stored, half a point for one of two, and nothing gives a name away."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 

@@ -4,8 +4,6 @@ Strict nbval passes a notebook that was never executed, whatever it would print.
 each is a function (notebook, path) -> findings.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -104,9 +102,6 @@ def texts(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
         for kind, value in output.get("data", {}).items():
             if isinstance(value, str) and not kind.startswith(("image/png", "image/jpeg")):
                 yield cell, value
-
-
-# the rules -----------------------------------------------------------------------------------
 
 
 def valid_format(nb: NotebookNode, path: Path) -> list[str]:
@@ -385,8 +380,6 @@ def linked_neighbours(nb: NotebookNode, path: Path) -> list[str]:
     neighbours = every[max(i - 1, 0) : i] + every[i + 1 : i + 2]
     return [f"no link to {n.name}" for n in neighbours if f"]({n.name}" not in markdown]
 
-
-# the notebooks, and some that are broken -----------------------------------------------------
 
 RULES = [rule for rule in globals().values() if getattr(rule, "__annotations__", {}) == RULE]
 

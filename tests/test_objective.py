@@ -3,8 +3,6 @@
 The references here are plain Python on floats; the gradients are their central differences.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -36,9 +34,6 @@ LEVELS, SURROGATES = ("token", "sequence", "geometric"), ("clip", "cispo")
 ESTIMATORS, AVERAGES = ("k1", "k2", "k3"), ("sequence_mean", "token_mean", "constant")
 
 
-# policy_ratio ---------------------------------------------------------------------------------
-
-
 def ratios_of_a_row(log_ratios: list[float], level: str) -> list[float]:
     """One per token, also where the tokens share it."""
     product = math.prod(math.exp(x) for x in log_ratios)
@@ -65,9 +60,6 @@ def test_no_ratio_reads_what_is_masked_and_its_gradient_is_0_there(mask, junk, o
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_row_without_a_token_has_ratio_one(level):
     assert policy_ratio(torch.ones(1, 2), *torch.zeros(2, 1, 2), level=level).eq(1).all()
-
-
-# group_advantages -----------------------------------------------------------------------------
 
 
 def advantages_by_loops(rewards, group_size, scale="group", baseline="mean", eps=1e-4):
@@ -154,9 +146,6 @@ def test_equal_means_equal_to_the_last_bit():
     assert equal_groups(float64(5.7, math.nextafter(5.7, 6.0)), 2).tolist() == [False]
 
 
-# kl_estimate, aggregate -----------------------------------------------------------------------
-
-
 def test_k3_keeps_its_digits_where_the_policies_nearly_agree():
     near = kl_estimate(torch.tensor([1e-4, -1e-4]), torch.zeros(2))
     assert_close(near, torch.full((2,), 5e-9), rtol=0.01, atol=0)
@@ -188,9 +177,6 @@ def test_every_average_equals_its_definition_in_value_and_gradient(mask, garbage
         assert_close(average.item(), average_by_loops(rows, how, 7))
         (gradient,) = torch.autograd.grad(average, garbled)
         assert_close(gradient, (weight * mask).double(), rtol=1e-6, atol=0)
-
-
-# grpo_loss: the reference ---------------------------------------------------------------------
 
 
 def terms_by_loops(new: Rows, old: Rows | None, mask: Rows, frozen: Rows, level: str):
@@ -325,9 +311,6 @@ SETTINGS = st.fixed_dictionaries(
         "max_length": st.just(7),
     }
 )
-
-# grpo_loss: value and gradient ----------------------------------------------------------------
-
 # Rows far above and far below the clip, of both signs, one in between, and one without a token.
 # Row by row, so that the three levels meet both sides too; holes, so that order cannot matter.
 MASK = torch.tensor(
@@ -399,9 +382,6 @@ def test_only_the_policy_and_its_entropy_receive_a_gradient():
         assert reached == {"log_probs", "entropy"}
 
 
-# grpo_loss: what lies under the mask ----------------------------------------------------------
-
-
 @given(masks(), SETTINGS, st.lists(GARBAGE, min_size=4, max_size=4), st.booleans())
 def test_the_loss_never_reads_what_is_masked(mask, settings, garbage, first):
     clean = a_batch(mask)
@@ -426,8 +406,6 @@ def test_the_loss_is_of_the_dtype_of_the_log_probs(dtype):
     for surrogate in SURROGATES:
         assert grpo_loss(**batch, surrogate=surrogate, kl_weight=0.3)[0].dtype == dtype
 
-
-# grpo_loss: metrics ---------------------------------------------------------------------------
 
 SHARES = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
 RATIOS = ("ratio/min", "ratio/mean", "ratio/max")
@@ -466,8 +444,6 @@ def test_metrics_are_plain_numbers_and_only_those_that_were_asked_for():
         assert all(type(value) is float for value in metrics.values())
         batch |= {"ref_log_probs": None, "entropy": None}
 
-
-# bad input ------------------------------------------------------------------------------------
 
 TWO = torch.tensor([1.0, 0.0])
 NUMBERS = torch.zeros(2, 3)

@@ -4,8 +4,6 @@ The live tests call the methods of the installed TRL (`trl_peer`); the others re
 methods answered (`make_trl_answers`) and need no TRL.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from functools import cache
@@ -47,9 +45,6 @@ def peer():
 def frozen() -> Answers:
     """The stored answers."""
     return Answers()
-
-
-# from TRL's words to ours ---------------------------------------------------------------------
 
 
 def our_answer(case: Case, **settings: Any) -> Answer:
@@ -119,9 +114,6 @@ def garbled(case: Case) -> Case:
             junk = pattern[start : start + values.numel()].view_as(values)
             changed[name] = torch.where(case.mask.bool(), values, junk)
     return case._replace(**changed)
-
-
-# live -----------------------------------------------------------------------------------------
 
 
 LOSS_TYPES: dict[str, dict[str, Any]] = {
@@ -197,9 +189,6 @@ def test_a_published_variant_has_the_settings_of_its_namesake(name):
         variant["max_length"] = VARIANTS[name]["max_completion_length"]  # the caller's to choose
     wanted = translated(**VARIANTS[name])
     assert {key: (defaults | variant)[key] for key in wanted} == wanted
-
-
-# frozen ---------------------------------------------------------------------------------------
 
 
 def test_stored_answers_are_what_trl_answers_now(peer):

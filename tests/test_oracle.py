@@ -1,7 +1,5 @@
 """The oracle is right, and so is the objective when it is asked."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -39,9 +37,6 @@ def rewards(world, seed: int = 0) -> Tensor:
 
 def cosine(a: Tensor, b: Tensor) -> float:
     return torch.nn.functional.cosine_similarity(a, b, dim=0).item()
-
-
-# the oracle itself ---------------------------------------------------------------------------
 
 
 def test_every_text_is_listed_once():
@@ -90,9 +85,6 @@ def test_moments_of_all_groups_equal_a_loop_over_them():
     exact = moments(_grpo, table, SMALL, r, 3)
     assert_close(exact.mean, mean)
     assert_close(exact.variance, square - mean.square().sum().item())
-
-
-# estimators of the policy gradient -----------------------------------------------------------
 
 
 def _with(**settings):
@@ -149,9 +141,6 @@ def test_the_gradient_of_sampled_groups_converges_to_the_exact_one(seed):
     found = gradient(-loss, table)
     assert (found - exact * 3 / 4).norm() < 0.1 * exact.norm()  # without the factor 0.26
     assert torch.equal(drawn.completion_mask, mask)
-
-
-# KL estimators: values and gradients ---------------------------------------------------------
 
 
 def _token_kl_gradient(p: TablePolicy, q: TablePolicy, **settings) -> Tensor:

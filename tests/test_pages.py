@@ -1,7 +1,5 @@
 """tools/site/pages.py: a page shows each formula and figure, leads on, and loads nothing."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recurring figures draw what they are told, without a screen."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt

@@ -1,7 +1,5 @@
 """PPO: generalized advantage estimation, the critic, and what it shares with GRPO."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

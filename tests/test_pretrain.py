@@ -1,7 +1,5 @@
 """Training: the right loss, the right steps, and real learning."""
 
-from __future__ import annotations
-
 import copy
 import math
 import time
@@ -38,9 +36,6 @@ def small_gpt(seed: int = 0) -> GPT:
     return GPT(GPTConfig(11, 12, 16, 2, 2))
 
 
-# the loss, whose values are those of exercises 1.4 and 6.1 -------------------------------------
-
-
 def test_loss_refuses_what_does_not_fit():
     logits, ids = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.long)
     with pytest.raises(ValueError, match=r"input_ids: expected shape \(2, 3\), got \(2, 2\)"):
@@ -71,9 +66,6 @@ def test_validation_leaves_no_graph_and_no_randomness():
     assert validation_loss(model, CYCLE, length=12) == first
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-# settings ------------------------------------------------------------------------------------
 
 
 def test_the_learning_rate_rises_to_one_and_falls_to_nearly_zero():
@@ -171,9 +163,6 @@ def test_without_a_rate_for_matrices_adamw_gets_everything():
     assert sorted(_names(model, adamw)) == sorted(name for name, _ in model.named_parameters())
     assert {p.dim() for p in matrices["params"]} == {2} and matrices["weight_decay"] == 0.3
     assert {p.dim() for p in vectors["params"]} == {1} and vectors["weight_decay"] == 0.0
-
-
-# learning ------------------------------------------------------------------------------------
 
 
 def _with_mask(generator: torch.Generator) -> tuple[Tensor, Tensor]:

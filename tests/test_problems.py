@@ -1,7 +1,5 @@
 """Word problems: solved rightly, split cleanly, demonstrated carelessly; the real run's, too."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 
@@ -85,9 +83,6 @@ def test_a_warmup_batch_learns_completions_and_their_end():
         assert set(row[int(learned.nonzero()[-1]) + 1 :].tolist()) <= {tokenizer.pad_token_id}
     again, _ = warmup_batch(16, generator(1), tokenizer)
     assert torch.equal(ids, again)
-
-
-# the real run: a finite set, its held-out side, epochs ----------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Several processes: the same run as one, where it has to be the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -124,9 +122,6 @@ def test_alone_it_is_the_loop_of_the_core(runs):
     plain = {"parameters": dict(policy.named_parameters())}
     assert difference(runs[1][0]["run"], plain) == 0
     assert difference(runs[1][0]["run, parts"], plain) < 1e-10
-
-
-# one process --------------------------------------------------------------------------------
 
 
 def test_shares_are_whole_and_even(monkeypatch):

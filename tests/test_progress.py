@@ -1,7 +1,5 @@
 """The file of progress: never lost, never in the way. What is drawn of it, and what is guessed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -50,9 +48,6 @@ def of_the_edition_before(file: Path, text: str) -> Path:
     before.parent.mkdir(exist_ok=True)
     before.write_text(text)
     return before
-
-
-# the file ----------------------------------------------------------------------------------------
 
 
 def test_of_guesses_and_diagnoses_the_first_counts_and_of_answers_the_latest():
@@ -190,8 +185,6 @@ def test_a_broken_file_of_the_edition_before_is_left_alone(file, text, capsys):
     assert capsys.readouterr().out == ""
 
 
-# what check remembers ----------------------------------------------------------------------------
-
 RIGHT = """\
 def helper(log_probs, mask):
     return log_probs.masked_fill(mask == 0, 0.0)
@@ -275,9 +268,6 @@ def test_of_a_file_only_the_lines_of_the_function_are_kept():
     assert kept_source("2.2").count("\n") == 1
 
 
-# guesses -----------------------------------------------------------------------------------------
-
-
 def test_a_guess_and_what_came_out(capsys):
     predict("07.bases_of_ten", None)
     outcome("07.bases_of_ten", torch.tensor(0.98046))
@@ -327,9 +317,6 @@ def test_a_guess_that_is_no_number_is_refused(guess, file):
     with pytest.raises(TypeError, match="guess: expected a number, such as 0.6, got"):
         predict("07.bases_of_ten", guess)
     assert not file.exists()
-
-
-# what is drawn -----------------------------------------------------------------------------------
 
 
 def test_before_anything_is_done_it_is_one_inviting_sentence():

@@ -1,7 +1,5 @@
 """The files around the package agree with one another."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """README.md and the pages around it: what they show, count and name is there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -29,9 +27,6 @@ LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
 def page(name: str) -> str:
     """The prose of a page on one line."""
     return " ".join(text(name).split())
-
-
-# what is shown and counted --------------------------------------------------------------------
 
 
 def test_the_transcripts_are_those_of_the_notebook():
@@ -81,9 +76,6 @@ def test_a_figure_that_its_notebook_does_not_have_is_an_error(tmp_path, cell, na
         readme.figures(tmp_path)
 
 
-# links and commands ---------------------------------------------------------------------------
-
-
 def anchors(name: str) -> set[str]:
     """Those that GitHub gives the headings of a page."""
     prose = re.sub(r"```.*?```", "", text(name), flags=re.DOTALL)
@@ -127,9 +119,6 @@ def test_the_citation_and_the_changelog_agree_with_the_project():
     assert newest.groups() == (cited["version"], cited["date-released"])
     assert f"\n[{newest[1]}]: {address}/releases/tag/v{newest[1]}\n" in text("CHANGELOG.md")
     assert cited["title"].startswith(about["name"])
-
-
-# the model cards of data/README.md ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

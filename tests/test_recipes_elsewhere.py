@@ -1,7 +1,5 @@
 """Recipes for verl and OpenRLHF: columns, rewards and launch lines. And the page about all."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The recipe in one file computes what the package computes, and starts, stops and goes on."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import csv

@@ -1,7 +1,5 @@
 """What the recipes share: rows of data, memory, held-out questions, a log, errors in a sentence."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """The recipe with a tool: TRL's loop of turns beside ours, on the same model."""
 
-from __future__ import annotations
-
 import csv
 import re
 

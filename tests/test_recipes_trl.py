@@ -1,7 +1,5 @@
 """The recipes on TRL: they run, stop, go on, and say in a sentence what is wrong."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import importlib.util

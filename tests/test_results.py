@@ -1,7 +1,5 @@
 """What the pages, notebooks, tables and figures say of the stored runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rewards see the completion only and are hard to cheat; tasks draw from the generator only."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -59,8 +57,6 @@ def test_a_task_without_prompts_is_refused(texts):
     with pytest.raises(ValueError, match="texts: expected a list of texts, none empty"):
         TextTask(texts).prompts(1, torch.Generator())
 
-
-# thinking and answering: one rule, on ids and on text ----------------------------------------
 
 WORDS = ["<think>", "</think>", "<answer>", "</answer>", "<eos>", *"0123456789"]
 IDS = Tags(*range(5))
@@ -224,9 +220,6 @@ def test_bad_input_is_refused(grade):
 def test_an_answer_that_nobody_can_give_is_refused(answer, tags, error):
     with pytest.raises(error, match="expected ids or text|answer: expected one that can stand"):
         answer_reward([] if tags is IDS else "", answer, tags)
-
-
-# pass@k --------------------------------------------------------------------------------------
 
 
 def test_pass_at_k_counts_the_picks():

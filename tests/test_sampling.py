@@ -1,7 +1,5 @@
 """Sampling: the recorded log-probs are the scorer's, the frequencies are the distribution's."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 
@@ -30,9 +28,6 @@ def rollouts(model, seed: int = 0, **settings) -> Rollouts:
     return sample(model, *RAGGED, **settings)
 
 
-# the sampler agrees with the scorer -----------------------------------------------------------
-
-
 def test_recorded_log_probs_are_those_of_the_scorer():
     for model in (tiny_gpt(), tiny_llama()):
         for settings in ALL_SETTINGS:
@@ -42,9 +37,6 @@ def test_recorded_log_probs_are_those_of_the_scorer():
             scores = scores[:, r.prompt_ids.shape[1] - 1 :]
             assert_close(r.log_probs, scores, atol=1e-10, rtol=0)
             assert not r.log_probs.requires_grad
-
-
-# EOS ------------------------------------------------------------------------------------------
 
 
 def test_sample_keeps_the_first_eos_and_nothing_after_it():
@@ -116,9 +108,6 @@ def test_a_policy_that_keeps_no_cache_reads_the_whole_text_at_every_step():
     assert [ids.tolist()[0] for ids in model.read] == [[1, 2], [1, 2, 3], [1, 2, 3, 4]]
 
 
-# the distribution -----------------------------------------------------------------------------
-
-
 def exact(table: Tensor, start: int, length: int, eos: int, **settings) -> dict[tuple, float]:
     """The probability of every completion, by enumeration; test_logprobs.py has that of a token."""
     probs = next_token_log_probs(table, **settings).exp().tolist()
@@ -163,9 +152,6 @@ def test_the_generator_decides_the_text_and_nothing_else_does():
     assert not torch.equal(rollouts(model, seed=1).completions[:, :2], first.completions[:, :2])
 
 
-# what comes back ------------------------------------------------------------------------------
-
-
 def test_what_sampling_leaves_behind_can_be_read_by_a_loss():
     """A tensor of inference mode may not be saved for the backward pass."""
     model, made = tiny_llama(), []
@@ -208,9 +194,6 @@ def test_the_prompts_of_the_caller_stay_as_they_were():
     ids, mask = (tensor.clone() for tensor in RAGGED)
     sample(tiny_gpt(), ids, mask, max_new_tokens=3, pad_id=9)
     assert torch.equal(ids, RAGGED[0]) and torch.equal(mask, RAGGED[1])
-
-
-# bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -258,9 +241,6 @@ def test_padding_does_not_count_towards_the_context():
     ids = torch.cat([torch.zeros(1, 9).long(), ids], dim=1)
     mask = torch.cat([torch.zeros(1, 9).bool(), mask], dim=1)
     assert sample(tiny_gpt(context=24), ids, mask, max_new_tokens=4).completions.shape == (1, 4)
-
-
-# several completions of each prompt -----------------------------------------------------------
 
 
 class Forgetful(torch.nn.Module):

@@ -1,13 +1,11 @@
 """The bridge to TRL and to several processes: settings, messages, the command."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import asdict
 
 import pytest
 
-from minigrpo.clinic.judge.trl_answers import NAMES, translated
+from minigrpo.clinic.judge.trl_answers import WORDS, translated
 from minigrpo.files import data_folder
 from minigrpo.grpo import GRPOConfig
 from minigrpo.scaling import trl as scaling
@@ -54,7 +52,7 @@ def test_settings_by_hand():
 def test_the_loss_has_the_words_of_trl_that_are_compared_with_it(change):
     """By test_objective_trl.py; that both stacks agree from the tokens on, notebook 10 shows."""
     config = GRPOConfig(**change, entropy_weight=0.02)
-    words = {"loss_type", "importance_sampling_level", "epsilon", "epsilon_high", *NAMES}
+    words = {"loss_type", "importance_sampling_level", "epsilon", "epsilon_high", *WORDS}
     told = {name: x for name, x in scaling.trl_settings(config).items() if name in words}
     for name, value in translated(**told).items():
         ours = getattr(config, {"max_length": "max_new_tokens"}.get(name, name))

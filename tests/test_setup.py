@@ -1,7 +1,5 @@
 """What a notebook starts from, and files that exist only when they are whole."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -98,9 +96,6 @@ def test_figures_are_sharp_in_a_kernel(monkeypatch, kernel, formats):
     setup()
     assert InlineBackend.instance().figure_formats == formats
     InlineBackend.clear_instance()
-
-
-# files -------------------------------------------------------------------------------------------
 
 
 def test_a_whole_file_takes_its_name_and_leaves_nothing_beside_it(tmp_path):

@@ -1,7 +1,5 @@
 """tools/site/website.py: the folder of the pages is whole, leads nowhere else, can be searched."""
 
-from __future__ import annotations
-
 import json
 import re
 from html import unescape

@@ -1,7 +1,5 @@
 """The file of smallest tests works alone, on code that has never heard of this course."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shutil

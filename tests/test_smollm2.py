@@ -1,7 +1,5 @@
 """The folder with SmolLM2: what can go wrong is a sentence, and nothing half made is left."""
 
-from __future__ import annotations
-
 import subprocess
 import zipfile
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Every stored run is of today's settings, and a command measures what is missing and no more."""
 
-from __future__ import annotations
-
 import shutil
 import types
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Whatever an answer does, the notebook goes on: tried through `check` in a real kernel."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Texts, chats and rewards over a real tokenizer; models of three families from their folders."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Several turns: a tool writes into the completions. What is read, and what is learned from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

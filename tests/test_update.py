@@ -1,7 +1,5 @@
 """A new edition does not fight with a reader's answers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ entropies, sampling and scoring hand over given completions and rewards. Everyth
 TRL's code as installed, in float64. Import this module only where TRL is installed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

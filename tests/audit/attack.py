@@ -3,8 +3,6 @@
 They stand in attacks/NN.py, each wrong one with a witness, which shows that it is wrong.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Callable

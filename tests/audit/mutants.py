@@ -4,8 +4,6 @@
 make no difference. Without a key it does so for all of them.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import sys

@@ -1,7 +1,5 @@
 """Answers that no record lists: the wrong ones are refused, the right ones pass."""
 
-from __future__ import annotations
-
 import pytest
 from attack import Attack, load
 

@@ -1,7 +1,5 @@
 """The files that ship in data/: what they promise, and that data/README.md tells it."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 

@@ -1,7 +1,5 @@
 """The notebooks with the exercises solved: strictly, offline, and what was written is what runs."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

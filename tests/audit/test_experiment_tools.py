@@ -1,7 +1,5 @@
 """What the stored runs are made with does what its name says."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

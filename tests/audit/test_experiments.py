@@ -1,7 +1,5 @@
 """The experiments around the run of notebook 07."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,9 +21,6 @@ def base():
     return load_policy()
 
 
-# what the experiments are ---------------------------------------------------------------------
-
-
 def test_the_two_other_rewards_do_not_look_at_the_answer():
     thought, guess = torch.tensor(completion_ids([7, 1], 1)), torch.tensor(completion_ids([], 3))
     for answer in range(10):
@@ -37,9 +32,6 @@ def test_the_two_other_rewards_do_not_look_at_the_answer():
     assert any_thought(wordy, 1, TAGS, given=1) == 0.0
     for grade in (only_form, any_thought):
         assert grade(thought[:-1], 1, TAGS, given=1) == 0.0  # without its end
-
-
-# how they are run -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["no room to think", "reward for the form only", "KL weight 1"])

@@ -1,7 +1,5 @@
 """`make gpu` runs on small shapes without a card, and its table is of what is stored."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import gpu

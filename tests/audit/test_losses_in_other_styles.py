@@ -1,8 +1,6 @@
 """The judge of losses: each mistake is found by name in code of another style, too."""
 
 # ruff: noqa: F811 (a fixture that is imported, and then an argument)
-from __future__ import annotations
-
 import pytest
 from test_clinic_losses import AVERAGES, BUILT_IN, LOOPS, judged  # noqa: F401
 

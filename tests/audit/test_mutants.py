@@ -1,7 +1,5 @@
 """Of the answers that are one small step away from a solution, few pass."""
 
-from __future__ import annotations
-
 import pytest
 from mutants import survivors
 

@@ -1,7 +1,5 @@
 """Stored runs, repeated in part: the code of today begins as it did when they were measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The commands that train the models in `data/`, and the two text models that ship."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

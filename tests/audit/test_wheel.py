@@ -1,7 +1,5 @@
 """The course and the judge as pip gets them, where neither a checkout nor a network is."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -21,8 +19,6 @@ from test_doors import ROOT, TRIED, steps
 from test_project import text
 
 from minigrpo import __version__
-
-# a notebook alone -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +109,6 @@ def test_a_notebook_alone_in_a_folder_installs_the_wheel_and_runs(elsewhere, whe
     assert Path(run("-c", where).stdout).is_relative_to(tmp_path / "python")
     assert {path.name for path in folder.iterdir()} == {"conftest.py", "tests", original.name}
     assert not (tmp_path / "connections").exists()
-
-
-# the judge alone ------------------------------------------------------------------------------
 
 
 def blocks(kind: str) -> list[str]:

@@ -1,7 +1,5 @@
 """Answers to the exercises of notebook 01."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

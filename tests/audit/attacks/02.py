@@ -1,7 +1,5 @@
 """Answers to the exercises of notebook 02."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from attack import right, wrong

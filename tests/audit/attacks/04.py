@@ -1,7 +1,5 @@
 """Answers to the exercises of notebook 04."""
 
-from __future__ import annotations
-
 import math
 
 import torch

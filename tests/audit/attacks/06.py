@@ -1,7 +1,5 @@
 """Answers to the exercises of notebook 06, from plausible mistakes and unusual right ways."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

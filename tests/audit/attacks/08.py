@@ -1,7 +1,5 @@
 """Answers to the exercises of notebook 08: tests, and versions of the code that they misjudge."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Answers to the exercises of notebook 09."""
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -1,7 +1,5 @@
 """Answers to the exercises of notebook 10."""
 
-from __future__ import annotations
-
 import torch
 from attack import right, wrong
 

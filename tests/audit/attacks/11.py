@@ -1,7 +1,5 @@
 """Answers to the exercises of notebook 11."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 
