@@ -13,7 +13,6 @@ import os, signal, sys, threading, time
 import torch
 from minigrpo.exercises import answer, check, progress
 
-progress()  # imports what would otherwise be interrupted on its way in
 sys.modules["minigrpo.exercises.judge"].SECONDS = 0.5
 kept = 42"""
 
