@@ -56,7 +56,7 @@ CAPTION = re.compile(r"^\*\*Figure (\d+|A)\.(\d+)\*\* (.+)")
 DRAWING = re.compile(r"^# @title Drawing\ndrawing\(\"([\w-]+)\"\)$")
 
 
-RULE = {"nb": "NotebookNode", "path": "Path", "return": "list[str]"}
+RULE = {"nb": NotebookNode, "path": Path, "return": list[str]}
 
 
 def load(path: Path) -> NotebookNode:
@@ -382,6 +382,7 @@ def linked_neighbours(nb: NotebookNode, path: Path) -> list[str]:
 
 
 RULES = [rule for rule in globals().values() if getattr(rule, "__annotations__", {}) == RULE]
+assert len(RULES) > 15  # no rule may go without a word
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
