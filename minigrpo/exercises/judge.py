@@ -407,8 +407,8 @@ def item(head: str, text: str) -> str:
 def brief(value: Any, room: int = 300) -> str:
     """A value, short; empty for what has no short form, such as a model."""
     if isinstance(value, Tensor):
-        text = digits_of(value, 6)
-        if len(re.sub(" +", " ", text)) > room:
+        long = value.numel() > room  # then its digits alone need more, and writing them takes long
+        if long or len(re.sub(" +", " ", text := digits_of(value, 6))) > room:
             text = f"{digits_of(value.flatten()[:5], 6)[:-1]}, ...] of shape {tuple(value.shape)}"
         return f"{text} ({str(value.dtype).removeprefix('torch.')})"
     text = repr(value)
