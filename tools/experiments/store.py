@@ -11,6 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
@@ -195,7 +196,11 @@ def of_data(data: Any) -> str:
     return sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
+@cache  # a command asks again after each run
+def without_layout(one: Callable[..., Any] | str) -> str:
+    return ast.unparse(ast.parse(one if isinstance(one, str) else inspect.getsource(one)))
+
+
 def of_code(*code: Callable[..., Any] | str) -> str:
     """Of functions or source. Comments and layout don't count, so they can change."""
-    sources = [one if isinstance(one, str) else inspect.getsource(one) for one in code]
-    return of_data([ast.unparse(ast.parse(source)) for source in sources])
+    return of_data([*map(without_layout, code)])
