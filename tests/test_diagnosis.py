@@ -1,4 +1,4 @@
-"""The budget of measurements and the first diagnosis outlive a kernel: each part has a new one."""
+"""The budget of measurements and the first diagnosis outlive a kernel: a new one for each part."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from minigrpo import clinic
 from minigrpo.clinic import diagnosis
 from minigrpo.clinic.diagnosis import Case
 from minigrpo.clinic.measure import Subject
@@ -37,12 +38,13 @@ def in_a_new_kernel(code: str) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_restarted_kernel_refills_no_budget_and_takes_no_first_diagnosis():
-    first = in_a_new_kernel(
-        "for name in ('weight change', 'groups', 'groups', 'transcripts'):\n"
-        "    case.measure(name)\n"
-        "clinic.patient(5).measure('exchange tests')"
-    )
+def test_a_restarted_kernel_refills_no_budget_and_takes_no_first_diagnosis(monkeypatch, capsys):
+    measured = {n: ("", lambda subject, n=n: {n: 1.0}) for n in diagnosis.MEASUREMENTS}
+    monkeypatch.setattr(diagnosis, "MEASUREMENTS", measured)
+    for name in ("weight change", "groups", "groups", "transcripts"):  # in this one
+        clinic.patient(8).measure(name)
+    clinic.patient(5).measure("exchange tests")
+    first = capsys.readouterr().out
     assert [f"({left} of 3 measurements left)" in first for left in range(3)] == [True] * 3
     again = in_a_new_kernel(
         "case.measure(' Transcripts')\ncase.measure('exchange tests')\ncase.measure()\n"
