@@ -52,9 +52,11 @@ def pytest_unconfigure() -> None:
 
 # What takes long, the longest first, as a part of the names of its tests. These are seconds on one
 # core; course.toml has those of the notebooks, unless one is tested in a folder of its own.
-_seconds = {"test_clinic": 160, "test_clinic_losses": 150, "test_exercise_notebooks": 140}
-_seconds |= {"test_exercises": 70, "test_attacks": 55, "test_wheel": 60, "test_course_tool": 30}
-_seconds |= {"test_mutants": 20, "test_judge": 15}
+_seconds = {"test_exercise_notebooks": 140, "test_clinic": 120, "test_wheel": 60}
+_seconds |= {"test_attacks": 55, "test_clinic_losses": 40, "test_course_tool": 25}
+_seconds |= {"test_judge_reproductions": 20, "test_processes": 20, "test_mutants": 20}
+_seconds |= dict.fromkeys(("test_judge_logits", "test_judge_adapters", "test_course_list"), 15)
+_seconds |= {"test_exercises": 10, "test_stored_runs": 10, "test_diagnosis": 5}
 if (ROOT / "course.toml").is_file():
     for notebook in tomllib.loads((ROOT / "course.toml").read_text("utf-8"))["notebook"]:
         _seconds[Path(notebook["file"]).stem] = notebook["seconds"]
