@@ -272,7 +272,7 @@ def same(reply: Answer, right: Answer) -> bool:
     """Equal up to the rounding of float32; two errors are alike."""
     if isinstance(reply, str) or isinstance(right, str):
         return isinstance(reply, str) and isinstance(right, str)
-    if all(map(torch.equal, reply, right)):  # bit by bit, as most are, and that is quickly seen
+    if all(map(torch.equal, reply, right)):  # bit by bit, as many are, and that is quickly seen
         return True
     numbers = torch.cat([x.flatten() for x in right])
     atol = 1e-7 + 1e-6 * numbers[numbers.isfinite()].abs().sum().item()
