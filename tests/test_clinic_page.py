@@ -15,8 +15,9 @@ from test_browser import browser, is_readable, opened  # noqa: F401
 from minigrpo import clinic
 from minigrpo.notebook import interactive, progress
 
-FILE = store.load("clinic.json")
-DATA = json.loads(zlib.decompress(base64.b64decode(FILE["runs"][0]["sealed"])))
+RUNS = store.load("clinic.json")["runs"]
+PAGE = interactive.page("clinic", RUNS[0])
+DATA = json.loads(zlib.decompress(base64.b64decode(RUNS[0]["sealed"])))
 HAS, NIGHT = [one.name for one in numbered()], sorted(nights.stored())
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-\d+)?")
 
@@ -30,7 +31,7 @@ def alike(*pages: object) -> bool:
 
 
 def test_what_is_stored_is_of_today():
-    assert STORE.stored() == FILE["runs"] and len(interactive.page("clinic", FILE)) < 120_000
+    assert STORE.stored() == RUNS and len(PAGE) < 120_000
     assert DATA["panels"] == {name: title for name, (title, _) in METRICS.items()}
     assert DATA["diagnoses"] == [*names()] and [one["has"] for one in DATA["patients"]] == HAS
     assert [*map(arrival, NIGHT)] == DATA["arrivals"]
@@ -39,7 +40,7 @@ def test_what_is_stored_is_of_today():
 
 
 def begin(opened, tmp_path, **context) -> object:
-    (tmp_path / "clinic.html").write_text(interactive.page("clinic", FILE), encoding="utf-8")
+    (tmp_path / "clinic.html").write_text(PAGE, encoding="utf-8")
     page = opened(tmp_path / "clinic.html", **context)
     page.wait_for_selector("#room h2")
     return page
@@ -47,7 +48,7 @@ def begin(opened, tmp_path, **context) -> object:
 
 @pytest.mark.browser
 def test_nothing_gives_a_diagnosis_away_before_it_is_made(opened, tmp_path):
-    page, source = begin(opened, tmp_path), interactive.page("clinic", FILE).lower()
+    page, source = begin(opened, tmp_path), PAGE.lower()
     assert not [name for name in names() if name != "healthy" and name.lower() in source]
     seen = r"""n => { document.querySelector(`[data-key=who${n}]`).click();
         return document.body.innerHTML.replace(/<(select|script)[^]*?<\/\1>/g, ""); }"""

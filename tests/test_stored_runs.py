@@ -165,6 +165,11 @@ def test_a_change_of_code_counts_and_its_layout_does_not(before, after, counts):
     assert (store.of_code(changed) != store.of_code(SOURCE)) == counts
 
 
+def test_every_python_gives_the_same_checksum_of_code():
+    nested = """for a, b in {}.items():\n    print(f"{a['b']:{b}} {'c'}")"""
+    assert store.of_code(nested)[:8] == "0a954100"
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "generation_config.json"])
 def test_every_file_of_a_model_counts(tmp_path, file):
     model = shutil.copytree(data_folder() / "text_gpt2", tmp_path / "model")

@@ -83,7 +83,10 @@ async def each(
     def refuse(*ignored: object) -> None:
         raise RuntimeError  # nbclient then leaves Ctrl-C to asyncio, which cancels the tasks below
 
-    asyncio.get_running_loop().add_signal_handler = refuse
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler = refuse
+    # Python 3.10 would print what the tasks raise that Ctrl-C ends; they're awaited below.
+    loop.set_exception_handler(lambda *ignored: None)
     places = asyncio.Semaphore(at_a_time)
 
     async def one(number: int, notebook: Notebook) -> None:

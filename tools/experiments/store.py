@@ -197,8 +197,20 @@ def of_data(data: Any) -> str:
 
 
 @cache  # a command asks again after each run
-def without_layout(one: Callable[..., Any] | str) -> str:
-    return ast.unparse(ast.parse(one if isinstance(one, str) else inspect.getsource(one)))
+def without_layout(one: Callable[..., Any] | str) -> Any:
+    return tree(ast.parse(one if isinstance(one, str) else inspect.getsource(one)))
+
+
+def tree(part: Any) -> Any:
+    """Of a syntax tree what JSON can hold, the same in every Python: `ast.unparse` isn't."""
+    if isinstance(part, list):
+        return [tree(one) for one in part]
+    if not isinstance(part, ast.AST):
+        return repr(part)
+    if isinstance(part, ast.JoinedStr):  # Python 3.12.1 ends a nested one with an empty text
+        part.values = [one for one in part.values if getattr(one, "value", None) != ""]
+    fields = [[name, tree(x)] for name, x in ast.iter_fields(part) if x not in (None, [])]
+    return [type(part).__name__, *fields]
 
 
 def of_code(*code: Callable[..., Any] | str) -> str:
