@@ -212,7 +212,7 @@ def record(folder: Path, device: str) -> None:
             asked = ask()
     about = "SmolLM2 solves word problems of one step. A right answer in the right form earns 1.5, "
     about += "a wrong one in that form 0.5."
-    kept = explorer.data(steps, about, ("mean reward of the batch, of 1.5", rewards))
+    kept = explorer.data(steps, about, ("mean reward of the batch, as a fraction of 1.5", rewards))
     with atomic_path(store.FOLDER / "real_steps.json") as unfinished:
         unfinished.write_text(json.dumps(kept, separators=(",", ":")) + "\n", "utf-8")
 
