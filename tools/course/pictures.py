@@ -26,7 +26,7 @@ SIZES = {  # of the window, width and height; the first are shown in notebooks, 
     "page_episode": (620, 700),
     "page_clinic": (620, 640),
     "page_explorer_11": (760, 700),
-    "explorer": (1100, 860),
+    "explorer": (1100, 880),
 }
 
 
