@@ -392,6 +392,7 @@ def test_keys_are_enough(page_of, recorded):
     page.focus("#step")
     page.keyboard.press("End")
     assert page.inner_text("#step-name") == "step 2"
+    page.check("#group input[value='0']", force=True)  # whose rewards differ
     page.check("#view input[value='push']", force=True)
     assert page.get_attribute("#step", "aria-valuetext") == "step 2"
     tabbable = page.locator(".token[tabindex='0']")
