@@ -21,7 +21,7 @@ ABOVE = """said => {
 }"""
 STILL = "A picture. Run the cells above and this one to play."
 SIZES = {  # of the window, width and height; the first are shown in notebooks, 560 wide
-    "page_group_sandbox": (780, 800),
+    "page_group_sandbox": (780, 845),
     "page_stop_tree": (620, 620),
     "page_episode": (620, 700),
     "page_clinic": (620, 640),
