@@ -44,7 +44,7 @@ OTHERS = {
 def runs(tmp_path_factory) -> dict[int, list[dict]]:
     """By number of processes: for each process what it has saved of all cases."""
     saved = {}
-    paths = [str(SCRIPT.parent), str(SCRIPT.parent.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(SCRIPT.parent), str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     for number in (1, 2):
         out = tmp_path_factory.mktemp("runs") / "run"

@@ -1,6 +1,6 @@
 """A script for torchrun: three steps of `train_shared`, and the parameters that come out.
 
-    torchrun --nproc_per_node 2 tests/processes_run.py OUT CASES
+    torchrun --nproc_per_node 2 tests/audit/processes_run.py OUT CASES
 
 CASES is a JSON object, names and settings of GRPOConfig. "exact": false gives each process its own
 random numbers, "summit": true takes the run of notebook 07, "short": true ends the second process's
