@@ -19,6 +19,7 @@ from minigrpo.scaling import processes
 from minigrpo.study.experiments import SUMMIT
 
 SCRIPT = Path(__file__).with_name("processes_run.py")
+ROOT = SCRIPT.parents[2]
 USUAL = {"max_new_tokens": 8, "eos_id": 0, "inner_epochs": 2, "lr": 0.01, "check": False}
 PARTS = {"rows_per_pass": 3, "prompts_per_step": 8, "group_size": 2}
 TERMS = {"kl_weight": 0.1, "entropy_weight": 0.05}
@@ -44,7 +45,7 @@ OTHERS = {
 def runs(tmp_path_factory) -> dict[int, list[dict]]:
     """By number of processes: for each process what it has saved of all cases."""
     saved = {}
-    paths = [str(SCRIPT.parent), str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     for number in (1, 2):
         out = tmp_path_factory.mktemp("runs") / "run"
