@@ -26,8 +26,9 @@ def gae(rewards, values, mask, lam, gamma=1.0):
     return A
 
 
-gae.why = """A completion is over after its last token, so nothing is left to expect there. With
-zeros in the padding that comes about on its own. Values and advantages after the end are 0."""
+gae.why = """A completion is over after its last token, so nothing is left to expect there. If you
+skip the mask, what the critic says in the padding gets into the last real token's surprise, and
+from there into all before it."""
 
 
 def by_a_matrix(rewards, values, mask, lam, gamma=1.0):
