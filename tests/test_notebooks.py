@@ -49,7 +49,7 @@ ADDRESS = re.compile(r"0x[0-9a-f]{6,}", re.IGNORECASE)
 # An absolute path of two parts or more, or a Windows drive; not a URL, a tag or a fraction.
 MACHINE_PATH = re.compile(r"(?<![\w./:<>)\]}~-])/[A-Za-z_][\w.-]*/[\w.-]+|\b[A-Za-z]:\\\w")
 MARKER = re.compile(r"^\s*#+\s*(NBVAL|PYTEST_VALIDATE)_", re.MULTILINE)
-CHECK = re.compile(r"^\w+ = check\(\"([\d.]+)\", (\w+)", re.MULTILINE)
+CHECK = re.compile(r"^\w+ = check\(\"([\dA.]+)\", (\w+)", re.MULTILINE)
 TABLE = "| what it needs | minutes of reading | minutes of exercises | seconds to run | exercises |"
 BUDGET = re.compile(r"[●○]{3}, (\d+) minutes")
 CAPTION = re.compile(r"^\*\*Figure (\d+|A)\.(\d+)\*\* (.+)")
@@ -83,7 +83,7 @@ def number_of(path: Path) -> str:
 
 
 def is_optional(path: Path) -> bool:
-    """An appendix, outside the order of the course, may have no exercises."""
+    """An appendix, outside the order of the course, may have less than the others."""
     return path.stem.startswith("appendix")
 
 
@@ -266,7 +266,7 @@ def title_table(nb: NotebookNode, path: Path) -> list[str]:
         return [f"the title has no table {TABLE}"]
     markdown = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
     minutes = [int(number) for number in BUDGET.findall(markdown)]
-    keys = sum(len(re.findall(r"\bcheck\(\"\d", cell.source)) for cell in code_cells(nb))
+    keys = sum(len(re.findall(r"\bcheck\(\"[\dA]", cell.source)) for cell in code_cells(nb))
     findings = [] if row[0] and re.search(r"\d", row[3]) else ["the title leaves a column empty"]
     if len(minutes) != keys:
         findings.append(f"{keys} exercises, of which {len(minutes)} say how many minutes they take")

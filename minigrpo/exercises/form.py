@@ -78,7 +78,7 @@ class Case:
 class Exercise:
     """What the judge reads; everything that the file says of the solution is an attribute of it."""
 
-    key: str  # notebook and number, such as "2.3"
+    key: str  # notebook and number, such as "2.3" or "A.1"
     reference: Function = field(repr=False)  # the solution
 
     def __getattr__(self, name: str) -> Any:
@@ -171,15 +171,15 @@ def source(function: Function) -> str:
 
 
 @cache
-def of_notebook(notebook: int) -> dict[str, Exercise]:
+def of_notebook(number: str) -> dict[str, Exercise]:
     """The exercises of one of `notebooks` by key, in the order of its file."""
-    module = importlib.import_module(f"minigrpo.exercises.{notebook:02d}")
-    solutions = (f for f in vars(module).values() if callable(f) and hasattr(f, "hints"))
-    return {(key := f"{notebook}.{n}"): Exercise(key, f) for n, f in enumerate(solutions, start=1)}
+    found = vars(importlib.import_module(f"minigrpo.exercises.{number.lower()}")).values()
+    solutions, short = [f for f in found if hasattr(f, "hints")], number.lstrip("0")
+    return {(key := f"{short}.{n}"): Exercise(key, f) for n, f in enumerate(solutions, start=1)}
 
 
-def notebooks() -> list[int]:
-    return sorted(int(path.stem) for path in Path(__file__).parent.glob("[0-9][0-9].py"))
+def notebooks() -> list[str]:  # 01 and so on, and the appendix, A
+    return sorted(p.stem.upper() for p in Path(__file__).parent.glob("*.py") if len(p.stem) < 3)
 
 
 def numbers(random: Random, *shape: int, low: float = -2.0, high: float = 2.0) -> Tensor:

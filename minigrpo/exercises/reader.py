@@ -121,8 +121,8 @@ def all_exercises() -> list[Exercise]:
 
 def find(key: str) -> Exercise:
     """One exercise; KeyError, with those there are, if it is none."""
-    notebook = str(key).split(".")[0]
-    here = of_notebook(int(notebook)) if notebook in map(str, notebooks()) else {}
+    begins = str(key).split(".")[0]
+    here = next((of_notebook(n) for n in notebooks() if n.lstrip("0") == begins), {})
     if key in here:
         return here[key]
     keys = ", ".join(map(repr, here or (exercise.key for exercise in all_exercises())))

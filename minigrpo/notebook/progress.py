@@ -89,7 +89,7 @@ class Progress:
         pairs = sorted((key, _number(made["guess"])) for key, made in guesses.items())
         self.guesses = [(key, guess, came_out.get(key, "")) for key, guess in pairs]
         self.rows = [
-            (f"{n:02}", title, [k in passed for k in keys]) for n, title, keys in exercises()
+            (number, title, [k in passed for k in keys]) for number, title, keys in exercises()
         ]
         self.clinic, marks = clinic_line(), [mark for *_, marks in self.rows for mark in marks]
         self.begun = any(marks) or bool(guesses or _diagnoses())
@@ -103,7 +103,7 @@ class Progress:
         lines, room = [self.headline], max(len(marks) for *_, marks in self.rows)
         for number, title, marks in self.rows:
             drawn = "".join(".#"[mark] for mark in marks)
-            lines.append(f"  {number}  {drawn:{room}}  {_score(marks)}  {title}")
+            lines.append(f"  {number:2}  {drawn:{room}}  {_score(marks)}  {title}")
         for key, guess, value in self.guesses:
             told = f", and it came out at {value}" if value else ""
             lines.append(f"  {key}: you guessed {guess}{told}")
@@ -129,11 +129,11 @@ def progress() -> Progress:
     return Progress()
 
 
-def exercises() -> Iterator[tuple[int, str, list[str]]]:
+def exercises() -> Iterator[tuple[str, str, list[str]]]:
     """For each notebook its number, what its exercises are about, and their keys."""
     form = import_module("minigrpo.exercises.form")  # its room imports this one
     for number in form.notebooks():
-        about = import_module(f"minigrpo.exercises.{number:02}").__doc__
+        about = import_module(f"minigrpo.exercises.{number.lower()}").__doc__
         yield number, about.split("\n")[0], [*form.of_notebook(number)]
 
 

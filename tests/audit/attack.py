@@ -87,6 +87,6 @@ def right(key: str) -> Callable[[Function], Function]:
 
 def load() -> list[Attack]:
     """All of them, each file read once."""
-    for path in sorted((Path(__file__).parent / "attacks").glob("[0-9][0-9].py")):
+    for path in sorted((Path(__file__).parent / "attacks").glob("*.py")):
         importlib.import_module(f"attacks.{path.stem}")
     return ATTACKS

@@ -19,7 +19,7 @@ FOLDED = {"verdict", "plot", "setup", "drawing"}
 FORM = {"jupyter": {"source_hidden": True}, "cellView": "form"}
 APART = {"predict", "verdict"}  # cells whose outputs answer questions, or confirm an answer
 COLORS = 128  # of a stored figure
-CHECK = re.compile(r"^\w+ = check\(\"([\d.]+)\"", re.MULTILINE)
+CHECK = re.compile(r"^\w+ = check\(\"([\dA.]+)\"", re.MULTILINE)
 SOLUTION = """<details><summary>Solution (try first)</summary>
 
 ```python

@@ -66,7 +66,7 @@ def with_answers(nb: NotebookNode, remembered: dict[str, dict]) -> NotebookNode:
 
 def heard(nb: NotebookNode, notebook: Notebook) -> tuple[dict[str, str], list[str]]:
     """What the check of each exercise has said, and the errors of the other cells."""
-    keys = (f"{int(notebook.number)}.{n}" for n in range(1, notebook.exercises + 1))
+    keys = (f"{notebook.number.lstrip('0')}.{n}" for n in range(1, notebook.exercises + 1))
     said, errors = dict.fromkeys(keys, ""), []
     for index, cell in enumerate(nb.cells):
         check = CHECK.search(cell.source) if cell.cell_type == "code" else None

@@ -51,7 +51,7 @@ class Notebook:
     @property
     def exercises(self) -> int:
         """How many there are; not imported, because that loads torch."""
-        file = self.root / "minigrpo" / "exercises" / f"{self.number}.py"
+        file = self.root / "minigrpo" / "exercises" / f"{self.number.lower()}.py"
         text = file.read_text("utf-8") if file.is_file() else ""
         return len(re.findall(r"^@exercise\(", text, re.MULTILINE))
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECK = re.compile(r"\bcheck\(\s*\"([\d.]+)\",\s*(\w+)")
+CHECK = re.compile(r"\bcheck\(\s*\"([\dA.]+)\",\s*(\w+)")
 STUB = re.compile(r'"""\s+raise NotImplementedError\s*\Z')
 
 
