@@ -1,4 +1,4 @@
-"""A soft reward, the vote of a group, and the chance that a group differs"""
+"""A soft reward, the vote of a group, and the chance that a group is mixed"""
 
 import math
 import re
@@ -21,9 +21,9 @@ def soft_reward(prompt, completion, answer):
     return reward
 
 
-soft_reward.why = """Each tag earns a little, so a group's completions differ long before one is
-right, and each bit is earned at most once. If you pay for every tag that occurs, ten of each earn
-ten times as much."""
+soft_reward.why = """Each tag earns a little, so a group's rewards differ long before a completion
+is right, and each bit is earned at most once. If you pay for every tag that occurs, ten of each
+earn ten times as much."""
 ORDER = "if found != sorted(found, key=form.index):"
 CORRECT = "if found == form and parts and parts[1].strip() == answer:"
 soft_reward.wrong = {
@@ -132,26 +132,26 @@ Who has a vote? Then max(votes, key=votes.count) finds the most frequent answer.
 Of equals max returns the first, and default=None is for a group without a vote."""
 
 
-@exercise("the chance that a group differs")
-def chance_to_differ(asked, correct, group_size):
-    """`correct` of `asked` completions are right -> chance that group_size of them aren't alike"""
+@exercise("the chance that a group is mixed")
+def chance_mixed(asked, correct, group_size):
+    """`correct` of `asked` completions are right -> chance that group_size of them are mixed"""
     all_right = math.comb(correct, group_size)
     all_wrong = math.comb(asked - correct, group_size)
     return 1 - (all_right + all_wrong) / math.comb(asked, group_size)
 
 
-chance_to_differ.why = """Of all ways to draw a group, take away those with right answers only and
+chance_mixed.why = """Of all ways to draw a group, take away those with right answers only and
 those with wrong ones only. With 1 of 16 right and groups of 8 it's 0.5. 1 - p^G - (1 - p)^G, which
 puts each completion back before the next draw, says 0.4."""
-chance_to_differ.wrong = {
+chance_mixed.wrong = {
     "return 1 - (correct / asked) ** group_size - (1 - correct / asked) ** group_size": "You put "
     "each completion back after it's drawn.",
     "all_right = 0": "That's pass@k. A group in which all are right teaches nothing either.",
     "all_wrong = 0": "A group in which all are wrong teaches nothing either.",
-    "return float(0 < correct < asked)": "You say whether the completions you have differ. A "
-    "smaller group, drawn from them, may not.",
+    "return float(0 < correct < asked)": "You say whether the completions you have are mixed. "
+    "A smaller group, drawn from them, may not be.",
 }
-chance_to_differ.cases = {
+chance_mixed.cases = {
     "one of 16": (16, 1, 8),
     "as many right as wrong": (4, 2, 2),
     "none": (16, 0, 8),
@@ -159,7 +159,7 @@ chance_to_differ.cases = {
     "the group is everything that was asked": (8, 3, 8),
     "too few wrong ones for a group": (16, 12, 8),
 }
-chance_to_differ.draw = lambda r: ((n := r.randint(2, 16)), r.randint(0, n), r.randint(2, n))
-chance_to_differ.hints = """
+chance_mixed.draw = lambda r: ((n := r.randint(2, 16)), r.randint(0, n), r.randint(2, n))
+chance_mixed.hints = """
 In how many ways can you draw a group in which all are right? And one in which all are wrong?
 math.comb(n, k) counts the ways to draw k of n, and is 0 if k is larger than n."""
