@@ -94,12 +94,6 @@ def a_wrong_answer_is_not_rewarded(reward: Callable[[Any], float], wrong: Any) -
     assert reward(wrong) == 0, f"a wrong completion was rewarded {float(reward(wrong))}"
 
 
-def rewards_differ_within_groups(rewards: Tensor, group_size: int) -> None:
-    groups = torch.as_tensor(rewards).view(-1, group_size)
-    differ = (groups.amax(dim=1) != groups.amin(dim=1)).sum().item()
-    assert differ > 0, f"in all {len(groups)} groups the rewards are equal: there is no signal"
-
-
 def luck_of_the_prompt_is_no_advantage(advantages: Advantages) -> None:
     # Three prompts of two: with as many prompts as members a wrong shape goes unnoticed.
     largest = advantages(torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 1.0]), 2).abs().max().item()
