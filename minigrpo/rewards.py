@@ -28,10 +28,12 @@ class TextTask:
     grade: Callable[[str], float] = letter_share  # text of one completion -> its reward
     tokenizer: CharTokenizer = field(default_factory=CharTokenizer)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.texts, str) or not self.texts or not all(self.texts):
+            raise ValueError(f"texts: expected a list of texts, none empty, got {self.texts!r}")
+
     def prompts(self, n: int, generator: torch.Generator) -> list[Tensor]:
         """Draw n of the texts, all of them once before any comes twice."""
-        if isinstance(self.texts, str) or not all(self.texts):
-            raise ValueError(f"texts: expected a list of texts, none empty, got {self.texts!r}")
         rounds = -(-n // len(self.texts))
         order = [torch.randperm(len(self.texts), generator=generator) for _ in range(rounds)]
         return [self.tokenizer.encode(self.texts[i]) for i in torch.cat(order)[:n].tolist()]
@@ -84,10 +86,10 @@ def split_parts(completion: Completion, tags: Tags = TEXT_TAGS, *, given: int = 
     return Parts(tuple(pieces[1:end_think]), tuple(pieces[answer + 1 : end_answer]))
 
 
-def _pieces(completion: Completion, tags: Tags) -> list[Token]:
+def _pieces(completion: Completion, tags: Tags, name: str = "completion") -> list[Token]:
     """Token ids as they are; a text cut at its tags, without the empty pieces."""
     if isinstance(completion, str) != isinstance(tags.think, str):
-        raise TypeError(f"completion: expected ids or text as the tags are, got {completion!r}")
+        raise TypeError(f"{name}: expected ids or text as the tags are, got {completion!r}")
     if isinstance(completion, str):
         longest_first = sorted(tags.form, key=len, reverse=True)
         cut = re.split(f"({'|'.join(map(re.escape, longest_first))})", completion)
@@ -102,7 +104,7 @@ def answer_reward(
     completion: Completion, answer: Token, tags: Tags = TEXT_TAGS, *, given: int = 1
 ) -> float:
     """1 for exactly this answer in the right form, else 0: "42" is not "42.0" nor "It is 42"."""
-    right = _pieces(answer if isinstance(answer, str) else [answer], tags)
+    right = _pieces(answer if isinstance(answer, str) else [answer], tags, "answer")
     if len(right) != 1 or right[0] in tags.form:  # nobody could give it
         raise ValueError(f"answer: expected one that can stand between the tags, got {answer!r}")
     parts = split_parts(completion, tags, given=given)

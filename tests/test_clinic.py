@@ -12,7 +12,7 @@ from loop_tests import ask
 from minigrpo import clinic, grpo, logprobs, objective, sampling
 from minigrpo.arithmetic import Arithmetic
 from minigrpo.clinic import diagnosis
-from minigrpo.clinic.diagnosis import FIRST_SEED, Case
+from minigrpo.clinic.diagnosis import FIRST_SEED, Case, provenance
 from minigrpo.clinic.measure import MEASUREMENTS, TWIN_SEED, Subject, reading
 from minigrpo.clinic.patients import PATIENTS, Patient, names, notes_by_diagnosis, numbered
 from minigrpo.notebook import progress
@@ -124,10 +124,10 @@ def test_a_record_is_complete(patient):
         assert text and not text.endswith(".") and not text.startswith(" ")
     assert patient.seen in {"shipped", "caught in review", "reported", "a relative", "none"}
     if patient.seen == "none":
-        assert clinic.provenance(patient) == "we know of no public thread"
+        assert provenance(patient) == "we know of no public thread"
     else:
         assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", patient.link)
-        assert patient.shows and patient.link in clinic.provenance(patient)
+        assert patient.shows and patient.link in provenance(patient)
 
 
 def test_28_patients_have_24_diagnoses_and_16_more_have_no_patient_by_day():
@@ -196,10 +196,11 @@ def test_dots_and_a_measurement_that_does_not_exist_are_free():
     assert "have names, and 2 is none" in case.measurement(2)
     assert all(f'"{name}"' in case.measurement() for name in MEASUREMENTS)
     assert "Did you mean 'transcripts'?" in case.measurement("transcript")
+    assert case.measurement("qqq").endswith("called 'qqq'. case.measure() lists them.")
     assert case.measured == []
 
 
-@pytest.mark.parametrize("number", [0, 29, -1, 1.5, "7", True])
+@pytest.mark.parametrize("number", [0, 29, -1, 1.5, 2.0, "7", True])
 def test_a_patient_that_does_not_exist(number):
     with pytest.raises(ValueError, match=f"number: expected 1 to 28, got {number!r}"):
         clinic.patient(number)
@@ -218,7 +219,7 @@ def test_the_right_diagnosis_is_told_everything_by_number_or_name(patient):
         assert f": {patient.name}. Right." in text and "Your first answer" not in text
         for told in (patient.what, patient.sign, patient.cure, patient.harm):
             assert told in text
-        assert clinic.provenance(patient) in text
+        assert provenance(patient) in text
         assert patient.question in text
 
 
@@ -310,6 +311,7 @@ def test_the_first_answer_counts_and_giving_up_is_one(gives_up, capsys):
         ("qqqq", "No diagnosis is called 'qqqq'. clinic.diagnoses()"),
         (41, "the numbers 1 to 40"),
         ("99", "the numbers 1 to 40"),
+        *((no, f"No diagnosis is called {no!r}. clinic.diag") for no in (None, 12.0, True, "²")),
     ],
 )
 def test_what_is_no_diagnosis_is_told_so_and_not_counted(answer, words):

@@ -1,6 +1,7 @@
 """The judge of losses: what it names, what it passes, and how it ends where it can't judge."""
 
 import inspect
+import json
 import subprocess
 import sys
 import textwrap
@@ -303,6 +304,18 @@ def test_what_is_set_and_how_long_it_may_take_reach_the_judge(tmp_path, capsys):
     assert main([*judge, "--set", "how=token_mean", "clip=0.2,0.2"]) == 3
     assert main([*judge, "--seconds", "0.01"]) == 2
     assert "didn't finish within 0.01 seconds" in capsys.readouterr().out
+    path.write_text(path.read_text().replace("0.28", "1e9"))
+    assert main([*judge, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told["built_in"]["clip"] == [0.2, None]
+
+
+@pytest.mark.parametrize("option", ["--set", "--map"])
+def test_a_file_that_an_option_has_swallowed_is_told_of(option, capsys):
+    with pytest.raises(SystemExit):
+        main([option, "how=token_mean", "mine.py:loss"])
+    told = "name=value after --map and --set, got 'mine.py:loss'; file.py:function comes first"
+    assert told in capsys.readouterr().err
 
 
 def test_the_command_ends_with_the_exit_code(tmp_path):

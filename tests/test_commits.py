@@ -105,6 +105,14 @@ def test_a_reply_that_does_not_fit_ends_the_episode_as_truncated(room):
     assert e.answer is None and len(e.calls) == (room + 1) // 6
 
 
+def test_every_copy_of_a_prompt_is_answered_of_its_own_repository():
+    asked, prompts = [], commits.draw_prompts(2, torch.Generator().manual_seed(0))
+    task = Bisect(tool=lambda prompt, commit: asked.append(prompt))
+    commits.play(Script(), task, prompts, completions_per_prompt=2, max_new_tokens=4)
+    assert [p.tolist() for p in asked] == [p.tolist() for p in prompts for _ in range(2)]
+    assert commits.evaluate(Script(), n=2, completions_per_prompt=2)["calls"] == 4
+
+
 def test_exact_values():
     """Of k calls, of a first test, of the careless tester, and of a call."""
     assert [commits.best(k=k) for k in range(6)] == [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 1.0]

@@ -307,6 +307,7 @@ def test_each_tensor_and_setting_of_a_library_arrives(fakes, words, built_in):
     [
         ("trl loss_tpye=dapo", "trl can't be asked: TypeError: GRPOConfig has no loss_tpye"),
         ("trl my_trainer.py:MyTrainer typo=3", "GRPOConfig has no typo, nor has MyTrainer"),
+        ("trl my_trainer.py:loss", "expected a subclass of GRPOTrainer, and loss is no class"),
         ("trl nowhere.py:MyTrainer", "there is no file 'nowhere.py'"),
         ("verl clip=1", "verl can't be asked: TypeError"),
         ("openrlhf advantages", "openrlhf has no function of its own that makes advantages"),
@@ -318,7 +319,7 @@ def test_each_tensor_and_setting_of_a_library_arrives(fakes, words, built_in):
 def test_what_cannot_be_asked_is_told_in_one_sentence(tmp_path, fakes, monkeypatch, words, told):
     if words.startswith("trl"):
         pytest.importorskip("trl", reason="needs TRL")
-    (tmp_path / "my_trainer.py").write_text(MY_TRAINER)
+    (tmp_path / "my_trainer.py").write_text(f"{MY_TRAINER}\n\ndef loss(): ...\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Unjudged) as error:
         load(words.split())

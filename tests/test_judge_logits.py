@@ -261,22 +261,21 @@ def test_names_can_be_said():
     assert report.verdict == "not judged" and "ids, temperature, got 'logit'" in report.text
 
 
-def test_what_it_raises_is_told_with_the_line():
+@pytest.mark.parametrize("error", [AttributeError, SystemExit])
+def test_what_it_raises_is_told_with_the_line(error):
     def loss(logits, input_ids, old_log_probs, advantages, mask):
-        return logits.no_such_thing
+        raise error("no such thing")
 
     report = judge_loss(loss)
-    assert report.verdict == "not judged" and "no_such_thing" in report.text
+    assert report.verdict == "not judged" and "no such thing" in report.text
     assert "test_judge_logits.py:" in report.text
 
 
-def every_k3(new, ref, weights=lambda new: 1.0):
-    new, ref = new.log_softmax(dim=-1), ref.log_softmax(dim=-1)
-    return (weights(new) * k3_of(ref - new)).sum(dim=-1)
+def test_while_it_is_read_and_asked_for_leaks_it_prints_and_ends_nothing(capsys):
+    def loss(logits, labels, old_log_probs, advantages, mask):
+        print("loud")
+        if advantages.requires_grad:
+            raise SystemExit(5)
+        return surrogate(gathered(logits, labels), old_log_probs, advantages, mask)
 
-
-def test_a_kl_over_the_vocabulary_is_told_by_its_weights():
-    report = judge_loss(with_a_reference(lambda new, ref, ids: every_k3(new, ref)))
-    assert report.mistakes == ["k3_summed_over_the_vocabulary"] and not report.details["unknown"]
-    report = judge_loss(with_a_reference(lambda new, ref, ids: every_k3(new, ref, torch.exp)))
-    assert (report.verdict, report.notes) == ("notes", ["kl_over_the_vocabulary"])
+    assert judge_loss(loss).verdict == "right" and not capsys.readouterr().out

@@ -42,9 +42,6 @@ def others(rewards, G):
         out.append(a / (std + 1e-6) if std > 0 else a)
     return torch.stack(out)
 
-def likely(x):
-    return x.exp().clamp_min(1e-6).log()
-
 def loss(log_probs, old_log_probs, advantages, mask OPTIONS):
     r, A, m = (log_probs - old_log_probs).exp(), advantages[:, None], mask
     d, on = DIFFERENCE, (log_probs - log_probs.detach()).exp()
@@ -115,8 +112,6 @@ CASES = {  # what is called, its options, what it returns; mistakes, then notes,
                     ["k3_with_the_opposite_sign"]),
     "shifted_left": ("loss", "", "-rows(clipped(r, A)[:, :-1], m[:, 1:])", ["mask_off_by_one"]),
     "shifted_right": ("loss", "", "-rows(clipped(r, A)[:, 1:], m[:, :-1])", ["mask_off_by_one"]),
-    "kl_clamped": ("loss", FIXED, "rows(0.03 * k3(likely(log_probs) - likely(ref_log_probs)) - "
-                   "clipped(r, A), m)", ["kl_clamped_where_tokens_are_unlikely"], "kl_weight=0.03"),
     "kl_div": ("loss", FIXED, "rows(0.03 * kl_div(log_probs, ref_log_probs, log_target=True, "
                "reduction='none') - clipped(r, A), m)", ["kl_div_of_sampled_tokens"],
                "kl_weight=0.03"),
@@ -135,6 +130,11 @@ CASES = {  # what is called, its options, what it returns; mistakes, then notes,
                        "clip=(1.0, 0.2)"),
     "no_upper_bound": ("loss", "", "-rows(clipped(r, A, high=1e9), m)", ["no_upper_bound"],
                        "clip=(0.2, inf)"),
+    "eps": ("loss", ", eps=0.2", "-rows(clipped(r, A, eps), m)", ["unknown"]),  # in one bound alone
+    "eps_of_a_division": ("loss", ", eps=1e-8", "-(clipped(r, A) * m).sum() / (m.sum() + eps)", [],
+                          "Not used, so not judged: eps."),
+    "never_read": ("loss", ", cliprange=0.2", "-rows(clipped(r, A), m)", [],
+                   "Not used, so not judged: cliprange."),
     "max_for_min": ("loss", "", "rows(clipped(r, -A, 0.2, 0.272), m)", ["max_for_min"]),
     "no_eps": ("made", "", "groups(rewards, group_size, 0)", ["std_without_eps"], "nan, nan"),
     "of_the_others": ("made", "", "others(rewards, group_size)", ["std_of_the_others"]),

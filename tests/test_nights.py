@@ -53,13 +53,10 @@ def test_the_page_alone_tells_what_the_one_with_a_tool_has(name):
 @each
 def test_what_is_shown_names_no_diagnosis(name, capsys):
     Arrival(1, name).show()
-    Arrival(1, name).measure("groups")
     printed = capsys.readouterr().out.lower()
     for diagnosis in RECORDS[name]["has"]:
         assert diagnosis.lower() not in printed
-    assert printed.endswith("nothing more can be measured.\n")
-    said = repr(Arrival(1, name))
-    assert name not in printed + said and said.endswith("arrival.show()") and ". A " in said
+    assert name not in printed + repr(Arrival(1, name))
 
 
 @each
@@ -78,7 +75,7 @@ def test_one_of_two_is_half_a_point_either_way_and_the_example_is_not_counted():
     wrong = "an entropy bonus with the wrong sign", "k1 as the loss"
     assert "0.5 of 1 point." in one.judged(*wrong)
     assert "0 of 1 point." in clinic.night(0).judged("k1 as the loss")
-    assert progress.clinic_line().endswith(" The night shift: 1 of 2.")
+    assert repr(progress.progress()).endswith(" The night shift: 1 of 2.")
 
 
 @pytest.mark.parametrize("answers", [(), ("...",), (1, 2, 3), ("flu",), (99,)])
@@ -94,8 +91,9 @@ def test_a_seed_shuffles_them_and_draws_the_one_with_a_tool():
     assert all(len(one) == 1 for one in drawn) and len({*sum(drawn, [])}) > 3
     assert all({*night} == {*RECORDS} - {*TOOL} | {*one} for night, one in zip(nights, drawn))
     assert {night[0] for night in nights} == {EXAMPLE} and len({*map(tuple, nights)}) == 9
-    with pytest.raises(ValueError, match="place: expected 1 to 13, got 14"):
-        clinic.night(14)
+    for place in (14, 1.0):
+        with pytest.raises(ValueError, match=f"place: expected 1 to 13, got {place}"):
+            clinic.night(place)
 
 
 def curve(name: str) -> dict[str, torch.Tensor]:

@@ -108,7 +108,6 @@ GIVEN = {  # what each test is asked with
     "the_entropy_bonus_has_a_gradient": "lambda *g: mine.loss(*g[:4], entropy=g[4])",
     "a_right_answer_is_rewarded": "mine.reward, [1, 4]",
     "a_wrong_answer_is_not_rewarded": "mine.reward, [1, 1]",
-    "rewards_differ_within_groups": "mine.rewards(), mine.GROUP",
     "luck_of_the_prompt_is_no_advantage": "mine.advantages",
     "equal_rewards_give_no_advantage": "mine.advantages",
     "rewards_do_not_ask_the_policy": "mine.rewards",
@@ -149,8 +148,6 @@ TESTS = {
     for name, function in inspect.getmembers(smallest_tests, inspect.isfunction)
     if function.__module__ == smallest_tests.__name__ and not name.startswith("_")
 } - HELPERS
-
-# The clinic shows that each test fails on a bug of its own, but this one: no patient needs it.
 BUG = ("return completion.count(4) / LENGTH", "return 0.5")
 
 
@@ -171,10 +168,10 @@ def alone(tmp_path_factory):
 
 def test_alone_every_test_passes_on_healthy_code_and_a_bug_is_told_in_a_sentence(alone):
     assert alone[0] == {} and set(GIVEN) == TESTS
-    told = alone[1]["rewards_differ_within_groups"]
+    told = alone[1]["a_wrong_answer_is_not_rewarded"]
     assert len(told) > 20 and "\n" not in told
 
 
 def test_the_loop_is_asked_every_test_that_needs_no_numbers_of_a_run():
     asked = {patient.test[0] for patient in PATIENTS if patient.test}
-    assert TESTS - asked == {"rewards_differ_within_groups"}
+    assert asked == TESTS

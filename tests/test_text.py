@@ -216,7 +216,7 @@ def test_the_task_pays_with_weights_and_hands_over_the_columns(tokenizer):
 
     functions, weights = (format_reward, answer_reward, spy), (1.0, 2.0, 10.0)
     eos = tokenizer.eos_token_id
-    task = TextProblems(tokenizer, rows(), functions, weights, stops=(eos,))
+    task = TextProblems(tokenizer, rows(), functions, weights)  # which ends at the EOS
     prompts = [encode_prompt(tokenizer, row["prompt"]) for row in rows()[:2]]
     texts = ["<think>a</think><answer>1</answer>", "<think>a</think><answer>1</answer>"]
     written = [torch.tensor([*tokenizer(text)["input_ids"], eos]) for text in texts]
@@ -252,6 +252,8 @@ def test_two_rows_that_look_the_same_and_are_not_are_refused(tokenizer):
     different = [{"prompt": "a", "answer": "7"}, {"prompt": "a", "answer": "8"}]
     with pytest.raises(ValueError, match="rows: two rows with the prompt 'a' differ"):
         TextProblems(tokenizer, different)
+    with pytest.raises(ValueError, match="rows: expected at least one, got none"):
+        TextProblems(tokenizer, [])
 
 
 @pytest.mark.parametrize(

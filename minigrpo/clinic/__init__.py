@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
-    "diagnosis": ("diagnoses", "patient", "provenance", "table", "tally"),
+    "diagnosis": ("diagnoses", "patient", "table", "tally"),
     "nights": ("night",),
     "patients": ("SHORT", "record", "where_it_hurts"),
 }

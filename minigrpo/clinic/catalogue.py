@@ -220,7 +220,7 @@ MISTAKES = [  # those that the judge of losses names
         says="The whole loss has the wrong sign, its KL and entropy terms included. One minus "
         "mends it."),
 ]
-OTHERS = [  # what no judge of a loss can see, so that nobody is told of it
+OTHERS = [  # for the clinic and the tests; the judge tells std_without_eps, in another form
     mistake("old_is_new_with_its_graph", (grpo_loss, "old_log_probs is None", "True"),
         (grpo_loss, "mask)).detach()", "mask))")),
     mistake("gradient_of_k1",  # with the value of k3, so that the KL of every patient has one ruler
@@ -233,8 +233,7 @@ OTHERS = [  # what no judge of a loss can see, so that nobody is told of it
          "groups.sum(1, keepdim=True) / group_size"),
         (group_advantages, f"({STD} + eps)", f"({STD} + 1e-8)")),
     mistake("padding_read", (_real, "_unmasked(log_probs, mask)", "log_probs"),
-        (policy_ratio, "return log_ratio.exp()", "return (log_probs - old_log_probs).exp()"),
-        says="The ratio reads what stands under the mask."),
+        (policy_ratio, "return log_ratio.exp()", "return (log_probs - old_log_probs).exp()")),
     mistake("clipped_whatever_the_advantage", (_ratio_metrics, " & (A > 0)", "")),
     mistake("logits_not_shifted",
         (next_token_pairs, "return logits[:, :-1]", "return logits[:, 1:]"),
@@ -330,11 +329,6 @@ VARIANTS = [  # published, or right under a condition, and not the course's obje
     mistake("k3_times_one", (grpo_loss, "kl = kl * ratio if kl_correction else kl",
          "kl = kl * (new - new.detach()).exp()"),
         says="The KL term is multiplied by a ratio of 1 with a gradient, as on-policy."),
-    mistake("kl_clamped_where_tokens_are_unlikely",
-        (kl_estimate, "d = log_probs - ref_log_probs\n",
-         "d = log_probs.clamp(min=-30) - ref_log_probs.clamp(min=-30)\n"),
-        says="The probabilities in the KL term are clamped, as with clamp_min(1e-6). A token less "
-        "likely than that has no KL and no gradient of it. Log-probs need no clamp."),
     mistake("token_sum", (aggregate, "(rows * max_length)", "max_length"),
         says="All tokens of the batch are summed, so the step grows with the batch, unless "
         "something else divides."),

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import groupby
 
+from minigrpo.checks import is_whole_number
 from minigrpo.clinic import measure as measuring
 from minigrpo.clinic.charts import Readings, dashboard, shown, side_by_side
 from minigrpo.clinic.measure import MEASUREMENTS, Subject
@@ -99,8 +100,9 @@ class Case:
             free = "Yours are free now" if self._answer else f"You have {left} of {BUDGET} left"
             return "\n".join([f"{free} for patient {self.number}.{used}", *lines])
         if name not in MEASUREMENTS:
-            near = get_close_matches(name, MEASUREMENTS, n=1, cutoff=0.4) or [""]
-            return f"There's no measurement called {name!r}. Did you mean {near[0]!r}?"
+            near = [f"Did you mean {n!r}?" for n in get_close_matches(name, MEASUREMENTS, 1, 0.4)]
+            more = "".join(near) or "case.measure() lists them."
+            return f"There's no measurement called {name!r}. {more}"
         if name not in self.measured and not left and not self._answer:
             return (
                 f"You've used your {BUDGET} measurements of patient {self.number}: "
@@ -221,12 +223,12 @@ def _or_none(value: float) -> str:
 def named(answer: int | str) -> tuple[str | None, str]:
     """The diagnosis that is meant, or None and what is wrong with the answer."""
     known = names()
-    if isinstance(answer, int):
+    if is_whole_number(answer):
         if 1 <= answer <= len(known):
             return known[answer - 1], ""
         return None, f"Diagnoses have the numbers 1 to {len(known)}; {answer} is none of them."
-    words = " ".join(answer.lower().split())
-    if words.isdigit():
+    words = " ".join(answer.lower().split()) if isinstance(answer, str) else ""
+    if words.isdecimal():
         return named(int(words))
     lowered = {name.lower(): name for name in known}
     if words in lowered:
@@ -239,7 +241,7 @@ def named(answer: int | str) -> tuple[str | None, str]:
 @cache
 def patient(number: int) -> Case:
     """The case with this number, 1 to 28; it is run when somebody looks."""
-    if isinstance(number, bool) or number not in range(1, len(numbered()) + 1):
+    if not is_whole_number(number) or number not in range(1, len(numbered()) + 1):
         raise ValueError(f"number: expected 1 to {len(numbered())}, got {number!r}")
     return Case(number, Subject(numbered()[number - 1], number + FIRST_SEED))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from minigrpo.checks import is_whole_number
 from minigrpo.clinic.charts import Readings, side_by_side
 from minigrpo.clinic.diagnosis import named
 from minigrpo.clinic.patients import notes_by_diagnosis, records
@@ -23,7 +24,6 @@ from minigrpo.files import data_folder
 from minigrpo.notebook import plots, progress
 
 EXAMPLE, ARRIVALS, PARTS = "eight tokens", 13, 7  # place 0, those after it, columns of a log
-KINDS = {"log": "A log", "chart": "A chart", "page": "A page of completions"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,9 +32,6 @@ class Arrival:
 
     place: int
     _name: str
-
-    def __repr__(self) -> str:
-        return f"{self._title} {KINDS[self._about['shows'].split()[0]]}: arrival.show()"
 
     @property
     def _title(self) -> str:
@@ -61,10 +58,6 @@ class Arrival:
             for name, values in run["curve"].items():
                 here = values[-1:] if name == "loss" else values
                 print(f"{name}: {', '.join(f'{value:g}' for value in here)}")
-
-    def measure(self, *_: Any) -> None:
-        """Say that there's nothing to measure."""
-        print(f"{self._title} What came in is all there is; nothing more can be measured.")
 
     def diagnose(self, *answers: int | str) -> None:
         """Print whether these, one or two, are right, and what decides."""
@@ -99,7 +92,7 @@ def night(place: int, seed: int = 0) -> Arrival:
 
     Another seed has another order, and of the five runs with a tool perhaps another one.
     """
-    if isinstance(place, bool) or place not in range(ARRIVALS + 1):
+    if not is_whole_number(place) or place not in range(ARRIVALS + 1):
         raise ValueError(f"place: expected 1 to {ARRIVALS}, got {place!r}")
     names = sorted({*stored()} - {EXAMPLE})
     Random(seed).shuffle(names)

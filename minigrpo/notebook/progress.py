@@ -92,7 +92,7 @@ class Progress:
             (number, title, [k in passed for k in keys]) for number, title, keys in exercises()
         ]
         self.clinic, marks = clinic_line(), [mark for *_, marks in self.rows for mark in marks]
-        self.begun = any(marks) or bool(guesses or _diagnoses())
+        self.begun = any(marks) or bool(guesses or any(recall("clinic").values()))
         made = f", {len(guesses)} guess{'es' * (len(guesses) != 1)} made" if guesses else ""
         self.headline = f"You've passed {_score(marks)} exercises{made}."
         if not self.begun:

@@ -161,7 +161,7 @@ class TextProblems:
     rows: Sequence[Mapping[str, Any]]  # each a "prompt" (text or chat) and columns for the rewards
     reward_functions: Sequence[RewardFunction] = (format_reward, answer_reward)
     weights: Sequence[float] | None = None  # of the rewards; None = all 1 (TRL: reward_weights)
-    stops: Sequence[int] = ()  # ids that end a completion, see `stop_tokens`
+    stops: Sequence[int] | None = None  # ids that end a completion, see `stop_tokens`; None = EOS
 
     def __post_init__(self) -> None:
         by_ids: dict[tuple[int, ...], Mapping[str, Any]] = {}
@@ -169,7 +169,12 @@ class TextProblems:
             key = tuple(encode_prompt(self.tokenizer, row["prompt"]).tolist())
             if by_ids.setdefault(key, row) != row:
                 raise ValueError(f"rows: two rows with the prompt {row['prompt']!r} differ")
+        if not by_ids:
+            raise ValueError("rows: expected at least one, got none")
         object.__setattr__(self, "_by_ids", by_ids)
+        if self.stops is None:
+            eos = self.tokenizer.eos_token_id
+            object.__setattr__(self, "stops", () if eos is None else (eos,))
 
     def prompts(self, n: int, generator: torch.Generator) -> list[Tensor]:
         """Draw n prompts, each once before any comes twice."""

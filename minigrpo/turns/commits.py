@@ -129,10 +129,10 @@ def play(
     policy: nn.Module, task: Bisect, prompts: list[Tensor], *, seed: int = 0, **settings
 ) -> Rollouts:
     """One episode for each prompt; settings of `sample`, where they are not those of `RUN`."""
+    settings, G = {**RUN.sampling_settings, **settings}, settings.get("completions_per_prompt", 1)
     return sample(
-        policy, *left_pad(prompts, PAD), generator=torch.Generator().manual_seed(seed),
-        reply=lambda row, completion: task.reply(prompts[row], completion),
-        **{**RUN.sampling_settings, **settings},
+        policy, *left_pad(prompts, PAD), generator=torch.Generator().manual_seed(seed), **settings,
+        reply=lambda row, completion: task.reply(prompts[row // G], completion),
     )  # fmt: skip
 
 
@@ -141,10 +141,10 @@ def evaluate(policy: nn.Module, task: Bisect = Bisect(), *, n: int = 512, **sett
     prompts = draw_prompts(n, torch.Generator().manual_seed(0), held_out=True)
     r = play(policy, task, prompts, **settings)
     episodes = [read_episode(*row) for row in zip(r.unpadded(r.completions), r.unpadded(r.own))]
-    calls = sum(len(e.calls) for e in episodes)
+    calls, n = sum(len(e.calls) for e in episodes), len(episodes)
     first = [e.calls[0][0] for e in episodes if e.calls]
     return {
-        "accuracy": sum(e.answer == first_bad(p) for e, p in zip(episodes, prompts)) / n,
+        "accuracy": sum(e.answer == first_bad(p) for e, p in zip(episodes, r.prompt_ids)) / n,
         "answered": sum(e.answer is not None for e in episodes) / n,
         "calls": calls / n,
         "bits": sum(sum(e.bits) for e in episodes) / max(1, calls),  # of a call

@@ -137,6 +137,9 @@ def trl_advantages(trainer: Any, rewards: Tensor) -> Tensor:
 
 def trl(own: Any = None, **settings: Any) -> Callable:
     """`_compute_loss` of GRPOTrainer or of a subclass; settings are GRPOConfig's."""
+    if own not in (None, "advantages") and not isclass(own):
+        name = getattr(own, "__name__", type(own).__name__)
+        raise Unjudged(f"--from trl: expected a subclass of GRPOTrainer, and {name} is no class")
     kind = own if isclass(own) else import_module("trl").GRPOTrainer
     usual, capped = trl_trainer(kind, **settings), settings.get("loss_type") == "cispo"
     theirs = {ours: name for name, ours in WORDS.items() if hasattr(usual, name)}

@@ -87,6 +87,11 @@ def role(parameter: inspect.Parameter) -> str | None:
     return fitting(OPTIONS if number else inputs | COUNTS, name)
 
 
+def small(parameter: inspect.Parameter) -> bool:
+    """Whether it keeps a division from 0 by default, and so is no clip."""
+    return isinstance(usual := parameter.default, (int, float)) and usual <= 1e-4
+
+
 def fitting(table: Mapping[str, str], name: str) -> str | None:
     """The first of a table whose pattern is the name's."""
     return next((to for to, names in table.items() if re.fullmatch(names, name)), None)
@@ -135,6 +140,9 @@ class Judged:
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         self.roles = roles(named, mapped(names, [p.name for p in named]))
         self.find_inputs(named, inspect.Parameter.VAR_POSITIONAL in starred)
+        if self.kind == "loss" and not {"clip", "clip low"} & {*self.roles.values()}:
+            large = [p.name for p in named if self.roles.get(p.name) == "eps" and not small(p)]
+            self.roles |= dict.fromkeys(large, "clip low")
         self.find_options(inspect.Parameter.VAR_KEYWORD in starred)
         read = {*KINDS[self.kind], *self.options, *(COUNTS if self.kind != "advantages" else ())}
         used = {p for p, to in self.roles.items() if {to, to.split()[0]} & read}

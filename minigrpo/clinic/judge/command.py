@@ -156,15 +156,16 @@ def main(arguments: list[str] | None = None) -> int:
     time_out = "how long your code may take (60)"
     parser.add_argument("--seconds", type=float, default=60, help=time_out)
     chosen = parser.parse_args(arguments)
-    names = dict(word.split("=", 1) for word in chosen.map if "=" in word)
-    if len(names) < len(chosen.map):
-        parser.error("expected --map theirs=ours")
-    words = [*chosen.library, *filter(None, [chosen.target])]
+    words, first = [*chosen.library, *filter(None, [chosen.target])], "file.py:function comes first"
+    if odd := [word for word in chosen.map + chosen.set if "=" not in word]:
+        parser.error(f"expected name=value after --map and --set, got {odd[0]!r}; {first}")
     if not words:
         parser.error("expected file.py:function, or --from and a library")
+    names = dict(word.split("=", 1) for word in chosen.map)
     built_in, target = settings(chosen.set), words if chosen.library else chosen.target
     report = judge_file(target, built_in, chosen.seconds, names, chosen.like)
-    text = json.dumps(report.details) if chosen.json else report.more if chosen.notes else report
+    plain = json.loads(json.dumps(report.details), parse_constant=lambda _: None)  # no Infinity
+    text = json.dumps(plain) if chosen.json else report.more if chosen.notes else report
     try:
         print(text, flush=True)
     except BrokenPipeError:  # of head, which has read enough

@@ -15,8 +15,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from minigrpo.clinic.judge.asking import FLOATS, MASKS, OLD, Judged, first, fitting, mapped, role
-from minigrpo.clinic.judge.probes import DEFAULTS, rows
+from minigrpo.clinic.judge.asking import (
+    FLOATS,
+    MASKS,
+    OLD,
+    Judged,
+    first,
+    fitting,
+    mapped,
+    quietly,
+    role,
+)
+from minigrpo.clinic.judge.probes import DEFAULTS
 
 WITH_LOGITS = {  # how what comes with logits is called; the first that fits counts
     "ref_logits": r"(\w+_)?ref(erence)?_?(\w*_)?logits|logits_ref",
@@ -40,11 +50,6 @@ OF_LOGITS = {
     "temperature_after_the_softmax": "The log-probs are divided by the temperature. The logits "
     "should be, before the softmax.",
     "logits_without_a_softmax": "The logits are used as log-probs, without log_softmax.",
-    "k3_summed_over_the_vocabulary": "The KL term sums k3 over the vocabulary without weights. A "
-    "sum needs the policy's probabilities as weights, and the estimate takes the sampled token "
-    "alone.",
-    "kl_over_the_vocabulary": "The KL term is no estimate from the sampled token: it's the exact "
-    "sum over the vocabulary.",
 }
 TAKEN_AS_SHIFTED = (  # a note with the name of the mistake
     "It scores logits[:, t] with input_ids[:, t]. That's right where the logits were shifted by "
@@ -104,7 +109,7 @@ class FromLogits:
         signature = inspect.signature(getattr(function, "forward", function))
         self.function, self.flat, self.filling = function, False, -0.5
         self.__code__ = getattr(getattr(function, "forward", function), "__code__", None)
-        self.temperature, self.kl, self.sent = TEMPERATURE, "", {}
+        self.temperature = TEMPERATURE
         parameters = [p for p in signature.parameters.values() if p.kind != p.VAR_POSITIONAL]
         names = mapped(names, [p.name for p in parameters], WITH_LOGITS)
         said = (names.get(p.name) or role(p) or fitting(WITH_LOGITS, p.name) for p in parameters)
@@ -126,16 +131,10 @@ class FromLogits:
         self.__signature__ = signature.replace(parameters=by_name)
         self.roles |= {name: name for name in ours.values()}
         self.names = {p.name: names[p.name] for p in by_name if p.name in names}
-        self.reading = self.find_out(judged := Judged(self, self.names))
-        if over := self.over_the_vocabulary(judged):  # said, and then kept out of the rest
-            self.kl = over
-            self.zeros |= {name: 0.0 for name, to in self.roles.items() if to == "kl_weight"}
-            kept = [p for p in by_name if p.name not in {"ref_log_probs", *self.zeros}]
-            self.__signature__ = signature.replace(parameters=kept)
+        self.reading = self.find_out(Judged(self, self.names))
 
     def __call__(self, **given: Any) -> Any:
         layout, logits_from, ids_from, mask_from, *_ = self.reading
-        given = ({"ref_log_probs": given["log_probs"].detach()} if self.kl else {}) | given
         name_of = {self.roles.get(name) or name: name for name in given}
         count, width = given["log_probs"].shape
         ids = torch.arange(width + layout.ids) + 2 * torch.arange(count)[:, None]
@@ -156,8 +155,7 @@ class FromLogits:
             x = x if to == "advantages" else x - less
             if name in self.made:
                 filling = torch.arange(VOCABULARY, 0, -1) / 2
-                self.sent[name] = self.logits(x, own)
-                given[name] = longer(self.sent[name], layout.logits, logits_from, filling)
+                given[name] = longer(self.logits(x, own), layout.logits, logits_from, filling)
             else:
                 given[name] = longer(x, layout.others, layout.others_from, self.filling)
         if self.flat:  # nearly alike, so any shift and temperature have nearly the same ratio
@@ -195,31 +193,12 @@ class FromLogits:
         judged.per_token, judged.dtype, judged.mask = form
         return reading
 
-    def over_the_vocabulary(self, judged: Judged) -> str:
-        """Which sum over the vocabulary the KL term is, if it is one."""
-        if "ref_logits" not in self.theirs or "kl_weight" not in judged.options:
-            return ""
-        usual = {**DEFAULTS, "max_length": 5}
-        try:
-            unit = first(judged(rows([[1]], [1]).inputs, usual))
-            apart = rows([[1]], [0], kl=2.0).inputs
-            kl = first(judged(apart, {**usual, "kl_weight": 1.0})) / -unit
-        except Exception:
-            return ""
-        new, ref = (self.sent[name].log_softmax(-1) for name in ("log_probs", "ref_log_probs"))
-        k3 = (ref - new).expm1() - (ref - new)
-        sums = {"k3_summed_over_the_vocabulary": k3, "kl_over_the_vocabulary": k3 * new.exp()}
-        return next((k for k, v in sums.items() if abs(v.sum() / kl - 1) < 1e-5), "")
-
     def told(self) -> tuple[dict[str, dict], dict[str, dict]]:
         """Mistakes and notes, each with its sentence."""
         heated = "temperature" in self.theirs
         mistakes = {name: {"sentence": OF_LOGITS[name]} for name in self.reading.mistakes(heated)}
         as_read = self.theirs["ids"] == "input_ids" and self.reading.layout == Layout()
         notes = {"logits_not_shifted": {"sentence": TAKEN_AS_SHIFTED}} if as_read else {}
-        if self.kl:
-            kind = notes if self.kl == "kl_over_the_vocabulary" else mistakes
-            kind[self.kl] = {"sentence": OF_LOGITS[self.kl]}
         return mistakes, notes
 
     def details(self, roles: dict[str, str]) -> dict[str, Any]:
@@ -247,9 +226,10 @@ class FromLogits:
         slopes = []
         for self.filling, self.temperature in ((-0.5, TEMPERATURE), (-0.9, TEMPERATURE), (-0.5, 2)):
             try:
-                loss = first(judged(inputs, {**DEFAULTS, "max_length": 5}))
-                slopes += torch.autograd.grad(loss.sum(), self.leaf)
-            except Exception:
+                with quietly():
+                    loss = first(judged(inputs, {**DEFAULTS, "max_length": 5}))
+                    slopes += torch.autograd.grad(loss.sum(), self.leaf)
+            except (Exception, SystemExit):
                 return None
         self.filling, self.temperature = -0.5, TEMPERATURE
         slope, other, warm = (x.double() / slopes[0].abs().max() for x in slopes)

@@ -1,7 +1,7 @@
 """Is this loss right? Anyone's loss, against TRL's stored answers and the named mistakes.
 
-Every mistake in `MISTAKES` is put in a copy of the course's objective. A loss is asked small cases
-(`probes`); where it is wrong, the copies that answer the same name the mistake.
+Every mistake in `FORMS` and `VARIANTS` is put in a copy of the course's objective. A loss is asked
+small cases (`probes`); where it is wrong, the copies that answer the same name the mistake.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class Trial:
             other = (0.05, 0.05) if option == "clip" else DEFAULTS[option]
             if probes and not any(self.depends(p, option, other) for p in probes):
                 self.judged.options.discard(option)
-                self.judged.unused += [option] * (option in self.judged.named)
+                theirs = self.judged.roles.items()
+                self.judged.unused += [p for p, to in theirs if to.partition(" ")[0] == option]
         if "clip" in self.judged.options:
             far = [p for p in PROBES[self.kind] if p.settings.get("clip") == (0.2, 0.28)]
             self.judged.one_clip |= not any(self.depends(p, "clip", (0.2, 0.2)) for p in far)
@@ -477,9 +478,10 @@ class Trial:
         log_probs = probe.inputs["log_probs"].clone().requires_grad_()
         inputs = {**probe.inputs, "log_probs": log_probs, name: graph}
         try:
-            value = asking.first(self.judged(inputs, self.settings(probe)))
-            (gradient,) = torch.autograd.grad(value.sum(), [graph], allow_unused=True)
-        except Exception:  # nothing was connected, or it refuses such an input
+            with asking.quietly():
+                value = asking.first(self.judged(inputs, self.settings(probe)))
+                (gradient,) = torch.autograd.grad(value.sum(), [graph], allow_unused=True)
+        except (Exception, SystemExit):  # nothing was connected, or it refuses such an input
             return False
         return gradient is not None and bool((gradient != 0).any())
 
