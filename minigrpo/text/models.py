@@ -102,7 +102,9 @@ def memory(
     Float32 weights, 4 bytes each; gradients and AdamW's two averages, 12 for each that learns.
     """
     with torch.device("meta"):
-        count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        model = AutoModelForCausalLM.from_config(config)
+        model.tie_weights()  # transformers 5.0 leaves that out
+    count = sum(p.numel() for p in model.parameters())
     learn = count if trained is None else trained
     averages, gradients, weights = (cards if stage >= least else 1 for least in (1, 2, 3))
     vocabulary = config.get_text_config().vocab_size
