@@ -172,8 +172,8 @@ def equal_or_nearly(random):
 
 
 learnable.why = """A group can teach something if its largest and smallest reward differ, and then
-all of its rows stay. A standard deviation isn't 0 for seven rewards of 0.8: float32 makes it
-6e-8."""
+all of its rows stay. A standard deviation may not be 0 for equal rewards: one group of seven 0.8
+gives 6e-8 in float32."""
 learnable.right = ["differ = (groups != groups[:, :1]).any(dim=1)"]
 learnable.wrong = {
     "return differ": "You return one value per group. Repeat each group_size times.",
