@@ -8,6 +8,7 @@ import copy
 import json
 import re
 import statistics
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -303,7 +304,7 @@ def opens_with_the_map(nb: NotebookNode, path: Path) -> list[str]:
 
 
 def holds_when_opened_alone(nb: NotebookNode, path: Path) -> list[str]:
-    """Nothing that is shown lies beside the file; a drawing is there as SVG and as PNG."""
+    """Nothing that is shown lies beside the file; a drawing is there as it is, as SVG and PNG."""
     findings = []
     for cell in nb.cells:
         if re.search(r"!\[[^\]]*\]\((?!https:)|<img ", cell.source):
@@ -312,6 +313,10 @@ def holds_when_opened_alone(nb: NotebookNode, path: Path) -> list[str]:
             kinds = {kind for output in cell.outputs for kind in output.get("data", {})}
             if not DRAWING.match(cell.source) or not {"image/svg+xml", "image/png"} <= kinds:
                 findings.append(f"{name(cell)} isn't a drawing as SVG and as PNG")
+        for drawn in re.findall(r'^drawing\("(\w+)"', cell.source, re.M):
+            png = b64encode((ROOT / "figures" / f"{drawn}.png").read_bytes()).decode()
+            stored = [o.get("data", {}).get("image/png", "").strip() for o in cell.outputs]
+            findings += [] if png in stored else [f"{name(cell)} stores a former {drawn}"]
     size = path.stat().st_size
     return findings + ([] if size < LARGEST_FILE else [f"the file has {size:,} bytes"])
 
