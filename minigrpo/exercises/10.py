@@ -23,8 +23,8 @@ def corrected_loss(per_token, log_probs, sampler_log_probs, mask, cap):
 
 
 corrected_loss.why = """The sampler is a different policy, so a token is weighted by how much more
-likely the trainer finds it. If you don't detach the weight, the first update pushes twice as
-hard."""
+likely the trainer finds it. Detach the weight. If the log-probs come with a gradient, it flows
+through the weight, too, and the first update pushes every token below the cap twice as hard."""
 corrected_loss.wrong = {
     "weights = ratio.clamp(max=cap)": "A gradient flows through the weights too. Detach them.",
     "log_ratio = sampler_log_probs - log_probs": "Your weights are upside down. A token that the "
