@@ -140,6 +140,18 @@ def test_28_patients_have_24_diagnoses_and_16_more_have_no_patient_by_day():
     assert [one.name for one in numbered()] != [one.name for one in PATIENTS]
 
 
+def test_diagnoses_are_named_by_what_is_seen(capsys):
+    def printed(*word):
+        clinic.diagnoses(*word)
+        return capsys.readouterr().out
+
+    numbers = [int(n) for n in re.findall(r"^ +(\d+)  ", printed("all"), re.M)]
+    assert sorted(numbers) == [*range(1, 41)] and printed() == printed("...")
+    assert sum(int(n) for n in re.findall(r" (\d+)$", printed(), re.M)) == 40
+    assert printed("Flat").count("\n") == 8 and "k1 as the loss" not in printed("Flat")
+    assert "called 'flu'" in printed("flu")
+
+
 def test_settings_tell_nothing_patients_share_them():
     for setting in {id(one.setting): one.setting for one in PATIENTS}.values():
         sharing = [one for one in PATIENTS if one.setting is setting]

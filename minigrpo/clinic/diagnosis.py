@@ -246,12 +246,22 @@ def patient(number: int) -> Case:
     return Case(number, Subject(numbered()[number - 1], number + FIRST_SEED))
 
 
-def diagnoses() -> None:
-    """Print all diagnoses by what you'd see. Their numbers are those of the alphabet."""
-    for ward, together in groupby(notes_by_diagnosis().items(), lambda one: one[1]["ward"]):
-        print(ward)
-        for name, _ in together:
-            print(f"{names().index(name) + 1:4}  {name}")
+def diagnoses(seen: str = "") -> None:
+    """Print the symptoms, or the diagnoses of those with this word ("flat"; "all" prints all 40).
+
+    Their numbers are those of the alphabet.
+    """
+    known, word = notes_by_diagnosis(), " ".join(str(seen).lower().split()).strip(". ")
+    wards = groupby(known, lambda name: known[name]["ward"])
+    fitting = {w: [*under] for w, under in wards if word == "all" or word in w.lower()}
+    if not word:
+        for ward, under in fitting.items():
+            print(f"{ward:45}{len(under):3}")
+        print('clinic.diagnoses("flat") names the first 7, clinic.diagnoses("all") all 40.')
+    elif not fitting:
+        print(f"Nothing you might see is called {seen!r}. clinic.diagnoses() lists what is.")
+    for ward, under in fitting.items() if word else ():
+        print("\n".join([ward, *(f"{names().index(name) + 1:4}  {name}" for name in under)]))
 
 
 def tally() -> None:
