@@ -45,7 +45,8 @@ def test_every_notebook_is_in_the_list():
 def test_an_entry_agrees_with_its_notebook(notebook):
     nb = with_predicted(nbformat.read(notebook.location, as_version=4), notebook.location)
     first = nb.cells[0].source.splitlines()[0]
-    assert re.fullmatch(rf"# {notebook.number} {re.escape(notebook.title)}(:.*)?", first)
+    number = f"({notebook.number}|Appendix:)"
+    assert re.fullmatch(rf"# {number} {re.escape(notebook.title)}(:.*)?", first)
     assert notebook.told["seconds to run"].split()[0] == str(notebook.seconds)
     assert notebook.told["exercises"] == str(notebook.exercises)
     assert notebook.path in ("core", "theory", "practice", "optional")

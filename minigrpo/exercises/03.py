@@ -56,7 +56,7 @@ Sum the hits over dim=-1, and divide by the sum of the mask over dim=-1."""
 @exercise("advantages of a group", package=objective.group_advantages)
 def group_advantages(rewards, group_size):
     """rewards (N,), the first group_size belong to the first prompt, and so on -> (N,)"""
-    groups = rewards.view(-1, group_size)  # (P, G)
+    groups = rewards.view(-1, group_size)  # (prompts, G)
     mean = groups.mean(dim=1, keepdim=True)
     std = groups.std(dim=1, keepdim=True)
     advantages = (groups - mean) / (std + 1e-4)

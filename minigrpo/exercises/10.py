@@ -12,14 +12,14 @@ def rows(*values):
     return torch.tensor(values)
 
 
-@exercise("a different program sampled", gradient="per_token log_probs sampler_log_probs")
-def corrected_loss(per_token, log_probs, sampler_log_probs, mask, cap):
+@exercise("a different program sampled", gradient="losses log_probs sampler_log_probs")
+def corrected_loss(losses, log_probs, sampler_log_probs, mask, cap):
     """all (N, T) but cap, a number -> scalar (), the mean over all completion tokens"""
     real = mask.bool()
     log_ratio = log_probs - sampler_log_probs
     ratio = log_ratio.exp()  # trainer over sampler
     weights = ratio.clamp(max=cap).detach()
-    return (weights[real] * per_token[real]).mean()
+    return (weights[real] * losses[real]).mean()
 
 
 corrected_loss.why = """The sampler is a different policy, so a token is weighted by how much more
@@ -32,9 +32,9 @@ corrected_loss.wrong = {
     "weights = ratio.detach()": "You don't use the cap.",
     "weights = log_ratio.clamp(max=cap).exp().detach()": "You cap the difference of the "
     "log-probs, so the weights go up to exp(cap). Take exp first.",
-    "return (weights[real] * per_token[real]).sum() / weights[real].sum()": "You divide by the "
+    "return (weights[real] * losses[real]).sum() / weights[real].sum()": "You divide by the "
     "sum of the weights. Divide by the number of tokens.",
-    "return (torch.where(real, weights * per_token, 0.0).sum(1) / real.sum(1)).mean()": "You "
+    "return (torch.where(real, weights * losses, 0.0).sum(1) / real.sum(1)).mean()": "You "
     "average row by row. Every token counts the same.",
 }
 LONG = torch.ones(1, 2049)
@@ -50,7 +50,7 @@ corrected_loss.corners = {
 }
 corrected_loss.hints = """
 The ratio is exp(log_probs - sampler_log_probs), .clamp(max=cap) caps it, .detach() fixes it.
-With real = mask.bool(), take the mean of weights[real] * per_token[real]."""
+With real = mask.bool(), take the mean of weights[real] * losses[real]."""
 
 
 @exercise("the weight of a whole completion", gradient="log_probs sampler_log_probs")
@@ -86,26 +86,26 @@ What is the log of a product of ratios?
 Sum torch.where(mask.bool(), log_probs - sampler_log_probs, 0.0) over each row, and take exp."""
 
 
-@exercise("a token mean over processes", gradient="per_token")
-def rank_loss(per_token, mask, tokens_per_rank):
-    """per_token, mask (N, T) of this process, tokens_per_rank (W,) of all -> scalar ()"""
-    kept = torch.where(mask.bool(), per_token, 0.0)
+@exercise("a token mean over processes", gradient="losses")
+def rank_loss(losses, mask, tokens_per_rank):
+    """losses, mask (N, T) of this process, tokens_per_rank (W,) of all -> scalar ()"""
+    kept = torch.where(mask.bool(), losses, 0.0)
     processes = len(tokens_per_rank)  # the average over them divides by it
     return processes * kept.sum() / tokens_per_rank.sum()
 
 
 rank_loss.why = """DDP averages the gradients of W processes, so divide your own sum by the tokens
 of all, times W. With each process's own count, a token counts more where there are few of them."""
-rank_loss.right = ["return per_token[mask.bool()].sum() / (tokens_per_rank.sum() / processes)"]
+rank_loss.right = ["return losses[mask.bool()].sum() / (tokens_per_rank.sum() / processes)"]
 rank_loss.wrong = {
     "return kept.sum() / mask.sum().clamp(min=1)": "You take the mean over the tokens of this "
     "process. Divide by the number of all tokens.",
     "return kept.sum() / tokens_per_rank.sum()": "You divide by the number of all tokens and stop "
     "there. The gradients are averaged, so multiply by W.",
-    "kept = per_token": "You don't use the mask, so what comes after the end of a row counts too.",
+    "kept = losses": "You don't use the mask, so what comes after the end of a row counts too.",
     "processes = (tokens_per_rank > 0).sum()": "You count only the processes that have tokens. "
     "The average divides by all of them.",
-    "return per_token[mask.bool()].mean() * mask.sum() * processes / tokens_per_rank.sum()": "A "
+    "return losses[mask.bool()].mean() * mask.sum() * processes / tokens_per_rank.sum()": "A "
     "process may have no token, and then your own mean is 0/0. Start from the sum.",
     "return kept.sum() / tokens_per_rank.sum() / processes": "The average divides by W. Multiply.",
 }
@@ -121,7 +121,7 @@ rank_loss.draw = lambda r: (
 )
 rank_loss.hints = """
 Every process divides by tokens_per_rank.sum(). What does the average over W then do to it?
-Sum torch.where(mask.bool(), per_token, 0.0), and multiply by len(tokens_per_rank)."""
+Sum torch.where(mask.bool(), losses, 0.0), and multiply by len(tokens_per_rank)."""
 
 
 @exercise(

@@ -34,7 +34,7 @@ STILL = "A picture. Run the cells above and this one to play."
 SIZES = {  # of the window, width and height; the first are shown in notebooks, 560 wide
     "page_group_sandbox": (780, 845),
     "page_stop_tree": (620, 620),
-    "page_episode": (620, 864),
+    "page_episode": (620, 916),
     "page_clinic": (620, 640),
     "page_explorer_11": (760, 805),
     "explorer": (1100, 880),
