@@ -122,7 +122,7 @@ def best(n, k):
 
 
 best.why = """The first bad commit is among the t with probability t/n, so that's the weight of what
-k - 1 calls can do there. While n is even, a test in the middle makes a call double the chance."""
+k - 1 calls can do there. And k calls can tell 2^k commits apart, so it comes to min(n, 2^k) / n."""
 best.right = [by_bits]
 best.wrong = {
     "chances.append((best(t, k - 1) + best(n - t, k - 1)) / 2)": "Bad and good aren't equally "
