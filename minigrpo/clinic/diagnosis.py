@@ -257,7 +257,7 @@ def diagnoses(seen: str = "") -> None:
     if not word:
         for ward, under in fitting.items():
             print(f"{ward:45}{len(under):3}")
-        print('clinic.diagnoses("flat") names the first 7, clinic.diagnoses("all") all 40.')
+        print('clinic.diagnoses("flat") names those of the first, clinic.diagnoses("all") all.')
     elif not fitting:
         print(f"Nothing you might see is called {seen!r}. clinic.diagnoses() lists what is.")
     for ward, under in fitting.items() if word else ():
